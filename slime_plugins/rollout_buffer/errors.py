@@ -1,0 +1,154 @@
+"""Every error this project raises on purpose, in one tree.
+
+    RolloutBufferError
+    ├── RequestError              a caller's mistake: an HTTP 4xx that says what to fix; nothing was changed
+    │   ├── InvalidPayloadError       400 invalid_payload
+    │   ├── InputFileError            400 input_file
+    │   ├── UnauthorizedError         401 unauthorized
+    │   ├── UnknownTaskTypeError      404 unknown_task_type
+    │   ├── NotFoundError             404 not_found
+    │   ├── ConflictError             409 conflict
+    │   ├── StaleAttemptError         409 stale_attempt (the attempt was given up; its result is refused)
+    │   └── PayloadTooLargeError      413 payload_too_large
+    ├── UnavailableError          503 unavailable: try again later, nothing was lost
+    ├── StorageFullError          507 storage_full: the disk or its quota is used up, nothing was lost
+    ├── ConfigError               a setting is wrong; the process does not start
+    ├── GeneratorError            a generator cannot be loaded or broke its contract
+    └── EpisodeError              an attempt died of its surroundings; never a reward, retried in a new attempt
+        ├── DeviceError
+        ├── EngineError
+        └── EnvironmentSetupError
+
+Each has a stable ``code`` (in HTTP replies, logs and metrics) and survives pickling, because devices raise them in
+other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class RolloutBufferError(Exception):
+    """Base of the tree. ``message`` is one sentence for a person; ``detail`` is machine-readable."""
+
+    code = "internal"
+    http_status = 500
+
+    def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail: dict[str, Any] = dict(detail or {})
+
+    def __reduce__(self) -> tuple[type[RolloutBufferError], tuple[str, dict[str, Any]]]:
+        return type(self), (self.message, self.detail)
+
+
+class RequestError(RolloutBufferError):
+    """The caller can mend it; nothing was changed."""
+
+    code = "bad_request"
+    http_status = 400
+
+
+class InvalidPayloadError(RequestError):
+    """A field is missing, of the wrong type or out of range."""
+
+    code = "invalid_payload"
+
+
+class InputFileError(RequestError):
+    """The input file cannot be read, lies outside the data roots, or holds a bad line."""
+
+    code = "input_file"
+
+
+class UnauthorizedError(RequestError):
+    """The bearer token is missing or wrong."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class UnknownTaskTypeError(RequestError):
+    """No generator has this task type."""
+
+    code = "unknown_task_type"
+    http_status = 404
+
+
+class NotFoundError(RequestError):
+    """There is no such job, trajectory, delivery or image."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class ConflictError(RequestError):
+    """The request contradicts what is stored, or names too little to choose by."""
+
+    code = "conflict"
+    http_status = 409
+
+
+class StaleAttemptError(ConflictError):
+    """The attempt was given up before this result arrived; the result is refused."""
+
+    code = "stale_attempt"
+
+
+class PayloadTooLargeError(RequestError):
+    """The body is larger than the server takes."""
+
+    code = "payload_too_large"
+    http_status = 413
+
+
+class UnavailableError(RolloutBufferError):
+    """The service cannot do this now; the same request may succeed later."""
+
+    code = "unavailable"
+    http_status = 503
+
+
+class StorageFullError(RolloutBufferError):
+    """The disk, or the quota on it, is used up; what was acknowledged is safe."""
+
+    code = "storage_full"
+    http_status = 507
+
+
+class ConfigError(RolloutBufferError, ValueError):
+    """A setting is missing or wrong."""
+
+    code = "config"
+
+
+class GeneratorError(RolloutBufferError):
+    """A generator file does not load, or a generator broke its contract."""
+
+    code = "generator"
+
+
+class EpisodeError(RolloutBufferError):
+    """An attempt ended for a reason that is not the policy's. It has no reward and is retried."""
+
+    code = "episode"
+
+
+class DeviceError(EpisodeError):
+    """The device hung, died or refused a command."""
+
+    code = "device"
+
+
+class EngineError(EpisodeError):
+    """The inference engine refused a request, or stayed out of reach for longer than its patience."""
+
+    code = "engine"
+
+
+class EnvironmentSetupError(EpisodeError):
+    """The task could not be set up, or was already solved before the first step."""
+
+    code = "environment_setup"

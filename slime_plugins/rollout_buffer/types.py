@@ -1,0 +1,156 @@
+"""The words of the project as frozen records and enums. Everything else is built from these.
+
+A record is changed by copy: ``dataclasses.replace(record, field=value)``. Dicts appear only where JSON comes in or goes
+out (``wire.py``) and for OpenAI messages, which stay what the protocol made them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from slime.utils.mask_utils import Generation, TrainingRow, WeightVersionSpan
+
+__all__ = [
+    "EpisodeRequest",
+    "Generation",
+    "GroupState",
+    "Image",
+    "Instance",
+    "JobState",
+    "Message",
+    "Outcome",
+    "SamplingParams",
+    "StopReason",
+    "TrainingRow",
+    "Trajectory",
+    "WeightVersionSpan",
+]
+
+Message = dict[str, Any]
+"""One OpenAI message. An image in it is ``{"type": "image_url", "image_url": {"url": "sha256:<hex>"}}``."""
+
+
+class JobState(StrEnum):
+    """Where an accepted ``start_rollout`` stands."""
+
+    RUNNING = "running"  # a runner plays its episodes, or (external jobs) writers may write
+    PAUSED = "paused"  # no new episode starts until it is resumed
+    FINISHED = "finished"  # every group is ready, delivered, filtered, failed or skipped
+    CANCELLED = "cancelled"  # somebody asked for it; running episodes were given up
+    FAILED = "failed"  # the job could not go on: its generator does not load, its tokenizer is missing …
+
+
+class GroupState(StrEnum):
+    """The one state that all slots of a group share. Why it got there is the group's ``cause``."""
+
+    OPEN = "open"  # some slot is still to be filled
+    READY = "ready"  # closed and valid, waiting for a poll
+    LEASED = "leased"  # in a delivery that is not acknowledged yet
+    DELIVERED = "delivered"  # acknowledged, or popped by a client that does not acknowledge
+    FILTERED = "filtered"  # closed, and refused by a group function
+    FAILED = "failed"  # too few slots could be filled, or a group function raised
+    SKIPPED = "skipped"  # the trainer has trained it already, or its job was cancelled
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. Only the first two may be trained; an infrastructure failure is never a reward."""
+
+    COMPLETED = "completed"  # the episode came to its own end
+    TRUNCATED = "truncated"  # cut by a token, context or turn limit
+    ABORTED = "aborted"  # given up from outside: cancelled job, shutdown
+    FAILED = "failed"  # device, engine or environment broke; has a typed error and no reward
+
+
+class StopReason(StrEnum):
+    """Why an episode stopped."""
+
+    TERMINATED = "terminated"  # the agent said it was done, or that it gives up
+    ANSWERED = "answered"  # the agent gave its answer
+    STOP = "stop"  # a single-turn generation ended by itself
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"  # one generation reached its cap
+    MAX_CONTEXT = "max_context"  # the whole sequence reached its cap
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """An encoded screenshot, named by the sha256 of exactly these bytes."""
+
+    data: bytes
+    media_type: str = "image/png"
+    sha256: str = ""
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha256(self.data).hexdigest()
+        if self.sha256 and self.sha256 != digest:
+            raise ValueError(f"image bytes hash to {digest}, not to the {self.sha256} they came under")
+        object.__setattr__(self, "sha256", digest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One line of the input file. ``data`` is the whole line, ``instance_id`` its key as a string."""
+
+    instance_id: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the engine samples; ``max_new_tokens`` caps one generation. ``extra`` is passed through to the engine."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeRequest:
+    """What a generator is asked to play: one attempt to fill one slot.
+
+    ``uid`` names the trajectory that a successful attempt returns; it is unique per (job, epoch, instance, slot,
+    attempt). ``options`` are the job's settings that only the generator understands. ``evaluation`` is true when the
+    result is measured and not trained.
+    """
+
+    uid: str
+    job_id: str
+    instance: Instance
+    epoch: int
+    slot: int
+    attempt: int
+    sampling_params: SamplingParams
+    options: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """The record of an episode that came to an end of its own.
+
+    ``reward`` is what the trainer gets, ``raw_reward`` what the episode earned; a generator sets only ``reward`` unless
+    it shapes one from the other. ``images`` holds each screenshot once, in order of first appearance; ``messages`` name
+    them by hash. ``timings_s`` maps a phase (reset, generate, act, score) to its summed seconds.
+    """
+
+    uid: str
+    instance_id: str
+    messages: Sequence[Message]
+    reward: float
+    outcome: Outcome
+    stop_reason: StopReason
+    raw_reward: float | None = None
+    generations: Sequence[Generation] = ()
+    images: Sequence[Image] = ()
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.outcome is Outcome.FAILED:
+            raise ValueError("a failed attempt is no trajectory: raise an EpisodeError instead")
