@@ -59,9 +59,9 @@ class Observation:
 
     ``screenshot`` is already resized under the pixel cap and encoded: exactly the bytes that the engine receives, that
     are stored, and that are trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space
-    of ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it has
-    none. ``note`` tells the agent what went wrong with its last action (text that could not be typed, an app that does
-    not exist); empty when all went well.
+    of ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it
+    has none. ``note`` tells the agent what went wrong with its last action (text that could not be typed, an app that
+    does not exist); empty when all went well.
     """
 
     goal: str
