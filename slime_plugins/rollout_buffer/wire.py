@@ -1,0 +1,470 @@
+"""The one file that spells JSON keys: records on one side, what goes over HTTP and into payload files on the other.
+
+Standard library only, because the trainer's client stands on it. What comes in is checked key by key: a wrong type is
+an ``InvalidPayloadError`` whose sentence names the key, never a ``KeyError`` from somewhere deeper.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import (
+    Generation,
+    Image,
+    Message,
+    Outcome,
+    StopReason,
+    Trajectory,
+    WeightVersionSpan,
+)
+
+WIRE_VERSION = 1
+
+IMAGE_URL_PREFIX = "sha256:"
+_DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_MEDIA_TYPE_BY_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"RIFF", "image/webp"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartReply:
+    """The buffer's answer to ``start_rollout``. ``attached`` is true when the job was there already."""
+
+    job_id: str
+    state: str
+    message: str
+    attached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutItem:
+    """One delivered member of a group, as the trainer sees it.
+
+    ``group_index`` is one integer per (job, epoch, instance). ``remove_sample`` marks a dummy that stands for a member
+    that could not be played. ``error`` is set when this one item came malformed: it is then a dummy as well, and the
+    rest of the delivery is not affected. ``raw`` is the item exactly as it came over the wire.
+    """
+
+    uid: str
+    instance_id: str
+    messages: Sequence[Message] = ()
+    reward: float | None = None
+    raw_reward: float | None = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    generations: Sequence[Generation] = ()
+    images: Sequence[str] = ()
+    group_index: int = -1
+    epoch: int = 0
+    slot: int = 0
+    outcome: str = Outcome.COMPLETED.value
+    stop_reason: str = StopReason.STOP.value
+    remove_sample: bool = False
+    error: str | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutData:
+    """One reply to ``get_rollout_data``. ``success`` is false when nothing was ready; ask again then."""
+
+    success: bool
+    message: str
+    items: tuple[RolloutItem, ...] = ()
+    meta_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def delivery_id(self) -> str | None:
+        """What to acknowledge; None when nothing was delivered."""
+        value = self.meta_info.get("delivery_id")
+        return value if isinstance(value, str) else None
+
+    @property
+    def exhausted(self) -> bool:
+        """True when every group of the job is finished and nothing more will ever be ready."""
+        return self.meta_info.get("exhausted") is True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenItem:
+    """One item that a generator somewhere posted to ``/buffer/write``, checked and with its images taken out."""
+
+    uid: str
+    instance_id: str
+    reward: float
+    raw_reward: float | None
+    outcome: Outcome
+    stop_reason: StopReason
+    body: dict[str, Any]
+    images: tuple[Image, ...]
+
+
+# --- generations -----------------------------------------------------------------------------------------------------
+
+
+def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:
+    """Encodes each prompt as what it shares with the sequence before it, plus the new ids: linear in the episode."""
+    encoded: list[dict[str, Any]] = []
+    held: list[int] = []
+    for generation in generations:
+        keep = common_prefix_length(held, generation.prompt_ids)
+        encoded.append(_encode_generation(generation, keep))
+        held = [*generation.prompt_ids, *generation.output_ids]
+    return encoded
+
+
+def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
+    log_probs = generation.output_log_probs
+    entry: dict[str, Any] = {
+        "keep": keep,
+        "prompt_ids": list(generation.prompt_ids[keep:]),
+        "output_ids": list(generation.output_ids),
+        "output_log_probs": None if log_probs is None else list(log_probs),
+        "finish_reason": generation.finish_reason,
+        "weight_version": generation.weight_version,
+    }
+    if not generation.trained:
+        entry["trained"] = False
+    if generation.weight_version_spans:
+        entry["weight_version_spans"] = [
+            {"weight_version": span.weight_version, "start": span.start, "end": span.end}
+            for span in generation.weight_version_spans
+        ]
+    return entry
+
+
+def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Returns how many leading ids two sequences share. An exact prefix, the usual case, costs one comparison."""
+    shorter = min(len(left), len(right))
+    if list(left[:shorter]) == list(right[:shorter]):
+        return shorter
+    return next(index for index in range(shorter) if left[index] != right[index])
+
+
+def decode_generations(encoded: Any) -> tuple[Generation, ...]:
+    """Rebuilds the generations of an item; the inverse of ``encode_generations``.
+
+    Raises:
+        InvalidPayloadError: a key has the wrong type, or ``keep`` reaches beyond the generation before it.
+    """
+    if encoded is None:
+        return ()
+    generations: list[Generation] = []
+    held: list[int] = []
+    for index, entry in enumerate(_expect(encoded, list, "generations")):
+        generation = _decode_generation(_expect(entry, dict, f"generations[{index}]"), held, f"generations[{index}]")
+        generations.append(generation)
+        held = [*generation.prompt_ids, *generation.output_ids]
+    return tuple(generations)
+
+
+def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], where: str) -> Generation:
+    keep = _expect(entry.get("keep", 0), int, f"{where}.keep")
+    if not 0 <= keep <= len(held):
+        raise InvalidPayloadError(f"{where}.keep is {keep}, but the generation before it has {len(held)} ids")
+    output_ids = _token_ids(entry.get("output_ids"), f"{where}.output_ids")
+    version = entry.get("weight_version")
+    return Generation(
+        prompt_ids=[*held[:keep], *_token_ids(entry.get("prompt_ids"), f"{where}.prompt_ids")],
+        output_ids=output_ids,
+        output_log_probs=_log_probs(entry.get("output_log_probs"), len(output_ids), f"{where}.output_log_probs"),
+        finish_reason=_expect(entry.get("finish_reason", "stop"), str, f"{where}.finish_reason"),
+        weight_version=None if version is None else str(version),
+        trained=_expect(entry.get("trained", True), bool, f"{where}.trained"),
+        weight_version_spans=_spans(entry.get("weight_version_spans", []), f"{where}.weight_version_spans"),
+    )
+
+
+def _token_ids(value: Any, where: str) -> list[int]:
+    ids: list[int] = _expect(value, list, where)
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise InvalidPayloadError(f"{where} must be a list of token ids (integers from 0)")
+    return ids
+
+
+def _log_probs(value: Any, expected: int, where: str) -> list[float] | None:
+    if value is None:
+        return None
+    numbers = _expect(value, list, where)
+    if len(numbers) != expected:
+        raise InvalidPayloadError(f"{where} has {len(numbers)} entries for {expected} output ids")
+    return [_finite(number, where) for number in numbers]
+
+
+def _spans(value: Any, where: str) -> tuple[WeightVersionSpan, ...]:
+    spans = []
+    for entry in _expect(value, list, where):
+        span = _expect(entry, dict, where)
+        start, end = _expect(span.get("start"), int, where), _expect(span.get("end"), int, where)
+        spans.append(WeightVersionSpan(weight_version=str(span.get("weight_version")), start=start, end=end))
+    return tuple(spans)
+
+
+# --- trajectories and items ------------------------------------------------------------------------------------------
+
+
+def encode_body(trajectory: Trajectory) -> dict[str, Any]:
+    """Encodes the part of a trajectory that only readers care about; what the buffer decides by stays in columns."""
+    extra_info = {
+        **trajectory.extra_info,
+        "outcome": trajectory.outcome.value,
+        "stop_reason": trajectory.stop_reason.value,
+    }
+    extra_info.setdefault("finish_reason", "length" if trajectory.outcome is Outcome.TRUNCATED else "stop")
+    return {
+        "messages": list(trajectory.messages),
+        "extra_info": extra_info,
+        "generations": encode_generations(trajectory.generations),
+        "images": [image.sha256 for image in trajectory.images],
+        "timings_s": dict(trajectory.timings_s),
+    }
+
+
+def decode_written_item(entry: Any, *, where: str = "item") -> WrittenItem:
+    """Checks one item of a ``/buffer/write`` body and takes the images out of its messages.
+
+    Raises:
+        InvalidPayloadError: names the key that is missing or wrong, and what it should be.
+    """
+    item = _expect(entry, dict, where)
+    messages = _messages(item.get("messages"), f"{where}.messages")
+    images: dict[str, Image] = {}
+    extra_info = _expect(item.get("extra_info", {}), dict, f"{where}.extra_info")
+    outcome, stop_reason = _outcome(item, extra_info, where)
+    raw_reward = item.get("raw_reward")
+    generations = decode_generations(item.get("generations"))
+    body = {
+        "messages": [_take_images_out(message, images, f"{where}.messages") for message in messages],
+        "extra_info": {**extra_info, "outcome": outcome.value, "stop_reason": stop_reason.value},
+        "generations": encode_generations(generations),
+        "images": list(images),
+        "timings_s": _expect(item.get("timings_s", {}), dict, f"{where}.timings_s"),
+    }
+    return WrittenItem(
+        uid=identifier(item.get("uid"), f"{where}.uid"),
+        instance_id=identifier(item.get("instance_id"), f"{where}.instance_id"),
+        reward=_finite(item.get("reward"), f"{where}.reward"),
+        raw_reward=None if raw_reward is None else _finite(raw_reward, f"{where}.raw_reward"),
+        outcome=outcome,
+        stop_reason=stop_reason,
+        body=body,
+        images=tuple(images.values()),
+    )
+
+
+def _outcome(item: Mapping[str, Any], extra_info: Mapping[str, Any], where: str) -> tuple[Outcome, StopReason]:
+    """slime's own generators say only ``extra_info.finish_reason``; ours say the outcome."""
+    truncated = extra_info.get("finish_reason") == "length"
+    outcome = item.get("outcome", Outcome.TRUNCATED.value if truncated else Outcome.COMPLETED.value)
+    stop_reason = item.get("stop_reason", StopReason.MAX_TOKENS.value if truncated else StopReason.STOP.value)
+    allowed = [member.value for member in Outcome if member is not Outcome.FAILED]
+    if outcome not in allowed:
+        raise InvalidPayloadError(f"{where}.outcome is {outcome!r}; a written item has one of {', '.join(allowed)}")
+    if stop_reason not in set(StopReason):
+        raise InvalidPayloadError(f"{where}.stop_reason is {stop_reason!r}; use one of {', '.join(StopReason)}")
+    return Outcome(outcome), StopReason(stop_reason)
+
+
+def _messages(value: Any, where: str) -> list[Message]:
+    messages: list[Any] = _expect(value, list, where)
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidPayloadError(f"{where}[{index}] must be an object with a role")
+    return messages
+
+
+def _take_images_out(message: Message, images: dict[str, Image], where: str) -> Message:
+    """Replaces inline screenshots by their hash, so that each is stored once however often it is sent."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [_take_image_out(part, images, where) for part in content]}
+
+
+def _take_image_out(part: Any, images: dict[str, Image], where: str) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "image_url" or not isinstance(part.get("image_url"), dict):
+        return part
+    url = part["image_url"].get("url")
+    if not isinstance(url, str) or not url.startswith("data:"):
+        return part
+    image = decode_data_uri(url, where)
+    images[image.sha256] = image
+    return {**part, "image_url": {**part["image_url"], "url": IMAGE_URL_PREFIX + image.sha256}}
+
+
+def decode_data_uri(uri: str, where: str = "image") -> Image:
+    """Decodes a ``data:image/...;base64,`` URI.
+
+    Raises:
+        InvalidPayloadError: not base64, or not the PNG, JPEG or WebP that it says it is.
+    """
+    match = _DATA_URI.match(uri)
+    if match is None:
+        raise InvalidPayloadError(f"{where}: an inline image must be a base64 data URI of a PNG, JPEG or WebP")
+    try:
+        data = base64.b64decode(uri[match.end() :], validate=True)
+    except binascii.Error as error:
+        raise InvalidPayloadError(f"{where}: the inline image is not valid base64 ({error})") from error
+    media_type = image_media_type(data)
+    if media_type is None or media_type != match.group(1):
+        raise InvalidPayloadError(f"{where}: the inline image says {match.group(1)} but holds {media_type}")
+    return Image(data=data, media_type=media_type)
+
+
+def encode_data_uri(data: bytes) -> str:
+    """Returns the bytes of an image as a data URI."""
+    media_type = image_media_type(data) or "application/octet-stream"
+    return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def image_media_type(data: bytes) -> str | None:
+    """Tells PNG, JPEG or WebP by the first bytes; None for anything else."""
+    return next((media_type for magic, media_type in _MEDIA_TYPE_BY_MAGIC if data.startswith(magic)), None)
+
+
+def is_sha256(text: str) -> bool:
+    """Tells whether the text is a sha256 in lower-case hex."""
+    return _SHA256.fullmatch(text) is not None
+
+
+# --- what the trainer reads ------------------------------------------------------------------------------------------
+
+
+def decode_start_reply(reply: Any) -> StartReply:
+    """Checks the reply to ``start_rollout``; raises ``ValueError`` on anything else."""
+    body = _reply_object(reply)
+    if not isinstance(body.get("job_id"), str) or not isinstance(body.get("state"), str):
+        raise ValueError("the buffer's reply to start_rollout has no job_id and state")
+    return StartReply(
+        job_id=body["job_id"],
+        state=body["state"],
+        message=str(body.get("message", "")),
+        attached=body.get("attached") is True,
+    )
+
+
+def decode_rollout_data(reply: Any) -> RolloutData:
+    """Checks a reply to ``get_rollout_data``. One malformed item becomes an item with ``error``.
+
+    Raises:
+        ValueError: the reply itself is not what the protocol says.
+    """
+    body = _reply_object(reply)
+    success, data = body.get("success"), body.get("data")
+    if not isinstance(success, bool) or not isinstance(data, dict) or not isinstance(data.get("data"), list):
+        raise ValueError("the buffer's reply needs success (true or false) and data.data (a list)")
+    meta_info = data.get("meta_info", {})
+    if not isinstance(meta_info, dict):
+        raise ValueError("the buffer's reply has a data.meta_info that is not an object")
+    return RolloutData(
+        success=success,
+        message=str(body.get("message", "")),
+        items=tuple(decode_item(item, position) for position, item in enumerate(data["data"])),
+        meta_info=meta_info,
+    )
+
+
+def decode_item(item: Any, position: int = 0) -> RolloutItem:
+    """Decodes one delivered item; a malformed one comes back with ``error`` and ``remove_sample`` set."""
+    raw = item if isinstance(item, dict) else {"item": item}
+    try:
+        return _decode_item(_expect(item, dict, f"item {position}"))
+    except (InvalidPayloadError, ValueError) as error:
+        return RolloutItem(
+            uid=str(raw.get("uid", f"malformed-{position}")),
+            instance_id=str(raw.get("instance_id", "")),
+            group_index=_integer_or(raw.get("group_index"), -1),
+            epoch=_integer_or(raw.get("epoch"), 0),
+            slot=_integer_or(raw.get("slot"), position),
+            outcome=Outcome.FAILED.value,
+            remove_sample=True,
+            error=str(error),
+            raw=raw,
+        )
+
+
+def _decode_item(item: Mapping[str, Any]) -> RolloutItem:
+    remove_sample = item.get("remove_sample") is True
+    reward = item.get("reward")
+    raw_reward = item.get("raw_reward")
+    return RolloutItem(
+        uid=identifier(item.get("uid"), "uid"),
+        instance_id=identifier(item.get("instance_id"), "instance_id"),
+        messages=tuple(_messages(item.get("messages"), "messages")),
+        reward=None if remove_sample and reward is None else _finite(reward, "reward"),
+        raw_reward=None if raw_reward is None else _finite(raw_reward, "raw_reward"),
+        extra_info=_expect(item.get("extra_info"), dict, "extra_info"),
+        generations=decode_generations(item.get("generations")),
+        images=tuple(_expect(item.get("images", []), list, "images")),
+        group_index=_expect(item.get("group_index", -1), int, "group_index"),
+        epoch=_expect(item.get("epoch", 0), int, "epoch"),
+        slot=_expect(item.get("slot", 0), int, "slot"),
+        outcome=str(item.get("outcome", Outcome.COMPLETED.value)),
+        stop_reason=str(item.get("stop_reason", StopReason.STOP.value)),
+        remove_sample=remove_sample,
+        raw=item,
+    )
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def identifier(value: Any, where: str) -> str:
+    """Returns an id as a string (integers are taken as well).
+
+    Raises:
+        InvalidPayloadError: missing, empty, longer than 256 characters, or with control characters.
+    """
+    if type(value) is int:
+        value = str(value)
+    if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
+        raise InvalidPayloadError(f"{where} must be a string of 1 to 256 printable characters (or an integer)")
+    return value
+
+
+def _finite(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidPayloadError(f"{where} must be a number, not {_kind(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidPayloadError(f"{where} must be a finite number")
+    return number
+
+
+def _expect(value: Any, kind: type, where: str) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InvalidPayloadError(f"{where} must be {_KIND_NAMES[kind]}, not {_kind(value)}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else _KIND_NAMES.get(type(value), type(value).__name__)
+
+
+def _integer_or(value: Any, default: int) -> int:
+    return value if type(value) is int else default
+
+
+def _reply_object(reply: Any) -> Mapping[str, Any]:
+    if not isinstance(reply, dict):
+        raise ValueError(f"the buffer's reply is {_kind(reply)}, not an object")
+    return reply
+
+
+_KIND_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+}
