@@ -131,6 +131,9 @@ def tokenizer_config() -> dict[str, Any]:
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "unk_token": None,
+        "additional_special_tokens": [
+            token for token in SPECIAL_TOKENS if token not in ("<|im_end|>", "<|endoftext|>")
+        ],
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": False,
         "model_max_length": 131072,

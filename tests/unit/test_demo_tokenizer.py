@@ -63,6 +63,10 @@ def test_sampling_ends_at_the_end_of_turn() -> None:
     assert tokenizer.bos_token is None
 
 
+def test_all_markers_count_as_special() -> None:
+    assert set(tokenizer.all_special_tokens) == set(SPECIAL_TOKENS)
+
+
 def test_the_vocabulary_is_small_and_dense() -> None:
     assert 3000 <= len(tokenizer) <= 4096
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
