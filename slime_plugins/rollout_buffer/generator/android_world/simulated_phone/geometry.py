@@ -1,0 +1,94 @@
+"""Rectangles on the device's screen, and the sizes a screenshot may have.
+
+All lengths are device pixels. Whatever is drawn starts and ends at even pixels, so that halving a screenshot is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+__all__ = ["RELATIVE_MAX", "SCREEN_HEIGHT", "SCREEN_WIDTH", "Rect", "fit_under_pixel_cap"]
+
+SCREEN_WIDTH = 1080
+SCREEN_HEIGHT = 2400
+RELATIVE_MAX = 999  # the agent's coordinates run from 0 to this, both included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rect:
+    """A rectangle in device pixels; ``right`` and ``bottom`` are the first pixels outside of it."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    @property
+    def width(self) -> int:
+        """Width in pixels."""
+        return self.right - self.left
+
+    @property
+    def height(self) -> int:
+        """Height in pixels."""
+        return self.bottom - self.top
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """The middle, in device pixels."""
+        return (self.left + self.right) // 2, (self.top + self.bottom) // 2
+
+    @property
+    def relative_center(self) -> tuple[int, int]:
+        """The middle in the agent's 0..999 coordinates of a 1080x2400 screen."""
+        x, y = self.center
+        return round(x * RELATIVE_MAX / (SCREEN_WIDTH - 1)), round(y * RELATIVE_MAX / (SCREEN_HEIGHT - 1))
+
+    def contains(self, x: int, y: int) -> bool:
+        """True when the pixel lies inside."""
+        return self.left <= x < self.right and self.top <= y < self.bottom
+
+    def encloses(self, other: Rect) -> bool:
+        """True when the other rectangle lies wholly inside."""
+        return (
+            self.left <= other.left
+            and self.top <= other.top
+            and other.right <= self.right
+            and other.bottom <= self.bottom
+        )
+
+    def moved(self, dx: int, dy: int) -> Rect:
+        """The same rectangle at another place."""
+        return Rect(left=self.left + dx, top=self.top + dy, right=self.right + dx, bottom=self.bottom + dy)
+
+    def shrunk(self, dx: int, dy: int) -> Rect:
+        """The rectangle with a margin taken off on every side (negative margins grow it)."""
+        return Rect(left=self.left + dx, top=self.top + dy, right=self.right - dx, bottom=self.bottom - dy)
+
+    def clipped(self, other: Rect) -> Rect:
+        """The part that both share; its width or height is not positive when they do not meet."""
+        return Rect(
+            left=max(self.left, other.left),
+            top=max(self.top, other.top),
+            right=min(self.right, other.right),
+            bottom=min(self.bottom, other.bottom),
+        )
+
+
+def fit_under_pixel_cap(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """Returns the largest size of the same shape with at most ``max_pixels`` pixels; never larger than the original.
+
+    Integer arithmetic only, so the result is the same on every machine: 1080x2400 under 648,000 is exactly 540x1200.
+
+    Raises:
+        ValueError: a size or the cap is not positive.
+    """
+    if width < 1 or height < 1 or max_pixels < 1:
+        raise ValueError(f"sizes and cap must be positive, got {width}x{height} under {max_pixels}")
+    if width * height <= max_pixels:
+        return width, height
+
+    new_width = max(1, isqrt(max_pixels * width // height))
+    new_height = max(1, min(new_width * height // width, max_pixels // new_width))
+    return min(new_width, max_pixels), new_height
