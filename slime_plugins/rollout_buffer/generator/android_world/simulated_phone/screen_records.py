@@ -31,7 +31,7 @@ class TextRole(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextLine:
-    """One line of text. ``selected`` is true on a row that was picked by long press, ``sent`` on a message of one's own."""
+    """One line of text. ``selected``: on a row picked by long press. ``sent``: part of a message of one's own."""
 
     text: str
     bounds: Rect
@@ -92,7 +92,7 @@ class Switch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slider:
-    """A slider with the text above it. ``value`` is 0 at the left end and 1 at the right end of ``bounds`` (the track)."""
+    """A slider with the text above it. ``value`` runs from 0 to 1 along the track, whose place is ``bounds``."""
 
     label: str
     value: float
@@ -153,7 +153,7 @@ _N = TypeVar("_N", bound=_Named)
 class ReadScreen:
     """Everything read off one screenshot, each tuple in reading order (top to bottom, left to right).
 
-    ``title`` is the text of the app's title bar; empty on the home screen, in dialogs and in the camera. ``texts`` holds
+    ``title`` is the text of the app's title bar; empty on the home screen, in dialogs, in the camera. ``texts`` holds
     every line, those on buttons and in fields too, but not the letters of the keyboard. ``is_dialog`` is true when a
     dialog or menu covers the screen: then only what is in it can be tapped. ``is_home`` is true on the home screen.
     """
