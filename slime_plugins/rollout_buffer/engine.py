@@ -1,14 +1,49 @@
-"""The inference engine as an episode sees it: token ids and images in, sampled ids and log-probs out."""
+"""The inference engine as an episode sees it: token ids and images in, sampled ids and log-probs out.
+
+``Engine`` is the seam. ``SglangEngine`` is the real client, for an SGLang server or its router (what it says and hears
+is spelled in ``sglang_protocol.py``); ``FakeEngine`` in ``fake_engine.py`` is the scripted one for tests. Both keep the
+same promises, and one conformance suite holds them to it.
+
+A generation is one thing to its caller and may be several calls to the engine. The trainer pauses its engines to
+update weights: requests in flight come back as aborted with part of their output, new ones are held without an answer
+until the engine continues. The client appends what it got to the prompt and goes on, so that nothing sampled is lost
+and each token keeps the weight version that sampled it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+import random
+import socket
+import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
 
+import aiohttp
+
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.sglang_protocol import (
+    PASSING_STATUSES,
+    SampledPart,
+    engine_sentence,
+    generate_body,
+    parse_generate_reply,
+    urls_of_workers,
+)
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
-__all__ = ["Engine", "GenerateReply", "GenerateRequest"]
+__all__ = ["Engine", "EngineSettings", "GenerateReply", "GenerateRequest", "SglangEngine"]
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER: Final = "X-SMG-Routing-Key"
+KEEP_ALIVE_S: Final = 3.0  # SGLang closes idle connections after 5 s; a request on a closed one would be lost
+WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
+WARNING_INTERVAL_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +62,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateReply:
-    """What was sampled. ``finish_reason`` is ``stop``, ``length`` or ``abort`` (only when the caller gave it up)."""
+    """What was sampled. ``finish_reason`` is ``stop``, ``length`` or ``abort`` (only when the caller gave it up).
+
+    ``weight_version_spans`` cover all of ``output_ids`` when the engine tells its versions; ``weight_version`` is the
+    last of them. ``prompt_tokens`` counts the prompt as the engine expanded it, images included.
+    """
 
     output_ids: tuple[int, ...]
     output_log_probs: tuple[float, ...]
@@ -52,3 +91,346 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Ends open connections; a second call does nothing."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """How patient the client is. There is no read timeout: a paused engine holds a healthy request for minutes.
+
+    ``patience_s`` bounds the pauses between refused tries of one turn, summed since it last got a token; an engine that
+    restarts or loads weights may refuse for that long. ``deadline_s`` bounds a whole turn, held requests included; None
+    = no bound. ``server_error_tries`` is how often HTTP 500 is tried: a router reports a lost worker that way, an
+    engine a request it cannot digest. ``connection_limit`` caps open connections; None = unlimited.
+    """
+
+    patience_s: float = 900.0
+    deadline_s: float | None = 7200.0
+    connect_timeout_s: float = 10.0
+    backoff_first_s: float = 0.5
+    backoff_longest_s: float = 15.0
+    server_error_tries: int = 3
+    abort_timeout_s: float = 5.0
+    connection_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        lengths = (self.connect_timeout_s, self.backoff_first_s, self.backoff_longest_s, self.abort_timeout_s)
+        if self.patience_s < 0 or min(lengths) <= 0:
+            raise ConfigError("engine settings: patience_s must not be negative and the other times must be above 0")
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ConfigError("engine settings: deadline_s must be above 0, or None for no deadline")
+        if self.server_error_tries < 1 or (self.connection_limit is not None and self.connection_limit < 1):
+            raise ConfigError("engine settings: server_error_tries and connection_limit must be at least 1")
+
+
+class SglangEngine:
+    """Samples through ``POST /generate`` of an SGLang server or router. One object serves thousands of coroutines.
+
+    ``base_url`` may change while requests are under way (``set_base_url``): a restarted trainer has a new port.
+    """
+
+    def __init__(
+        self, base_url: str, settings: EngineSettings | None = None, *, randomness: random.Random | None = None
+    ) -> None:
+        self._base_url = _checked_base_url(base_url)
+        self._settings = settings or EngineSettings()
+        self._random = randomness or random.Random()
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._in_flight: set[asyncio.Task[_HttpAnswer]] = set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
+        self._warned_at = -math.inf
+
+    @property
+    def base_url(self) -> str:
+        """Where the next call goes."""
+        return self._base_url
+
+    def set_base_url(self, base_url: str) -> None:
+        """Sends every call from now on to ``base_url``; calls under way are taken from the old address and sent again.
+
+        Raises:
+            ConfigError: not an http or https address.
+        """
+        checked = _checked_base_url(base_url)
+        if checked == self._base_url:
+            return
+        self._base_url = checked
+        for call in tuple(self._in_flight):
+            call.cancel()
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """Returns what was sampled, resumed across aborts; cancelling it also ends the work on the engine.
+
+        Raises:
+            EngineError: the engine refused the request, sent nonsense, or ran over patience or deadline.
+        """
+        try:
+            async with asyncio.timeout(self._settings.deadline_s):
+                return await self._generate_until_finished(request)
+        except TimeoutError as error:
+            raise EngineError(
+                f"the engine at {self._base_url} did not finish a turn within {self._settings.deadline_s:g} s"
+            ) from error
+
+    async def close(self) -> None:
+        """Ends open connections after pending aborts were sent; a second call does nothing."""
+        while self._aborts:
+            await asyncio.wait(self._aborts)
+        self._closed = True
+        if self._session is not None:
+            await self._session.close()
+
+    async def _generate_until_finished(self, request: GenerateRequest) -> GenerateReply:
+        sampled = _Sampled()
+        patience = _Patience(settings=self._settings, randomness=self._random)
+        while len(sampled.ids) < request.sampling_params.max_new_tokens:
+            part = await self._sample_part(request, sampled.ids, patience)
+            sampled.append(part)
+            if part.finish_reason != "abort":
+                return sampled.reply(part.finish_reason)
+            if part.ids:
+                patience.renew()
+            await self._wait(patience, _RefusalError("aborted the request"))
+        return sampled.reply("length")
+
+    async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], patience: _Patience) -> SampledPart:
+        """What one answered call sampled after ``sampled``; refused calls are made again."""
+        while True:
+            rid = uuid.uuid4().hex  # a new one each time: the engine may still be busy with a call that broke off
+            try:
+                answer = await self._post(_request_body(request, sampled, rid), request.session_id, rid)
+                return _part_of_answer(answer)
+            except _RefusalError as refusal:
+                await self._wait(patience, refusal)
+
+    async def _post(self, body: bytes, session_id: str, rid: str) -> _HttpAnswer:
+        """The engine's answer to one ``/generate`` call.
+
+        A task of its own carries the call, so that ``set_base_url`` can end it without cancelling the episode.
+        """
+        base_url = self._base_url
+        call = asyncio.create_task(self._exchange(f"{base_url}/generate", body, session_id))
+        self._in_flight.add(call)
+        try:
+            await asyncio.wait({call})
+        except asyncio.CancelledError:
+            call.cancel()
+            call.add_done_callback(_forget_result)
+            self._abort_soon(base_url, rid)
+            raise
+        finally:
+            self._in_flight.discard(call)
+        if call.cancelled():
+            raise _RefusalError("has a new address")
+        return call.result()
+
+    async def _exchange(self, url: str, body: bytes, session_id: str) -> _HttpAnswer:
+        headers = {"Content-Type": "application/json", SESSION_HEADER: session_id}
+        try:
+            async with self._open_session().post(url, data=body, headers=headers) as response:
+                return _HttpAnswer(status=response.status, body=await response.read())
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
+            raise _RefusalError(f"cannot be reached ({type(error).__name__}: {error})") from error
+        except aiohttp.ClientError as error:
+            raise EngineError(f"{url} does not speak HTTP as an engine does: {error}") from error
+
+    async def _wait(self, patience: _Patience, refusal: _RefusalError) -> None:
+        now = time.monotonic()
+        if now - self._warned_at > WARNING_INTERVAL_S:
+            self._warned_at = now
+            logger.warning("the engine at %s %s; trying again", self._base_url, refusal)
+        await patience.wait(self._base_url, refusal)
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise EngineError("this engine client is closed")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=self._settings.connection_limit or 0,
+                keepalive_timeout=KEEP_ALIVE_S,
+                socket_factory=_socket_with_keepalive,
+            )
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        return self._session
+
+    def _abort_soon(self, base_url: str, rid: str) -> None:
+        if self._closed:
+            return
+        task = asyncio.create_task(self._abort(base_url, rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, base_url: str, rid: str) -> None:
+        """Tells the engine to drop a request, best effort: an orphan would hold its cache until its length cap."""
+        try:
+            async with asyncio.timeout(self._settings.abort_timeout_s):
+                urls = await self._worker_urls(base_url)
+                await asyncio.gather(*(self._post_abort(url, rid) for url in urls))
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
+            logger.debug("the abort of %s did not reach %s: %s", rid, base_url, error)
+
+    async def _post_abort(self, worker_url: str, rid: str) -> None:
+        async with self._open_session().post(f"{worker_url}/abort_request", json={"rid": rid}) as response:
+            await response.read()
+
+    async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
+        """The engines behind ``base_url``: a router does not pass aborts on, so each worker is told."""
+        known = self._workers
+        if known.base_url == base_url and time.monotonic() - known.known_at < WORKERS_REMEMBERED_S:
+            return known.urls
+        async with self._open_session().get(f"{base_url}/workers") as response:
+            urls = urls_of_workers(await response.read()) if response.status == 200 else ()
+        self._workers = _KnownWorkers(base_url=base_url, urls=urls or (base_url,), known_at=time.monotonic())
+        return self._workers.urls
+
+
+class _RefusalError(Exception):
+    """The engine did not take the call this time; the same call may succeed later. Ends in ``SglangEngine``."""
+
+    def __init__(self, what: str, *, server_error: bool = False) -> None:
+        super().__init__(what)
+        self.server_error = server_error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _HttpAnswer:
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _KnownWorkers:
+    base_url: str
+    urls: tuple[str, ...]
+    known_at: float
+
+
+@dataclass(kw_only=True, slots=True)
+class _Patience:
+    """Paces the tries of one turn: pauses that double up to a cap, each shortened by up to half at random."""
+
+    settings: EngineSettings
+    randomness: random.Random
+    tries: int = 0
+    server_errors: int = 0
+    waited_s: float = 0.0
+
+    def renew(self) -> None:
+        """Forgets earlier refusals: the engine has sampled something."""
+        self.tries, self.server_errors, self.waited_s = 0, 0, 0.0
+
+    async def wait(self, base_url: str, refusal: _RefusalError) -> None:
+        """Pauses before the next try.
+
+        Raises:
+            EngineError: the patience, or the number of tries for a server error, is used up.
+        """
+        self.server_errors += refusal.server_error
+        spent = self.waited_s >= self.settings.patience_s
+        if spent or self.server_errors >= self.settings.server_error_tries:
+            raise EngineError(
+                f"the engine at {base_url} {refusal} ({self.tries + 1} tries, {self.waited_s:.0f} s of waiting)"
+            ) from refusal
+        pause_s = self._next_pause_s()
+        self.tries += 1
+        self.waited_s += pause_s
+        await asyncio.sleep(pause_s)
+
+    def _next_pause_s(self) -> float:
+        doubled = self.settings.backoff_first_s * 2.0 ** min(self.tries, 30)
+        pause_s = min(doubled, self.settings.backoff_longest_s) * self.randomness.uniform(0.5, 1.0)
+        return min(pause_s, self.settings.patience_s - self.waited_s)
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """The parts of one turn, in order."""
+
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    spans: list[WeightVersionSpan] = field(default_factory=list)
+    parts: list[SampledPart] = field(default_factory=list)
+
+    def append(self, part: SampledPart) -> None:
+        """Adds a part behind what is there; spans of one version that meet become one."""
+        offset = len(self.ids)
+        for span in part.spans:
+            moved = replace(span, start=span.start + offset, end=span.end + offset)
+            if self.spans and (self.spans[-1].weight_version, self.spans[-1].end) == (span.weight_version, moved.start):
+                moved = replace(self.spans.pop(), end=moved.end)
+            self.spans.append(moved)
+        self.ids.extend(part.ids)
+        self.log_probs.extend(part.log_probs)
+        self.parts.append(part)
+
+    def reply(self, finish_reason: str) -> GenerateReply:
+        """All parts as one generation. The prompt is that of the first: later ones hold output of this turn."""
+        return GenerateReply(
+            output_ids=tuple(self.ids),
+            output_log_probs=tuple(self.log_probs),
+            finish_reason=finish_reason,
+            weight_version=self._last_version(),
+            weight_version_spans=tuple(self.spans),
+            prompt_tokens=next((part.prompt_tokens for part in self.parts if part.prompt_tokens is not None), None),
+            cached_tokens=next((part.cached_tokens for part in self.parts if part.cached_tokens is not None), None),
+        )
+
+    def _last_version(self) -> str | None:
+        if self.spans:
+            return self.spans[-1].weight_version
+        return self.parts[-1].weight_version if self.parts else None
+
+
+def _part_of_answer(answer: _HttpAnswer) -> SampledPart:
+    if answer.status == 200:
+        return parse_generate_reply(answer.body)
+    if answer.status == 503 and (partial := _partial_output(answer.body)) is not None:
+        return partial
+    sentence = engine_sentence(answer.body)
+    if answer.status in PASSING_STATUSES:
+        raise _RefusalError(f"answers HTTP {answer.status}: {sentence}")
+    if answer.status == 500:
+        raise _RefusalError(f"answers HTTP 500: {sentence}", server_error=True)
+    raise EngineError(f"the engine refused the request: {sentence}", {"status": answer.status})
+
+
+def _partial_output(body: bytes) -> SampledPart | None:
+    """What an abort that came as HTTP 503 carries of its output; None when it carries nothing, as is usual."""
+    try:
+        return replace(parse_generate_reply(body), finish_reason="abort")
+    except EngineError:
+        return None
+
+
+def _request_body(request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
+    return generate_body(
+        input_ids=[*request.input_ids, *sampled],
+        sampling_params=request.sampling_params,
+        max_new_tokens=request.sampling_params.max_new_tokens - len(sampled),
+        images=request.images,
+        rid=rid,
+    )
+
+
+def _checked_base_url(base_url: str) -> str:
+    if not base_url.startswith(("http://", "https://")) or not base_url.split("://", 1)[1].strip("/"):
+        raise ConfigError(f"the engine's address must look like http://host:port, not {base_url!r}")
+    return base_url.rstrip("/")
+
+
+def _forget_result(call: asyncio.Task[Any]) -> None:
+    if not call.cancelled():
+        call.exception()  # looked at, or asyncio would report it as never retrieved
+
+
+def _socket_with_keepalive(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that notices a dead peer: a held request is silent for minutes, and so is a host that vanished."""
+    family, kind, protocol, _, _ = address
+    opened = socket.socket(family=family, type=kind, proto=protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):  # not every system has all three
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return opened
