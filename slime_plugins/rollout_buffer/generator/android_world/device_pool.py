@@ -1,0 +1,244 @@
+"""The device pool on Ray. The only file that imports Ray, and only when a pool is used.
+
+One detached ``DeviceRegistry`` actor per cluster keeps detached device workers, one device each; all have names in one
+namespace. Both outlive the runner that started them, and the next one finds them there. A registry that dies is
+restarted by Ray and begins by ending the workers of its earlier life: the episodes on them cost one attempt each.
+
+Object references are awaited as they are: no ``ray.get`` holds up an event loop, and no pool of threads caps how many
+calls are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry, Grant
+from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
+from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport, device_died
+from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.pool_client import DevicePool, RegistryDevicePool
+
+__all__ = ["DevicePool", "RayDevicePool", "create_device_pool"]
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "rollout_buffer_devices"
+REGISTRY_NAME = "device_registry"
+WORKER_NAME_PREFIX = "device_worker"
+_IMPORT_ROOT = Path(__file__).resolve().parents[4]
+_CALL_TIMEOUT_S = 60.0
+_LIFETIME_GRACE_S = 10.0
+
+_Result = TypeVar("_Result")
+
+
+def create_device_pool(settings: AndroidWorldSettings, *, job_id: str, ray_address: str | None) -> DevicePool:
+    """Returns the pool that the settings ask for, not yet started.
+
+    Raises:
+        ConfigError: the devices are to live on Ray, and Ray is not installed or no cluster was given.
+    """
+    if settings.device_pool is PoolKind.LOCAL:
+        return LocalDevicePool(settings)
+    if ray_address is None:
+        raise ConfigError("device_pool: ray needs a Ray cluster, and the server gave none; device_pool: local does not")
+    return RayDevicePool(settings, ray_address=ray_address, owner=job_id)
+
+
+class RayDevicePool(RegistryDevicePool):
+    """A ``DevicePool`` whose devices are Ray actors, shared with every other runner on the same cluster."""
+
+    def __init__(self, settings: AndroidWorldSettings, *, ray_address: str, owner: str) -> None:
+        _import_ray()
+        super().__init__(_RemoteRegistry(ray_address), settings, owner=owner)
+
+
+# ---- on the runner ---------------------------------------------------------------------------------------------------
+
+
+class _RemoteRegistry:
+    """``RegistryCalls`` by Ray. Connects at the first ``configure``, and again at the next one after a failure."""
+
+    def __init__(self, ray_address: str) -> None:
+        self._ray_address = ray_address
+        self._actor: Any = None
+        self._connected_here = False
+
+    async def configure(self, settings: Mapping[str, Any]) -> None:
+        await asyncio.to_thread(self._connect)
+        await _answer(self._actor.configure.remote(dict(settings)), _CALL_TIMEOUT_S)
+
+    async def ready(self, wait_s: float) -> str:
+        return cast("str", await _answer(self._actor.ready.remote(wait_s), wait_s + _CALL_TIMEOUT_S))
+
+    async def acquire(self, owner: str, wanted: int, wait_s: float) -> list[Grant]:
+        asked = self._actor.acquire.remote(owner, wanted, wait_s)
+        granted: list[Grant] = await _answer(asked, wait_s + _CALL_TIMEOUT_S)
+        return [
+            Grant(lease_id=grant.lease_id, device_id=grant.device_id, calls=_RemoteDevice(grant.device_id, grant.calls))
+            for grant in granted
+        ]
+
+    async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
+        return cast("list[int]", await _answer(self._actor.renew.remote(owner, list(lease_ids)), _CALL_TIMEOUT_S))
+
+    async def release(self, lease_id: int, report: LeaseReport) -> None:
+        await _answer(self._actor.release.remote(lease_id, report), _CALL_TIMEOUT_S)
+
+    async def snapshot(self) -> list[dict[str, Any]]:
+        return cast("list[dict[str, Any]]", await _answer(self._actor.snapshot.remote(), _CALL_TIMEOUT_S))
+
+    async def close(self) -> None:
+        """Disconnects this process; registry and devices stay for the next runner."""
+        connected_here, self._connected_here = self._connected_here, False
+        if connected_here:
+            await asyncio.to_thread(_import_ray().shutdown)
+
+    def _connect(self) -> None:
+        """Joins the cluster and finds the registry, or starts it. Blocks; belongs in a thread."""
+        ray = _import_ray()
+        try:
+            if not ray.is_initialized():
+                _join_cluster(ray, self._ray_address)
+                self._connected_here = True
+            self._actor = _find_registry(ray)
+        except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise DeviceError(f"the Ray cluster at {self._ray_address} cannot be used: {error}") from error
+
+
+class _RemoteDevice:
+    """``DeviceCalls`` by Ray."""
+
+    def __init__(self, device_id: str, actor: Any) -> None:
+        self._device_id = device_id
+        self._actor = actor
+
+    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        return cast("Observation", await _answer(self._actor.reset.remote(lease_id, task_name, params_idx)))
+
+    async def step(self, lease_id: int, action: Action) -> Observation:
+        return cast("Observation", await _answer(self._actor.step.remote(lease_id, action)))
+
+    async def score(self, lease_id: int) -> float:
+        return cast("float", await _answer(self._actor.score.remote(lease_id)))
+
+
+async def _answer(reference: Awaitable[_Result], timeout_s: float | None = None) -> _Result:
+    """Awaits a call to an actor; the actor's own ``EpisodeError`` comes out as it went in, all else as DeviceError."""
+    ray = _import_ray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as timeout:
+        raise DeviceError(f"the device registry did not answer within {timeout_s} s") from timeout
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, EpisodeError):
+            raise type(cause)(cause.message, cause.detail) from error
+        raise DeviceError(f"a device worker broke: {error}") from error
+    except ray.exceptions.RayError as error:
+        raise device_died(f"a device worker is gone: {type(error).__name__}: {error}") from error
+
+
+def _join_cluster(ray: Any, address: str) -> None:
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        ignore_reinit_error=True,
+        log_to_driver=False,
+        configure_logging=False,
+        runtime_env={"env_vars": {"PYTHONPATH": _python_path()}},
+    )
+
+
+def _python_path() -> str:
+    """Returns where workers look for this package first: where this process has it from."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(part for part in (str(_IMPORT_ROOT), inherited) if part)
+
+
+def _find_registry(ray: Any) -> Any:
+    return (
+        ray.remote(_RegistryActor)
+        .options(
+            name=REGISTRY_NAME,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+        )
+        .remote()
+    )
+
+
+def _import_ray() -> Any:
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(
+            'the device pool needs Ray: install this package with its "android" extra, or set device_pool: local'
+        ) from error
+    return ray
+
+
+# ---- in the cluster --------------------------------------------------------------------------------------------------
+
+
+class _RegistryActor(DeviceRegistry):
+    """The registry as a detached actor. Its coroutines make it one that serves many calls at once."""
+
+    def __init__(self) -> None:
+        _end_workers_of_an_earlier_life()
+        super().__init__(_RemoteWorker)
+
+
+class _RemoteWorker:
+    """The registry's handle on one device worker: ``Worker`` by Ray."""
+
+    def __init__(self, settings: AndroidWorldSettings, index: int, workers_before: int) -> None:
+        resources = settings.resources_per_worker
+        self._actor = (
+            _import_ray()
+            .remote(DeviceWorker)
+            .options(
+                name=f"{WORKER_NAME_PREFIX}-{index}-{os.getpid()}-{workers_before}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=resources.num_cpus,
+                memory=resources.memory or None,
+                max_restarts=0,
+            )
+            .remote(settings, index)
+        )
+
+    @property
+    def calls(self) -> Any:
+        return self._actor
+
+    async def boot(self) -> None:
+        await _answer(self._actor.boot.remote())
+
+    async def settle(self) -> None:
+        await _answer(self._actor.settle.remote())
+
+    def kill(self) -> None:
+        _import_ray().kill(self._actor, no_restart=True)
+
+
+def _end_workers_of_an_earlier_life() -> None:
+    """Ends workers that a registry before this one left behind: nobody knows any more who holds them."""
+    ray = _import_ray()
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == NAMESPACE and entry["name"].startswith(WORKER_NAME_PREFIX):
+            logger.warning("ending %s of an earlier registry", entry["name"])
+            ray.kill(ray.get_actor(entry["name"], namespace=NAMESPACE), no_restart=True)

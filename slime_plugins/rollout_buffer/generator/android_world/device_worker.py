@@ -1,0 +1,85 @@
+"""One device and the fence before it: the object that lives in a device worker, whatever carries the calls there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
+
+__all__ = ["DeviceWorker"]
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class DeviceWorker:
+    """Owns one device. Calls come one at a time; one made under an older lease than the newest is refused.
+
+    Every method raises ``EpisodeError`` only: what a device breaks with otherwise becomes a ``DeviceError`` here, with
+    its traceback in this worker's log.
+    """
+
+    def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
+        self._settings = settings
+        self._index = index
+        self._device: Device | None = None
+        self._lease_id = 0
+
+    def boot(self) -> None:
+        """Builds the device; returns when it can be used."""
+        self._device = self._guarded(lambda: create_device(self._settings, self._index))
+
+    def settle(self) -> None:
+        """Returns when the calls before it are done, and the device says that it is well."""
+        device = self._booted()
+        self._guarded(device.health)
+
+    def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``; from now on only ``lease_id`` may call."""
+        if lease_id < self._lease_id:
+            raise _lost()
+        self._lease_id = lease_id
+        return self._guarded(lambda: self._booted().reset(task_name, params_idx))
+
+    def step(self, lease_id: int, action: Action) -> Observation:
+        """As ``Device.step``."""
+        return self._guarded(lambda: self._leased(lease_id).step(action))
+
+    def score(self, lease_id: int) -> float:
+        """As ``Device.score``."""
+        return self._guarded(lambda: self._leased(lease_id).score())
+
+    def close(self) -> None:
+        """Ends the device; a second call does nothing."""
+        device, self._device = self._device, None
+        if device is not None:
+            self._guarded(device.close)
+
+    def _booted(self) -> Device:
+        if self._device is None:
+            raise DeviceError("the device worker holds no device: it was not booted, or is closed")
+        return self._device
+
+    def _leased(self, lease_id: int) -> Device:
+        if lease_id != self._lease_id:
+            raise _lost()
+        return self._booted()
+
+    def _guarded(self, call: Callable[[], _Result]) -> _Result:
+        try:
+            return call()
+        except EpisodeError:
+            raise
+        except Exception as error:  # the boundary to devices: emulators, adb and phones of any make
+            logger.exception("device %d broke", self._index)
+            raise DeviceError(f"device {self._index} broke: {type(error).__name__}: {error}") from error
+
+
+def _lost() -> DeviceError:
+    return DeviceError("the lease ran out: the device belongs to another episode now")

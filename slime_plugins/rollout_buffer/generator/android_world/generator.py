@@ -1,0 +1,72 @@
+"""The Android World generator: settings, tokens and devices put together, one episode per ``play``."""
+
+from __future__ import annotations
+
+import logging
+
+from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
+from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
+from slime_plugins.rollout_buffer.generator.android_world.episode import IncrementalEpisode, read_task
+from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
+from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
+
+__all__ = ["AndroidWorldGenerator"]
+
+logger = logging.getLogger(__name__)
+
+
+class AndroidWorldGenerator:
+    """Plays Android World tasks on pooled devices. Give it a ``pool`` to play on devices of your own."""
+
+    def __init__(self, pool: DevicePool | None = None) -> None:
+        self._pool = pool
+        self._parts: tuple[GeneratorContext, AndroidWorldSettings, ChatTokens] | None = None
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Reads the settings, tries the chat template and connects to the devices.
+
+        Raises:
+            ConfigError: a setting is wrong, or tokenizer and template do not fit a model with eyes.
+            DeviceError: no device came up.
+        """
+        settings = load_settings(context.options)
+        chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
+        chat.prompt([system_message(), first_turn_message("try the template", "0" * 64)])
+        if self._pool is None:
+            self._pool = create_device_pool(settings, job_id=context.job_id, ray_address=context.ray_address)
+        await self._pool.start()
+        self._parts = (context, settings, chat)
+        logger.info("android_world is ready with %s", settings.model_dump_json(exclude_defaults=True))
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Plays one episode on the next free device; the device goes back however the episode ends.
+
+        Raises:
+            EpisodeError: the device, the engine or the task's set-up broke.
+        """
+        if self._pool is None or self._parts is None:
+            raise GeneratorError("the android_world generator was not started")
+        context, settings, chat = self._parts
+        task = read_task(episode.instance)
+        stopwatch = Stopwatch()
+        with stopwatch.phase("acquire"):
+            lease = await self._pool.acquire()
+        async with lease as device:
+            return await IncrementalEpisode(
+                request=episode,
+                task=task,
+                device=device,
+                engine=context.engine,
+                chat=chat,
+                settings=settings,
+                stopwatch=stopwatch,
+            ).play()
+
+    async def close(self) -> None:
+        """Gives the devices back; they stay up for the next job."""
+        if self._pool is not None:
+            await self._pool.close()

@@ -1,0 +1,87 @@
+"""The device pool without Ray: each device in a thread of this process. For tests and debugging.
+
+It is the same registry and the same client as in production; only the way of a call to its device is shorter. A hung
+device cannot be killed here, only abandoned: its thread stays until the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
+from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
+from slime_plugins.rollout_buffer.generator.android_world.held_device import device_died
+from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
+
+__all__ = ["LocalDevicePool"]
+
+
+class LocalDevicePool(RegistryDevicePool):
+    """A ``DevicePool`` whose devices are threads; they end with it."""
+
+    def __init__(self, settings: AndroidWorldSettings) -> None:
+        super().__init__(DeviceRegistry(_launch), settings, owner="local")
+
+
+class _WorkerThread:
+    """A device worker in a daemon thread; both the registry's ``Worker`` and the episode's ``DeviceCalls``."""
+
+    def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
+        self._worker = DeviceWorker(settings, index)
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._killed = False
+        threading.Thread(target=self._run, name=f"device-{index}", daemon=True).start()
+
+    @property
+    def calls(self) -> _WorkerThread:
+        return self
+
+    async def boot(self) -> None:
+        await self._call(self._worker.boot)
+
+    async def settle(self) -> None:
+        await self._call(self._worker.settle)
+
+    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        observation: Observation = await self._call(lambda: self._worker.reset(lease_id, task_name, params_idx))
+        return observation
+
+    async def step(self, lease_id: int, action: Action) -> Observation:
+        observation: Observation = await self._call(lambda: self._worker.step(lease_id, action))
+        return observation
+
+    async def score(self, lease_id: int) -> float:
+        return float(await self._call(lambda: self._worker.score(lease_id)))
+
+    def kill(self) -> None:
+        self._killed = True
+        self._calls.put((self._worker.close, Future()))
+        self._calls.put(None)
+
+    async def _call(self, call: Callable[[], Any]) -> Any:
+        if self._killed:
+            raise device_died("the device was given up")
+        answer: Future[Any] = Future()
+        self._calls.put((call, answer))
+        return await asyncio.wrap_future(answer)
+
+    def _run(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            call, answer = entry
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - carried over to whoever awaits the call
+                answer.set_exception(error)
+
+
+def _launch(settings: AndroidWorldSettings, index: int, _workers_before: int) -> _WorkerThread:
+    return _WorkerThread(settings, index)

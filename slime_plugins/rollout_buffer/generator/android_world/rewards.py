@@ -1,0 +1,116 @@
+"""What an episode earns. Pure functions of numbers; every constant is in ``RewardSettings``.
+
+=============================================  ==============================================  =====================
+how the episode ended                          reward                                          range
+=============================================  ==============================================  =====================
+agent ended it, success s = 1                  ``step_scale + thinking_bonus``                 (0.1, 1 + b)
+agent ended it, 0 < s < 1                      ``s * step_scale``                              (0, 1)
+agent ended it, s = 0                          ``-premature_penalty``                          [-0.5, 0]
+out of turns, tokens or context                ``0``, whatever the device's state              0
+=============================================  ==============================================  =====================
+
+``steps`` are the actions taken: well-formed ones, the closing ``terminate`` or ``answer`` among them; a malformed reply
+costs a turn but is no action. An episode that never said it was done earns nothing even if the state happens to be
+right: knowing when to stop is part of the task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["RewardBreakdown", "RewardSettings", "episode_reward", "premature_penalty", "step_scale", "thinking_bonus"]
+
+
+class RewardSettings(BaseModel):
+    """The constants of the reward, bounded so that every reward lies within the generator's ``REWARD_RANGE``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_decay: float = Field(default=0.1, ge=0)
+    step_scale_min: float = Field(default=0.1, ge=0, le=1)
+    step_scale_max: float = Field(default=1.5, gt=0, le=1.5)
+    thinking_bonus: float = Field(default=0.1, ge=0, le=0.5)
+    thinking_tokens_middle: float = Field(default=64.0, ge=0)
+    thinking_tokens_width: float = Field(default=32.0, gt=0)
+    premature_penalty: float = Field(default=0.5, ge=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _scale_has_room(self) -> RewardSettings:
+        if self.step_scale_min > self.step_scale_max:
+            raise ValueError("step_scale_min is larger than step_scale_max")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardBreakdown:
+    """A reward and what it is made of. ``success`` is None when the episode was cut and the device never asked."""
+
+    reward: float
+    success: float | None
+    steps: int
+    step_scale: float
+    thinking_bonus: float
+    premature_penalty: float
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """Returns the fields as JSON has them."""
+        return asdict(self)
+
+
+def step_scale(steps: int, settings: RewardSettings) -> float:
+    """Returns ``clamp(exp(-0.1 * steps), 0.1, 1.5)``: fewer actions earn more. In [0.1, 1]."""
+    return min(max(math.exp(-settings.step_decay * steps), settings.step_scale_min), settings.step_scale_max)
+
+
+def thinking_bonus(mean_thinking_tokens: float, settings: RewardSettings) -> float:
+    """Returns ``b * sigmoid((t - t0) / w)`` of the mean tokens inside the thinking tags per action. In (0, b).
+
+    Defaults: b = 0.1, t0 = 64, w = 32.
+    """
+    distance = (mean_thinking_tokens - settings.thinking_tokens_middle) / settings.thinking_tokens_width
+    return settings.thinking_bonus * _sigmoid(distance)
+
+
+def premature_penalty(steps: int, max_turns: int, settings: RewardSettings) -> float:
+    """Returns ``0.5 * (1 - steps / max_turns)``: giving up early costs most. In [0, 0.5]."""
+    return settings.premature_penalty * (1 - min(steps / max_turns, 1.0))
+
+
+def episode_reward(
+    *,
+    success: float | None,
+    thinking_tokens: Sequence[int],
+    max_turns: int,
+    settings: RewardSettings,
+) -> RewardBreakdown:
+    """Returns what the episode earns, by the table of this module.
+
+    ``success`` is the device's score in [0, 1] of an episode that the agent ended, None of one that was cut.
+    ``thinking_tokens`` has one entry per action taken: the tokens inside the thinking tags of that reply.
+    """
+    steps = len(thinking_tokens)
+    scale = step_scale(steps, settings)
+    bonus = penalty = 0.0
+    if success is not None and success >= 1:
+        bonus = thinking_bonus(sum(thinking_tokens) / max(steps, 1), settings)
+    elif success is not None and success <= 0:
+        penalty = premature_penalty(steps, max_turns, settings)
+    return RewardBreakdown(
+        reward=(success or 0.0) * scale + bonus - penalty,
+        success=success,
+        steps=steps,
+        step_scale=scale,
+        thinking_bonus=bonus,
+        premature_penalty=penalty,
+    )
+
+
+def _sigmoid(value: float) -> float:
+    """The logistic function, without overflow on either side."""
+    if value >= 0:
+        return 1 / (1 + math.exp(-min(value, 700.0)))
+    return math.exp(max(value, -700.0)) / (1 + math.exp(max(value, -700.0)))

@@ -1,0 +1,21 @@
+"""What the registry finds under the task type ``android_world``. The rooms behind it are in ``android_world/``."""
+
+from __future__ import annotations
+
+from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
+
+__all__ = ["NEEDS_RAY", "REWARD_RANGE", "TASK_TYPE", "create_generator"]
+
+TASK_TYPE = "android_world"
+
+NEEDS_RAY = True
+
+REWARD_RANGE = (-0.5, 1.5)
+"""Bounds for every setting that ``RewardSettings`` accepts: at worst the full penalty, 0.5; at best success unscaled
+(the step scale is at most 1, because its decay cannot be negative) plus the largest bonus, 0.5. With the shipped
+constants rewards lie in [-0.5, 1.1]."""
+
+
+def create_generator() -> AndroidWorldGenerator:
+    """Returns a generator that is not started yet."""
+    return AndroidWorldGenerator()
