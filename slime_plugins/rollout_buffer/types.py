@@ -74,6 +74,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # one generation reached its cap
     MAX_CONTEXT = "max_context"  # the whole sequence reached its cap
+    FORBIDDEN_TOKEN = "forbidden_token"  # the agent sampled an image token; everything before it is kept
     ABORTED = "aborted"
 
 
