@@ -1,0 +1,197 @@
+"""From generations to training rows: what was sampled is trained, after exactly the ids it was sampled after.
+
+Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = [
+    "Generation",
+    "TrainingRow",
+    "WeightVersionSpan",
+    "expand_image_tokens",
+    "get_response_lengths",
+    "pack_training_rows",
+    "response_length_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightVersionSpan:
+    """Output tokens ``start`` to ``end`` (exclusive) of one generation were sampled by ``weight_version``."""
+
+    weight_version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine sampled in one turn, exactly as it went in and came out.
+
+    ``prompt_ids`` hold one placeholder per image, as the engine received them. ``output_log_probs`` is None when the
+    engine gave none, otherwise as long as ``output_ids``. A turn that was aborted and resumed is one generation with
+    several ``weight_version_spans``. ``trained=False`` keeps the tokens as context only.
+    """
+
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    output_log_probs: Sequence[float] | None = None
+    finish_reason: str = "stop"
+    weight_version: str | None = None
+    trained: bool = True
+    weight_version_spans: tuple[WeightVersionSpan, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.output_log_probs is not None and len(self.output_log_probs) != len(self.output_ids):
+            raise ValueError(
+                f"a generation has {len(self.output_ids)} output ids but {len(self.output_log_probs)} log-probs"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One sequence the trainer computes a loss on; the three lists have one length.
+
+    ``loss_mask`` is 1 on sampled, trained tokens and 0 elsewhere. ``log_probs`` holds what the engine recorded at the
+    ones and 0.0 elsewhere, or is None where the engine recorded nothing. ``response_length`` counts from the first
+    trained token to the end. ``generation_indices`` name, ascending, the generations whose tokens stand in this row.
+    """
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    log_probs: list[float] | None
+    response_length: int
+    generation_indices: tuple[int, ...]
+
+
+def response_length_of(loss_mask: Sequence[int]) -> int:
+    """Counts the tokens from the first trained one to the end; 0 when nothing is trained."""
+    return len(loss_mask) - loss_mask.index(1) if 1 in loss_mask else 0
+
+
+def get_response_lengths(loss_masks: Sequence[Sequence[int]]) -> list[int]:
+    """Gives ``response_length_of`` for each mask. A length of 0 means an empty response: never slice with ``[-0:]``."""
+    return [response_length_of(loss_mask) for loss_mask in loss_masks]
+
+
+def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
+    """Trains each sampled token exactly once, in the fewest rows that a greedy exact prefix allows.
+
+    A generation whose ``prompt_ids`` start with all tokens of the row just before it continues that row: the rest of
+    its prompt is context (0), its output is trained (1). Anything else (an edited context, reasoning dropped by the
+    template, a history that was re-tokenised) opens a new row. Nothing is ever realigned. Rows that train nothing are
+    dropped; a generation with ``trained=False`` keeps its tokens as context.
+
+    ``log_probs`` is None when no generation carries any, and also for a row in which a trained output came without
+    them: a number nobody recorded is never made up. Time is linear in the summed lengths of prompts and outputs.
+
+    Raises:
+        ValueError: a trained token's recorded log-prob is not finite.
+    """
+    carried = any(generation.output_log_probs is not None for generation in generations)
+    rows: list[_OpenRow] = []
+    for index, generation in enumerate(generations):
+        if not rows or not rows[-1].continued_by(generation):
+            rows.append(_OpenRow())
+        rows[-1].append(index, generation)
+    return [row.close(carried) for row in rows if 1 in row.loss_mask]
+
+
+class _OpenRow:
+    """A row that later generations may still continue."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.loss_mask: list[int] = []
+        self.log_probs: list[float] = []
+        self.log_probs_complete = True
+        self.generation_indices: list[int] = []
+
+    def continued_by(self, generation: Generation) -> bool:
+        """True when the prompt starts with every token of this row."""
+        length = len(self.token_ids)
+        prompt = generation.prompt_ids
+        if len(prompt) < length or (length and prompt[length - 1] != self.token_ids[-1]):
+            return False
+
+        return _as_list(prompt[:length]) == self.token_ids
+
+    def append(self, index: int, generation: Generation) -> None:
+        """Takes the new part of the prompt as context and the output as sampled."""
+        context = _as_list(generation.prompt_ids[len(self.token_ids) :])
+        self._extend(context, 0, [0.0] * len(context))
+        output = _as_list(generation.output_ids)
+        self._extend(output, int(generation.trained), self._log_probs_of(index, generation))
+        self.generation_indices.append(index)
+
+    def close(self, carried: bool) -> TrainingRow:
+        """Gives the finished row."""
+        return TrainingRow(
+            token_ids=self.token_ids,
+            loss_mask=self.loss_mask,
+            log_probs=self.log_probs if carried and self.log_probs_complete else None,
+            response_length=response_length_of(self.loss_mask),
+            generation_indices=tuple(self.generation_indices),
+        )
+
+    def _extend(self, token_ids: list[int], mask: int, log_probs: list[float]) -> None:
+        self.token_ids.extend(token_ids)
+        self.loss_mask.extend([mask] * len(token_ids))
+        self.log_probs.extend(log_probs)
+
+    def _log_probs_of(self, index: int, generation: Generation) -> list[float]:
+        if not generation.trained or not len(generation.output_ids):
+            return [0.0] * len(generation.output_ids)
+
+        if generation.output_log_probs is None:
+            self.log_probs_complete = False
+            return [0.0] * len(generation.output_ids)
+
+        log_probs = [float(value) for value in generation.output_log_probs]
+        if not all(map(math.isfinite, log_probs)):
+            at = next(at for at, value in enumerate(log_probs) if not math.isfinite(value))
+            raise ValueError(f"generation {index} has the log-prob {log_probs[at]} at output token {at}")
+
+        return log_probs
+
+
+def expand_image_tokens(row: TrainingRow, image_token_id: int, tokens_per_image: Sequence[int]) -> TrainingRow:
+    """Replaces the k-th image placeholder of a row by ``tokens_per_image[k]`` of them, all context.
+
+    Every other token keeps its order, mask and log-prob. ``tokens_per_image`` comes from the image processor: for
+    Qwen-VL ``grid_thw.prod() // merge_size ** 2``.
+
+    Raises:
+        ValueError: the numbers of placeholders and images differ, or a placeholder was itself sampled.
+    """
+    places = [at for at, token_id in enumerate(row.token_ids) if token_id == image_token_id]
+    if len(places) != len(tokens_per_image):
+        raise ValueError(f"a row holds {len(places)} image placeholders for {len(tokens_per_image)} images")
+
+    if any(row.loss_mask[at] for at in places):
+        raise ValueError("an image placeholder was sampled by the model: ban vision tokens at sampling")
+
+    token_ids: list[int] = []
+    loss_mask: list[int] = []
+    log_probs: list[float] | None = None if row.log_probs is None else []
+    start = 0
+    for place, count in zip([*places, len(row.token_ids)], [*tokens_per_image, 0], strict=True):
+        token_ids += row.token_ids[start:place] + [image_token_id] * count
+        loss_mask += row.loss_mask[start:place] + [0] * count
+        if log_probs is not None and row.log_probs is not None:
+            log_probs += row.log_probs[start:place] + [0.0] * count
+        start = place + 1
+    return TrainingRow(token_ids, loss_mask, log_probs, response_length_of(loss_mask), row.generation_indices)
+
+
+def _as_list(ids: Sequence[int]) -> list[int]:
+    """Gives a plain list; arrays and tensors become Python integers."""
+    if isinstance(ids, list):
+        return ids
+
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)

@@ -1,0 +1,481 @@
+"""Where in a rendered conversation the sampled text stands, read from the chat template itself.
+
+Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
+
+A conversation is rendered twice: once as it is, once as a *shadow* in which one character that every turn marker needs
+(``|`` in ``<|im_start|>``) is replaced, inside every string of the messages and tools, by a character that occurs
+nowhere. A marker found in the shadow was therefore written by the template, never by a message, a tool definition, or
+a string of theirs that the template happened to complete. Putting the character back must give the first render
+exactly; otherwise the template looked at it, and nothing is decided.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import islice
+from typing import Any, Protocol
+
+__all__ = ["ChatTemplate", "Dialect", "RenderedTurn", "Rendering", "UndecidedError", "discover_dialect"]
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+Tools = Sequence[Any] | None
+
+_PRIVATE_USE = range(0xE000, 0xF900)
+_RARE_ASCII = "~^`@#$%&!;"
+_THINKING_SWITCHES: tuple[dict[str, bool], ...] = (
+    {},
+    {"enable_thinking": True},
+    {"enable_thinking": False},
+    {"thinking": True},
+    {"thinking": False},
+)
+_PROBE = ("probe-question-one", "probe-answer", "probe-question-two")
+
+
+class UndecidedError(ValueError):
+    """Where the sampled text stands cannot be told from this template and these messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedTurn:
+    """Characters ``start`` to ``end`` of the rendered text are what the model samples as message ``message_index``.
+
+    ``end`` lies after the end-of-turn marker. ``holds_answer_only`` says that the generation prompt closed the thinking
+    block, so that an empty one in the text is taken for the prompt's.
+    """
+
+    message_index: int
+    start: int
+    end: int
+    holds_answer_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A conversation as text, and its turns; ``problem`` says why there are none to trust."""
+
+    text: str
+    turns: tuple[RenderedTurn, ...] = ()
+    problem: str | None = None
+    messages: Messages = field(default=())
+
+
+class Dialect(Protocol):
+    """One family of chat templates: which characters its markers need, and how its turns are found."""
+
+    @property
+    def neutral_characters(self) -> str:
+        """Characters that the markers cannot be written without."""
+        ...
+
+    @property
+    def chunk_markers(self) -> tuple[str, ...]:
+        """Added tokens at which a rendered conversation falls into messages."""
+        ...
+
+    @property
+    def end_marker(self) -> str:
+        """The end-of-turn token's text."""
+        ...
+
+    def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
+        """Finds what each assistant message sampled, in order; raises UndecidedError where it cannot."""
+        ...
+
+
+class ChatTemplate:
+    """The tokenizer's own chat template, as text in and text out."""
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._options = dict(options or {})
+
+    def text(
+        self,
+        messages: Messages,
+        tools: Tools = None,
+        *,
+        generation_prompt: bool = False,
+        switches: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Gives the rendered conversation; whatever the template raises comes through."""
+        rendered: str = self._tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            **{**(switches or {}), **self._options},
+        )
+        return rendered
+
+    def render(self, dialect: Dialect, messages: Messages, tools: Tools = None) -> Rendering:
+        """Renders a conversation and finds its turns.
+
+        Messages that the template refuses are tried again in the forms it may know: tool arguments as an object instead
+        of JSON text, ``content`` as text instead of null or a list of texts.
+        """
+        messages, text = self._render_acceptable(messages, tools)
+        try:
+            shadow = self._shadow(dialect, messages, tools, text)
+            return Rendering(text, tuple(dialect.locate(shadow, messages)), messages=messages)
+        except UndecidedError as error:
+            return Rendering(text, problem=str(error), messages=messages)
+
+    def _render_acceptable(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:
+        try:
+            return messages, self.text(messages, tools)
+        except Exception as refused:
+            for variant in _variants(messages):
+                try:
+                    return variant, self.text(variant, tools)
+                except Exception:  # noqa: BLE001 - the next form may do; the first error is the one that is told
+                    continue
+            raise refused
+
+    def _shadow(self, dialect: Dialect, messages: Messages, tools: Tools, text: str) -> str:
+        for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):
+            veil = _Veil(dialect.neutral_characters, spares)
+            veiled_messages = [veil.message(message) for message in messages]
+            veiled_tools = veil.value(tools) if tools else tools
+            if not veil.used:
+                return text
+
+            try:
+                shadow = self.text(veiled_messages, veiled_tools)
+            except Exception:  # noqa: BLE001 - a template that dislikes one spare character may take the next
+                continue
+            if veil.lift(shadow) == text:
+                return shadow
+        raise UndecidedError("the chat template depends on the characters of its own turn markers in the messages")
+
+
+class _Veil:
+    """Replaces marker characters in messages by spare ones, and puts them back."""
+
+    def __init__(self, characters: str, spares: str) -> None:
+        self._pairs = list(zip(characters, spares[: len(characters)], strict=True))
+        self._role_spare = spares[len(characters)]
+        self.used = False
+
+    def message(self, message: Message) -> dict[str, Any]:
+        """Veils the values of a message; its own keys are names that the template asks for."""
+        veiled = {key: self.value(value) for key, value in message.items()}
+        role = veiled.get("role")
+        if isinstance(role, str) and role != "assistant" and role.startswith("assistant"):
+            # Such a role could end in a line break and so spell an assistant header.
+            self.used = True
+            veiled["role"] = self._role_spare + role[1:]
+        return veiled
+
+    def value(self, value: Any) -> Any:
+        """Veils every string inside a JSON-like value, keys included; anything else passes as it is."""
+        if isinstance(value, str):
+            return self._string(value)
+
+        if isinstance(value, Mapping):
+            return {self.value(key): self.value(item) for key, item in value.items()}
+
+        if isinstance(value, (list, tuple)):
+            return [self.value(item) for item in value]
+
+        return value
+
+    def lift(self, shadow: str) -> str:
+        """Puts the replaced characters back."""
+        for character, spare in [*self._pairs, ("a", self._role_spare)]:
+            shadow = shadow.replace(spare, character)
+        return shadow
+
+    def _string(self, value: str) -> str:
+        for character, spare in self._pairs:
+            if character in value:
+                self.used = True
+                value = value.replace(character, spare)
+        return value
+
+
+def _spare_characters(text: str, count: int) -> Iterator[str]:
+    """Gives strings of characters that the text does not use: private-use ones first, then rare ASCII ones."""
+    for candidates in (map(chr, _PRIVATE_USE), _RARE_ASCII):
+        spares = "".join(islice((character for character in candidates if character not in text), count))
+        if len(spares) == count:
+            yield spares
+
+
+def _variants(messages: Messages) -> Iterator[Messages]:
+    """Gives the other forms of these messages that a template may accept, least changed first."""
+    with_objects = [_with_argument_objects(message) for message in messages]
+    with_text = [_with_text_content(message) for message in messages]
+    with_both = [_with_text_content(message) for message in with_objects]
+    seen: list[Messages] = [list(messages)]
+    for variant in (with_objects, with_text, with_both):
+        if variant not in seen:
+            seen.append(variant)
+            yield variant
+
+
+def _with_argument_objects(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+
+    return {**message, "tool_calls": [_with_argument_object(call) for call in calls]}
+
+
+def _with_argument_object(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_argument_object(call["function"])}
+
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+
+    try:
+        decoded = json.loads(arguments)
+    except ValueError:
+        return call
+    return {**call, "arguments": decoded} if isinstance(decoded, dict) else call
+
+
+def _with_text_content(message: Message) -> Message:
+    content = message.get("content")
+    if content is None:
+        return {**message, "content": ""}
+
+    if not isinstance(content, (list, tuple)):
+        return message
+
+    texts = [part if isinstance(part, str) else part.get("text") for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        return message  # an image has no text form
+
+    return {**message, "content": "".join(texts)}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerDialect:
+    """Templates in which every assistant turn opens with one header and closes with one marker, as ChatML does."""
+
+    header: str
+    prompts: tuple[str, ...]
+    end_marker: str
+    chunk_markers: tuple[str, ...]
+    neutral_characters: str
+
+    def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
+        """Pairs the headers that the template wrote with the assistant messages, in order."""
+        speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        headers = [match.start() for match in re.finditer(re.escape(self.header), shadow)]
+        if len(headers) != len(speakers):
+            raise UndecidedError(f"the template wrote {len(headers)} turns for {len(speakers)} assistant messages")
+
+        limits = [*headers, len(shadow)][1:]
+        return [
+            self._turn(shadow, index, header, limit)
+            for index, header, limit in zip(speakers, headers, limits, strict=True)
+        ]
+
+    def _turn(self, shadow: str, message_index: int, header: int, limit: int) -> RenderedTurn:
+        prompt = next(prompt for prompt in self.prompts if shadow.startswith(prompt, header))
+        start = header + len(prompt)
+        end = shadow.find(self.end_marker, start, limit)
+        if end < 0:
+            raise UndecidedError(f"the template did not close the turn of message {message_index}")
+
+        return RenderedTurn(message_index, start, end + len(self.end_marker), "</think>" in prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSeekDialect:
+    """Templates of DeepSeek-V3 and -R1 and its distillations: no header after tool results, calls without an end.
+
+    System messages are hoisted to the front. An assistant message opens with ``<｜Assistant｜>``, or after tool results
+    with ``<｜tool▁outputs▁end｜>``, or (tool calls after earlier ones) with nothing. It reaches to its last end-of-turn
+    marker, or where the template writes none, to the next message.
+    """
+
+    assistant: str
+    user: str
+    end_marker: str
+    prompts: tuple[str, ...]
+    chunk_markers: tuple[str, ...]
+    neutral_characters: str = "｜"
+    outputs_begin: str = "<｜tool▁outputs▁begin｜>"
+    outputs_end: str = "<｜tool▁outputs▁end｜>"
+    output_begin: str = "<｜tool▁output▁begin｜>"
+    call_begin: str = "\n<｜tool▁call▁begin｜>"
+
+    def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
+        """Walks text and messages side by side."""
+        turns: list[RenderedTurn] = []
+        cursor = 0
+        written = [(index, message) for index, message in enumerate(messages) if self._is_written(message)]
+        roles = [message.get("role") for _, message in written]
+        for (index, message), next_role in zip(written, [*roles[1:], None], strict=True):
+            opening, cursor = self._opening(shadow, message, cursor)
+            if message.get("role") == "assistant":
+                turn = self._turn(shadow, (index, message), opening, cursor, next_role)
+                turns.append(turn)
+                cursor = turn.end
+        return turns
+
+    @staticmethod
+    def _is_written(message: Message) -> bool:
+        role = message.get("role")
+        if role == "assistant":
+            return message.get("content") is not None or bool(message.get("tool_calls"))
+
+        return role in ("user", "tool")
+
+    def _openings(self, role: Any) -> tuple[str, ...]:
+        if role == "assistant":
+            return (self.assistant, self.outputs_end, self.call_begin)
+
+        return (self.user,) if role == "user" else (self.outputs_begin, "\n" + self.output_begin, self.output_begin)
+
+    def _opening(self, shadow: str, message: Message, cursor: int) -> tuple[int, int]:
+        """Gives where the message's opening marker begins and ends."""
+        openings = self._openings(message.get("role"))
+        begin, marker = _first_of(shadow, openings, cursor)
+        if marker is None:
+            raise UndecidedError(f"the template did not open a {message.get('role')} message")
+
+        if marker == self.outputs_begin:
+            begin = shadow.find(self.output_begin, begin)
+            marker = self.output_begin
+        return begin, begin + len(marker)
+
+    def _turn(self, shadow: str, place: tuple[int, Message], opening: int, after: int, next_role: Any) -> RenderedTurn:
+        index, message = place
+        prompt = next((prompt for prompt in self.prompts if shadow.startswith(prompt, opening)), "")
+        start = opening + len(prompt) if prompt else after
+        if shadow.startswith(self.call_begin, opening):
+            start = opening  # the template wrote no header: the call itself is the turn
+        limit = self._limit(shadow, index, max(after, start), message, next_role)
+        end = shadow.rfind(self.end_marker, start, limit)
+        return RenderedTurn(index, start, limit if end < 0 else end + len(self.end_marker), "</think>" in prompt)
+
+    def _limit(self, shadow: str, index: int, start: int, message: Message, next_role: Any) -> int:
+        """Gives where the next message opens; the turn lies before it."""
+        if next_role is None:
+            return len(shadow)
+
+        if message.get("content") is None:
+            for _ in (message.get("tool_calls") or [])[1:]:  # further calls of this turn look like a turn of calls
+                start = max(start, shadow.find(self.call_begin, start + 1))
+        limit, marker = _first_of(shadow, self._openings(next_role), start + 1)
+        if marker is None:
+            raise UndecidedError(f"the template did not open the message after message {index}")
+
+        return limit
+
+
+def _first_of(text: str, markers: Sequence[str], start: int) -> tuple[int, str | None]:
+    found = [(text.find(marker, start), marker) for marker in markers]
+    present = [(at, marker) for at, marker in found if at >= 0]
+    return min(present, key=lambda place: place[0]) if present else (-1, None)
+
+
+def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dialect:
+    """Reads a template's turn markers from three small probe conversations.
+
+    Raises:
+        ValueError: the template opens or closes assistant turns with nothing that can be found again.
+    """
+    question, answer, follow_up = _PROBE
+    asked = template.text([_say("user", question)])
+    answered = template.text([_say("user", question), _say("assistant", answer)])
+    went_on = template.text([_say("user", question), _say("assistant", answer), _say("user", follow_up)])
+    user_close = _after(asked, question)
+    header = _between(went_on, question, answer).removeprefix(user_close)
+    close = _between(went_on, answer, follow_up)
+    shared_close = _common_prefix(_after(answered, answer), close)
+    user_header = close.removeprefix(shared_close)
+    end_marker = _leading_token(shared_close, added_tokens) or shared_close.rstrip()
+    if not header.strip() or not end_marker:
+        raise ValueError(
+            "this chat template has no assistant header or no end-of-turn marker that could be found: "
+            "add a type of your own with register_loss_mask_type"
+        )
+
+    return _dialect(template, added_tokens, header, user_header, end_marker)
+
+
+def _dialect(
+    template: ChatTemplate, added_tokens: Sequence[str], header: str, user_header: str, end_marker: str
+) -> Dialect:
+    prompts = [prompt for prompt in _generation_prompts(template) if prompt]
+    opening_tokens = [_leading_token(text, added_tokens) for text in (header, user_header)]
+    chunk_markers = tuple(dict.fromkeys(token for token in opening_tokens if token))
+    if "<｜Assistant｜>" in header:
+        ranked = tuple(sorted({*prompts, "<｜Assistant｜>"}, key=len, reverse=True))
+        return DeepSeekDialect("<｜Assistant｜>", user_header, end_marker, ranked, chunk_markers)
+
+    opening = _leading_token(header, added_tokens) or header[:1]
+    kindred = [prompt for prompt in prompts if prompt.startswith(opening)]
+    shared = reduce(_common_prefix, kindred, header)
+    key = shared[: shared.index("\n") + 1] if "\n" in shared else shared
+    ranked = tuple(sorted({*kindred, shared, key}, key=len, reverse=True))
+    characters = "".join(dict.fromkeys(_telling_character(marker) for marker in (key, end_marker)))
+    return MarkerDialect(key, ranked, end_marker, chunk_markers, characters)
+
+
+def _generation_prompts(template: ChatTemplate) -> list[str]:
+    """Gives what the template appends for the model to go on from, in each mode it knows."""
+    question, answer, _ = _PROBE
+    call = {"type": "function", "id": "call_0", "function": {"name": "probe", "arguments": {}}}
+    conversations = (
+        [_say("user", question)],
+        [_say("user", question), {**_say("assistant", answer), "tool_calls": [call]}, _say("tool", answer)],
+    )
+    prompts: list[str] = []
+    for conversation in conversations:
+        for switches in _THINKING_SWITCHES:
+            try:
+                without = template.text(conversation, switches=switches)
+                with_prompt = template.text(conversation, generation_prompt=True, switches=switches)
+            except Exception:  # noqa: BLE001 - not every template knows tools or every switch
+                continue
+            if with_prompt.startswith(without):
+                prompts.append(with_prompt[len(without) :])
+    return list(dict.fromkeys(prompts))
+
+
+def _say(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _common_prefix(first: str, second: str) -> str:
+    length = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+    return first[: min(len(first), len(second)) if length is None else length]
+
+
+def _after(text: str, sentinel: str) -> str:
+    return text[text.rindex(sentinel) + len(sentinel) :]
+
+
+def _between(text: str, before: str, after: str) -> str:
+    start = text.index(before) + len(before)
+    return text[start : text.index(after, start)]
+
+
+def _leading_token(text: str, added_tokens: Sequence[str]) -> str | None:
+    return max((token for token in added_tokens if token and text.startswith(token)), key=len, default=None)
+
+
+def _telling_character(marker: str) -> str:
+    """Gives the character without which this marker cannot be written, the least usual one first."""
+    for wanted in ("｜", "|", "▁"):
+        if wanted in marker:
+            return wanted
+
+    unusual = [character for character in marker if not character.isalnum() and character not in "<>/ \n"]
+    return (unusual or [character for character in marker if not character.isspace()])[0]
