@@ -1,0 +1,420 @@
+"""slime's rollout function for agents: ``--rollout-function-path slime.rollout.agent_rollout.generate_rollout``.
+
+The straight line of one training rollout: start the job once (``start_rollout``), poll for exactly the groups that are
+missing, turn each item into Samples, put the groups into slime's data buffer and take a batch out of it, write down
+which instances were consumed, acknowledge, log. An evaluation plays its files once, as jobs of their own.
+
+What was trained only the trainer's checkpoint knows. The ids of consumed groups go into the data source's metadata,
+under the rollout that returned them; the first call of a process sends those of earlier rollouts as the skip list, and
+the buffer hands out the others again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from slime.rollout.agent_rollout_eval import evaluate
+from slime.rollout.agent_rollout_feed import InputExhaustedError, JobFeed, send_start
+from slime.rollout.agent_rollout_ledger import (
+    GroupStore,
+    JobProgress,
+    consumed_before,
+    consumed_metadata,
+    pass_before,
+    skip_list,
+)
+from slime.rollout.agent_rollout_samples import (
+    Group,
+    SampleConverter,
+    finish_batch,
+    group_normalized_rewards,
+    trajectories_of,
+)
+from slime.rollout.agent_rollout_settings import (
+    OnExhausted,
+    RolloutSettings,
+    buffer_token,
+    read_settings,
+    start_payload,
+)
+from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
+from slime_plugins.rollout_buffer.wire import RolloutData
+
+__all__ = [
+    "generate_agent_rollout",
+    "generate_rollout",
+    "get_rollout_data",
+    "log_raw_info",
+    "post_process_rewards",
+    "start_rollout",
+]
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
+LONGEST_WAIT_OF_ONE_POLL_S = 20.0
+
+_progress_by_job: dict[tuple[str, str], JobProgress] = {}
+"""What this process started, per (URL, job). Losing it costs one more start, which attaches to the job."""
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Returns the samples of one rollout to slime: exactly the groups it asked for, or an error that says why not."""
+    return _run(generate_agent_rollout(args, rollout_id, data_source, evaluation))
+
+
+async def generate_agent_rollout(
+    args: Any, rollout_id: int, data_buffer: Any, evaluation: bool = False
+) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
+    """Plays one rollout and returns ``rollout_batch_size`` groups of ``n_samples_per_prompt``, or an evaluation.
+
+    Args:
+        args: slime's arguments; ``agent_rollout_settings`` says which are read.
+        rollout_id: number of the rollout. A number that was already returned means that the trainer went back to a
+            checkpoint: the job is started again with what was consumed before it.
+        data_buffer: slime's data source. Groups that it still holds are used first.
+        evaluation: plays the evaluation sets once instead.
+
+    Raises:
+        ConfigError: an argument is missing or means nothing.
+        InputExhaustedError: the input is used up and ``rollout_buffer_on_exhausted`` is ``error``.
+        JobEndedError: the job was cancelled or has failed.
+        RetriesUsedUpError: the buffer failed more often in a row than ``--fetch-trajectory-retry-times`` allows.
+        RequestError: the buffer refuses the job and says why.
+    """
+    settings = read_settings(args)
+    async with AsyncRolloutBufferClient(
+        settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s
+    ) as client:
+        if evaluation:
+            return await evaluate(args, rollout_id, settings, client)
+        return await _TrainingRollout(args, rollout_id, data_buffer, settings, client).play()
+
+
+async def get_rollout_data(
+    api_base_url: str,
+    num: int | None = None,
+    timeout: float = 100.0,  # noqa: ASYNC109 - part of the documented signature
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Returns the items that are ready, at most ``num`` of them (whole groups), and the meta information beside them.
+
+    For loops of your own; ``generate_agent_rollout`` leases its groups by job. The items are leased here too and
+    acknowledged before they are returned, so that a reply lost on the way is not lost data.
+
+    Raises:
+        aiohttp.ClientError: the network failed.
+        ValueError: the reply, or one of its items, is not what the protocol says.
+        asyncio.TimeoutError: nothing was ready within ``timeout`` seconds.
+        RequestError: the buffer refuses the request and says why, for instance because several jobs are open.
+    """
+    poll_s = min(LONGEST_WAIT_OF_ONE_POLL_S, timeout)
+    async with (
+        asyncio.timeout(timeout),
+        AsyncRolloutBufferClient(api_base_url, token=buffer_token(None), timeout_s=timeout) as client,
+    ):
+        while True:
+            asked = time.monotonic()
+            data = await client.get_rollout_data(batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout))
+            if data.items:
+                _check_items(data)
+                if data.delivery_id is not None:
+                    await client.ack([data.delivery_id])
+                return [dict(item.raw) for item in data.items], dict(data.meta_info)
+            await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
+
+
+def start_rollout(
+    api_base_url: str,
+    args: Any,
+    metadata: Mapping[str, Any],
+    *,
+    job_id: str | None = None,
+    fresh: bool = False,
+    start_id: str | None = None,
+) -> dict[str, Any]:
+    """Starts the job, or attaches to it, and returns the buffer's answer: ``job_id``, ``state``, ``message``.
+
+    ``metadata`` is the data source's: lists of consumed instance ids by rollout. They are the skip list. ``fresh`` asks
+    for a new job even when one of that id exists; the same ``start_id`` sent twice is one start.
+
+    Raises:
+        RequestError: the buffer refuses the payload; its sentence says what to fix.
+        RetriesUsedUpError: it could not be reached as often as ``--fetch-trajectory-retry-times`` allows.
+    """
+    settings = read_settings(args)
+    payload = start_payload(
+        args,
+        job_id=job_id or settings.job_id,
+        skip_instance_ids=skip_list(metadata),
+        fresh=fresh,
+        start_id=start_id or uuid.uuid4().hex,
+    )
+    return send_start(replace(settings, buffer_url=api_base_url), payload)
+
+
+def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
+    """Logs what the buffer saw before any filter, to W&B as well when ``args.use_wandb``; never stops the training."""
+    log_dict = no_filter_metrics(all_meta_info)
+    if not log_dict:
+        return
+    log_dict["rollout/step"] = _rollout_step(args, rollout_id)
+    logger.info("rollout %d before filtering: %s", rollout_id, log_dict)
+    if not getattr(args, "use_wandb", False):
+        return
+    try:
+        import wandb
+
+        if wandb.run is not None:
+            wandb.log(log_dict)
+    except Exception as error:  # noqa: BLE001 - a metric is not worth a training run
+        _warn_once(f"W&B did not take the metrics of the rollout buffer: {type(error).__name__}: {error}")
+
+
+def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
+    """slime's ``--custom-reward-post-process-path``: GRPO per group that counts each trajectory once and no dummy.
+
+    slime's own normalisation goes by position: it falls back to one baseline for the whole batch as soon as one
+    trajectory has several rows, counts dummies, and yields NaN for groups of one.
+    """
+    return group_normalized_rewards(args, samples)
+
+
+class _TrainingRollout:
+    """One call for training: collects a batch from the job, through restarts of the buffer and passes of the input."""
+
+    def __init__(
+        self,
+        args: Any,
+        rollout_id: int,
+        data_source: Any,
+        settings: RolloutSettings,
+        client: AsyncRolloutBufferClient,
+    ) -> None:
+        self._args = args
+        self._rollout_id = rollout_id
+        self._settings = settings
+        self._client = client
+        self._store = GroupStore(data_source)
+        self._converter = SampleConverter(args, samples_per_group=settings.samples_per_group)
+        self._received: list[Group] = []
+        self._finished_elsewhere: dict[int, list[str]] = {}
+        self._all_meta_info: list[dict[str, Any]] = []
+
+    async def play(self) -> RolloutFnTrainOutput:
+        """Returns the batch, after what was consumed is written down and acknowledged."""
+        await self._open_job()
+        batch = finish_batch(await self._collect(), self._rollout_id)
+        _refuse_batch_without_training(batch)
+        self._record(batch)
+        await self._feed.settle()
+        if self._settings.pause_between_rollouts:
+            await self._feed.pause()
+        log_raw_info(self._args, self._all_meta_info, self._rollout_id)
+        self._progress.last_returned = self._rollout_id
+        _warn_about_arguments(self._args, batch)
+        return RolloutFnTrainOutput(samples=batch, metrics=self._metrics())
+
+    async def _open_job(self) -> None:
+        """Starts the job on the first call of a process, and again when the trainer went back to a checkpoint."""
+        key = (self._settings.buffer_url, self._settings.job_id)
+        progress = _progress_by_job.get(key)
+        if progress is None or progress.went_back_to(self._rollout_id):
+            self._progress = JobProgress(pass_number=pass_before(self._store.metadata(), self._rollout_id))
+            await self._start(fresh=self._rollout_id == 0)
+            _progress_by_job[key] = self._progress
+        else:
+            self._progress = progress
+        self._feed = JobFeed(self._client, self._settings, self._job_id())
+        try:
+            await self._feed.wake()
+        except NotFoundError:
+            logger.warning("the buffer does not know job %s any more; it is started again", self._feed.job_id)
+            await self._start(fresh=False)
+            await self._feed.wake()
+
+    async def _start(self, *, fresh: bool) -> None:
+        consumed = consumed_before(self._store.metadata(), self._rollout_id, self._progress.pass_number)
+        reply = await asyncio.to_thread(
+            start_rollout,
+            self._settings.buffer_url,
+            self._args,
+            consumed,
+            job_id=self._job_id(),
+            fresh=fresh,
+            start_id=uuid.uuid4().hex,
+        )
+        skipped = len(skip_list(consumed))
+        logger.info("job %s: %s; %d groups were consumed before", reply["job_id"], reply["message"], skipped)
+
+    def _job_id(self) -> str:
+        passes = self._progress.pass_number
+        return f"{self._settings.job_id}-pass-{passes}" if passes else self._settings.job_id
+
+    async def _collect(self) -> list[Group]:
+        """Fetches until the data buffer holds enough, and takes the batch through its filter."""
+        batch: list[Group] = []
+        beyond = 0
+        while (missing := self._settings.groups_per_rollout - len(batch)) > 0:
+            while (short := missing + beyond - self._store.held()) > 0:
+                await self._fetch(short, have=len(batch))
+            taken = self._store.take(missing)
+            batch += taken
+            # A filter that takes nothing of enough groups wants a larger choice.
+            beyond = 0 if taken else max(0, self._store.held() - missing + 1)
+        return batch
+
+    async def _fetch(self, max_groups: int, *, have: int) -> None:
+        try:
+            delivery = await self._feed.next_delivery(max_groups)
+        except InputExhaustedError as error:
+            await self._after_exhaustion(error, have)
+            return
+        if self._progress.is_new(delivery):
+            groups = self._converter.groups(delivery.items)
+            for sample in (row for rows in trajectories_of(groups) for row in rows):
+                sample.metadata["input_pass"] = self._progress.pass_number
+            self._store.add(groups)
+            self._received += groups
+            self._note(delivery, groups)
+            self._record(self._received)
+        self._feed.received(delivery)
+
+    async def _after_exhaustion(self, error: InputExhaustedError, have: int) -> None:
+        """Starts the next pass over the input, or says that there is none."""
+        needed = self._settings.groups_per_rollout
+        so_far = f"rollout {self._rollout_id} has {have + self._store.held()} of {needed} groups and {error.message}"
+        if self._settings.on_exhausted is OnExhausted.ERROR:
+            advice = "raise --num-epoch, or set rollout_buffer_on_exhausted: repeat"
+            raise InputExhaustedError(f"{so_far}: {advice}", error.detail) from error
+        if not self._progress.groups_in_pass:
+            raise InputExhaustedError(f"{so_far}; a whole pass over it gave no group", error.detail) from error
+        await self._feed.settle()
+        self._progress.begin_next_pass()
+        logger.info("%s; pass %d begins", so_far, self._progress.pass_number)
+        await self._start(fresh=True)
+        self._feed = JobFeed(self._client, self._settings, self._job_id())
+
+    def _note(self, delivery: RolloutData, groups: Sequence[Group]) -> None:
+        """Keeps what the buffer says beside the items: statistics, and groups that ended without being delivered."""
+        self._all_meta_info.append(dict(delivery.meta_info))
+        self._progress.groups_in_pass += len(groups)
+        finished = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
+        delivered = Counter(trajectory[0].metadata["instance_id"] for trajectory in _first_members(groups))
+        self._finished_elsewhere.setdefault(self._progress.pass_number, []).extend((finished - delivered).elements())
+
+    def _record(self, groups: Sequence[Group]) -> None:
+        ids_by_pass = {number: list(ids) for number, ids in self._finished_elsewhere.items()}
+        for trajectory in _first_members(groups):
+            metadata = trajectory[0].metadata
+            ids_by_pass.setdefault(metadata["input_pass"], []).append(metadata["instance_id"])
+        self._store.update_metadata(
+            consumed_metadata(self._store.metadata(), self._rollout_id, ids_by_pass, self._progress.pass_number)
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        counts = self._converter.counts
+        return {
+            **no_filter_metrics(self._all_meta_info),
+            "rollout/buffer/wait_s": self._feed.waited_s,
+            "rollout/buffer/dummies": counts["dummies"],
+            "rollout/buffer/malformed_items": counts["malformed_items"],
+            "rollout/buffer/untrained_trajectories": counts["untrained_trajectories"],
+            "rollout/buffer/tokens_from_generations": counts["tokens_from_generations"],
+            "rollout/buffer/tokens_from_messages": counts["tokens_from_messages"],
+            "rollout/buffer/rows": counts["rows"],
+        }
+
+
+# --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns how many samples the buffer saw and their mean reward, weighted over all replies; {} when none said."""
+    totals = [int(meta.get("total_samples") or 0) for meta in all_meta_info]
+    if not sum(totals):
+        return {}
+    rewards = [(total, meta.get("avg_reward")) for total, meta in zip(totals, all_meta_info, strict=True)]
+    known = [(total, float(reward)) for total, reward in rewards if total and isinstance(reward, int | float)]
+    metrics: dict[str, float] = {"rollout/no_filter/total_samples": sum(totals)}
+    if known:
+        weighted = math.fsum(total * reward for total, reward in known)
+        metrics["rollout/no_filter/avg_reward"] = weighted / sum(total for total, _ in known)
+    return metrics
+
+
+def _rollout_step(args: Any, rollout_id: int) -> int:
+    """The step that slime logs a rollout under."""
+    if not getattr(args, "wandb_always_use_train_step", False):
+        return rollout_id
+    return int(rollout_id * args.rollout_batch_size * args.n_samples_per_prompt // args.global_batch_size)
+
+
+def _check_items(data: RolloutData) -> None:
+    for item in data.items:
+        missing = sorted(REQUIRED_ITEM_KEYS - item.raw.keys())
+        if missing:
+            raise ValueError(f"item {item.uid} of the buffer's reply has no {', '.join(missing)}")
+        if item.error is not None:
+            raise ValueError(f"item {item.uid} of the buffer's reply is malformed: {item.error}")
+
+
+def _first_members(groups: Sequence[Group]) -> list[list[Sample]]:
+    return [trajectories_of([group])[0] for group in groups]
+
+
+def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
+    """A batch of dummies alone means that something is broken for every episode; training on it would hide that."""
+    samples = [rows[0] for rows in trajectories_of(batch)]
+    if all(sample.remove_sample for sample in samples):
+        reasons = Counter(str(sample.metadata["dummy_reason"]) for sample in samples)
+        raise GeneratorError(f"no trajectory of this rollout can be trained: {reasons.most_common(3)}")
+
+
+def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
+    """Says once what slime will do to this batch that its user may not expect."""
+    normalizes = getattr(args, "rewards_normalization", True) and not getattr(
+        args, "custom_reward_post_process_path", None
+    )
+    if normalizes and any(isinstance(member, list) for group in batch for member in group):
+        _warn_once(
+            "some trajectories have several rows, so slime's own reward normalisation uses one baseline for the whole "
+            "batch: set --custom-reward-post-process-path slime.rollout.agent_rollout.post_process_rewards"
+        )
+    if normalizes and args.n_samples_per_prompt == 1:
+        _warn_once(
+            "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
+        )
+    if getattr(args, "rollout_top_p", 1.0) != 1.0:
+        _warn_once("slime trains on --rollout-top-p below 1 only with token sets that no rollout buffer can deliver")
+    if getattr(args, "rollout_global_dataset", True) is False:
+        _warn_once("--disable-rollout-global-dataset: consumed ids are not in the checkpoint; a resumed run repeats")
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
+
+
+def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a coroutine to its end, also where the calling thread has an event loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()

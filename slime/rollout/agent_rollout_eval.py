@@ -1,0 +1,68 @@
+"""An evaluation: every evaluation set is played once, anew, as a job of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from slime.rollout.agent_rollout_feed import InputExhaustedError, JobFeed, send_start
+from slime.rollout.agent_rollout_samples import Group, SampleConverter, finish_batch, trajectories_of
+from slime.rollout.agent_rollout_settings import EvalSet, RolloutSettings, eval_payload, eval_sets
+from slime.rollout.base_types import RolloutFnEvalOutput
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.errors import GeneratorError
+
+__all__ = ["evaluate"]
+
+
+async def evaluate(
+    args: Any, rollout_id: int, settings: RolloutSettings, client: AsyncRolloutBufferClient
+) -> RolloutFnEvalOutput:
+    """Plays every evaluation set once and returns slime's eval shape. A failed episode is left out, never a zero."""
+    data, metrics = {}, {}
+    for eval_set in eval_sets(args):
+        groups = await _play_eval_set(args, rollout_id, eval_set, settings, client)
+        trajectories = _measured(args, eval_set, groups)
+        if not trajectories:
+            raise GeneratorError(f"evaluation set {eval_set.name} gave no trajectory with a reward")
+        data[eval_set.name] = {
+            "rewards": [float(rows[-1].metadata["raw_reward"]) for rows in trajectories],
+            "truncated": [rows[-1].status is Sample.Status.TRUNCATED for rows in trajectories],
+            "samples": [rows[-1] for rows in trajectories],
+        }
+        metrics[f"eval/{eval_set.name}-left_out"] = len(trajectories_of(groups)) - len(trajectories)
+    return RolloutFnEvalOutput(data=data, metrics=metrics)
+
+
+async def _play_eval_set(
+    args: Any, rollout_id: int, eval_set: EvalSet, settings: RolloutSettings, client: AsyncRolloutBufferClient
+) -> list[Group]:
+    job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
+    payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
+    await asyncio.to_thread(send_start, settings, payload)
+    feed = JobFeed(client, settings, job_id)
+    converter = SampleConverter(args, samples_per_group=eval_set.samples_per_group)
+    groups: list[Group] = []
+    while True:
+        try:
+            delivery = await feed.next_delivery()
+        except InputExhaustedError:
+            break
+        groups += converter.groups(delivery.items)
+        feed.received(delivery)
+    await feed.settle()
+    return finish_batch(groups, rollout_id)
+
+
+def _measured(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:
+    """Returns the trajectories that count. A pass rate needs whole groups, so there a failure takes its group along."""
+    whole_groups = getattr(args, "log_passrate", False) and eval_set.samples_per_group > 1
+    trajectories = []
+    for group in groups:
+        real = [rows for rows in trajectories_of([group]) if not rows[0].remove_sample]
+        if not whole_groups or len(real) == len(group):
+            trajectories += real
+    return trajectories

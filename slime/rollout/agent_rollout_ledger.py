@@ -1,0 +1,154 @@
+"""What the trainer remembers: groups in slime's data buffer, and consumed instance ids in the checkpoint's metadata.
+
+The metadata maps ``str(rollout_id)`` to the ids of the groups that rollout consumed, once per group. Where the input is
+played more than once (``rollout_buffer_on_exhausted: repeat``), ``rollout_buffer_passes`` says for a rollout which pass
+its last ids belong to, because only those matter to the job of that pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime.rollout.agent_rollout_samples import Group, is_agent_group
+from slime_plugins.rollout_buffer.wire import RolloutData
+
+__all__ = ["GroupStore", "JobProgress", "consumed_before", "consumed_metadata", "pass_before", "skip_list"]
+
+logger = logging.getLogger(__name__)
+
+PASSES_KEY = "rollout_buffer_passes"
+
+
+@dataclass(kw_only=True, slots=True)
+class JobProgress:
+    """How far this process got with a job it started."""
+
+    pass_number: int = 0
+    last_returned: int | None = None
+    groups_in_pass: int = 0
+    seen_groups: set[int] = field(default_factory=set)
+
+    def went_back_to(self, rollout_id: int) -> bool:
+        """Tells whether a rollout that was already returned is asked for again."""
+        return self.last_returned is not None and rollout_id <= self.last_returned
+
+    def is_new(self, delivery: RolloutData) -> bool:
+        """Tells whether a delivery was not received before, and remembers it.
+
+        A delivery comes back, identical, when its acknowledgement was lost for longer than its lease.
+        """
+        numbers = {item.group_index for item in delivery.items if item.group_index >= 0}
+        repeated = bool(numbers) and numbers <= self.seen_groups
+        self.seen_groups |= numbers
+        return not repeated
+
+    def begin_next_pass(self) -> None:
+        """Forgets the groups of the pass that ended."""
+        self.pass_number += 1
+        self.groups_in_pass = 0
+        self.seen_groups.clear()
+
+
+class GroupStore:
+    """slime's data source as this rollout uses it: a buffer of groups and a place for metadata.
+
+    A data source without a buffer (slime's read-only one, or one of the user's own) is left alone; groups then wait in
+    this object.
+    """
+
+    def __init__(self, data_source: Any) -> None:
+        self._source = data_source
+        self._has_buffer = hasattr(data_source, "get_buffer_length") and hasattr(data_source, "add_samples")
+        self._has_metadata = hasattr(data_source, "get_metadata") and hasattr(data_source, "update_metadata")
+        self._waiting: list[Group] = []
+
+    def held(self) -> int:
+        """Returns how many groups are waiting."""
+        return int(self._source.get_buffer_length()) if self._has_buffer else len(self._waiting)
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Puts groups behind those that are waiting."""
+        if not self._has_buffer:
+            self._waiting.extend(groups)
+        elif groups:
+            self._source.add_samples(list(groups))
+
+    def take(self, count: int) -> list[Group]:
+        """Takes at most ``count`` groups, chosen by slime's buffer filter; fewer when the filter drops some.
+
+        slime fills up a short answer with bare prompts. They are left out here: a prompt is no trajectory.
+        """
+        if not self._has_buffer:
+            taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            return taken
+        found = self._source.get_samples(count)
+        groups = [group for group in found if is_agent_group(group)]
+        if len(groups) < len(found):
+            logger.info("the data source gave %d groups that no agent played; left out", len(found) - len(groups))
+        self.add(groups[count:])
+        return groups[:count]
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the data source's metadata; {} when it keeps none."""
+        return dict(self._source.get_metadata()) if self._has_metadata else {}
+
+    def update_metadata(self, changes: Mapping[str, Any]) -> None:
+        """Changes entries of the metadata, which slime saves with its next checkpoint."""
+        if self._has_metadata:
+            self._source.update_metadata(dict(changes))
+
+
+def skip_list(metadata: Mapping[str, Any]) -> list[str]:
+    """Returns all consumed ids of the metadata, one entry per group, earliest rollout first."""
+    return [instance_id for _, ids in sorted(_rollouts(metadata).items()) for instance_id in ids]
+
+
+def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: int) -> dict[str, list[str]]:
+    """Returns, by rollout, the ids of one pass that rollouts before ``rollout_id`` consumed.
+
+    A trainer that generates ahead saves ids of a rollout that it had not trained yet: those must come again.
+    """
+    earlier = {rollout: ids for rollout, ids in _rollouts(metadata).items() if rollout < rollout_id}
+    return {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
+
+
+def pass_before(metadata: Mapping[str, Any], rollout_id: int) -> int:
+    """Returns the pass over the input that the rollouts before ``rollout_id`` had reached, from 0."""
+    reached = [_pass_of(metadata, rollout)[0] for rollout in _rollouts(metadata) if rollout < rollout_id]
+    return max(reached, default=0)
+
+
+def consumed_metadata(
+    metadata: Mapping[str, Any], rollout_id: int, ids_by_pass: Mapping[int, Sequence[str]], pass_number: int
+) -> dict[str, Any]:
+    """Returns the metadata entries that say what a rollout consumed."""
+    ids = [instance_id for number in sorted(ids_by_pass) for instance_id in ids_by_pass[number]]
+    changes: dict[str, Any] = {str(rollout_id): ids}
+    if pass_number:
+        of_pass = {"pass": pass_number, "ids": len(ids_by_pass.get(pass_number, ()))}
+        changes[PASSES_KEY] = {**metadata.get(PASSES_KEY, {}), str(rollout_id): of_pass}
+    return changes
+
+
+def _rollouts(metadata: Mapping[str, Any]) -> dict[int, list[str]]:
+    return {
+        int(key): [str(instance_id) for instance_id in ids]
+        for key, ids in metadata.items()
+        if str(key).isdecimal() and isinstance(ids, list | tuple)
+    }
+
+
+def _of_pass(metadata: Mapping[str, Any], rollout: int, ids: list[str], pass_number: int) -> list[str]:
+    number, count = _pass_of(metadata, rollout)
+    if number != pass_number:
+        return []
+    return ids if count is None else ids[len(ids) - count :]
+
+
+def _pass_of(metadata: Mapping[str, Any], rollout: int) -> tuple[int, int | None]:
+    """Returns the pass that a rollout ended in, and how many of its ids belong to it (None: all)."""
+    entry = metadata.get(PASSES_KEY, {}).get(str(rollout))
+    return (0, None) if entry is None else (int(entry["pass"]), int(entry["ids"]))

@@ -1,0 +1,307 @@
+"""A rollout function that needs no services: the real one, against a small scripted buffer on a loopback port.
+
+slime's contract test for rollout functions calls them with ``args=None`` and a data source that only has
+``get_samples``; run it with ``--rollout-function-path slime.rollout.agent_rollout_probe.generate_rollout``. Everything
+from the HTTP client to the Samples is what training uses. ``LoopbackBuffer`` speaks the buffer's protocol and can be
+told to misbehave; it keeps nothing on disk and is not a buffer to train with.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from slime.rollout import agent_rollout
+
+__all__ = ["LoopbackBuffer", "LoopbackGroup", "ScriptedReply", "generate_rollout", "probe_item"]
+
+PROBE_GROUPS = 2
+PROBE_SAMPLES_PER_GROUP = 2
+LONGEST_WAIT_S = 0.05
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """Plays one rollout against a buffer of its own; ``args`` may be None."""
+    with LoopbackBuffer([f"probe-{number}" for number in range(PROBE_GROUPS)]) as buffer:
+        own_args = _probe_args(buffer.url)
+        return agent_rollout.generate_rollout(own_args, rollout_id, data_source, evaluation=evaluation)
+
+
+def _probe_args(buffer_url: str) -> Namespace:
+    return Namespace(
+        rollout_buffer_url=buffer_url,
+        rollout_task_type="probe",
+        prompt_data="probe.jsonl",
+        eval_prompt_data=["probe", "probe.jsonl"],
+        n_samples_per_eval_prompt=PROBE_SAMPLES_PER_GROUP,
+        num_epoch=1,
+        rollout_batch_size=PROBE_GROUPS,
+        n_samples_per_prompt=PROBE_SAMPLES_PER_GROUP,
+        rollout_max_response_len=16,
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=1,
+        hf_checkpoint="none",
+        fetch_trajectory_retry_times=3,
+    )
+
+
+def probe_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
+    """Returns a delivered item with two turns of generations: rewards differ within a group."""
+    first = {"keep": 0, "prompt_ids": [1, 2, 3], "output_ids": [10 + slot, 4], "output_log_probs": [-0.5, -0.25]}
+    second = {
+        "keep": 5,
+        "prompt_ids": [5, 6],
+        "output_ids": [20 + slot, 21, 4],
+        "output_log_probs": [-1.0, -2.0, -0.125],
+    }
+    return {
+        "uid": f"{instance_id}.{epoch}.{slot}",
+        "instance_id": instance_id,
+        "messages": [{"role": "user", "content": "probe"}, {"role": "assistant", "content": f"answer {slot}"}],
+        "reward": float(slot % 2),
+        "raw_reward": float(slot % 2),
+        "extra_info": {"finish_reason": "stop"},
+        "generations": [{**turn, "finish_reason": "stop", "weight_version": "1"} for turn in (first, second)],
+        "group_index": group_index,
+        "epoch": epoch,
+        "slot": slot,
+        "outcome": "completed",
+        "stop_reason": "answered",
+        "remove_sample": False,
+    }
+
+
+@dataclass(kw_only=True, slots=True)
+class LoopbackGroup:
+    """One group of a loopback job: ``ready``, ``leased``, ``delivered`` or ``skipped``."""
+
+    group_index: int
+    instance_id: str
+    epoch: int
+    items: list[Any]
+    state: str = "ready"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Job:
+    job_id: str
+    payload: dict[str, Any]
+    groups: list[LoopbackGroup]
+    state: str = "running"
+    cause: str = ""
+    deliveries: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptedReply:
+    """What the next request of a path gets instead of a real answer.
+
+    ``lost``: the request is carried out and its connection closed without a reply.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    lost: bool = False
+
+
+ItemMaker = Callable[..., dict[str, Any]]
+
+
+class LoopbackBuffer:
+    """A scripted buffer behind real HTTP on 127.0.0.1. A context manager; ``requests`` holds what came in, in order."""
+
+    def __init__(self, instance_ids: Sequence[str], *, make_item: ItemMaker = probe_item) -> None:
+        """Every group of an instance is ready at once, with the items that ``make_item`` makes for its slots."""
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.jobs: dict[str, _Job] = {}
+        self._instance_ids = list(instance_ids)
+        self._make_item = make_item
+        self._scripted: dict[str, list[ScriptedReply]] = {}
+        self._next_group = 0
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> LoopbackBuffer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def script(self, path: str, *replies: ScriptedReply) -> None:
+        """Queues replies for the next requests of a path."""
+        self._scripted.setdefault(path, []).extend(replies)
+
+    def bodies(self, path: str) -> list[dict[str, Any]]:
+        """Returns the bodies that came to a path, in order."""
+        return [body for seen, body in self.requests if seen == path]
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, bool]:
+        """Returns status and body of the reply, and whether it is lost on the way."""
+        with self._lock:
+            self.requests.append((path, body))
+            queue = self._scripted.get(path) or []
+            scripted = queue.pop(0) if queue else None
+            if scripted is not None and not scripted.lost:
+                return scripted.status, scripted.body, False
+            status, reply = self._route(path, body)
+        if path == "/get_rollout_data" and not reply.get("success"):
+            time.sleep(min(float(body.get("wait_s") or 0.0), LONGEST_WAIT_S))
+        return status, json.dumps(reply).encode(), scripted is not None
+
+    def _route(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if path == "/start_rollout":
+            return 200, self._start(body)
+        if path == "/get_rollout_data":
+            self._acknowledge(body.get("ack") or [])
+            job = self._job(body.get("job_id"))
+            return (200, self._deliver(job, body)) if job else _not_found(body.get("job_id"))
+        if path == "/ack":
+            self._acknowledge(body.get("delivery_ids") or [body.get("delivery_id")])
+            return 200, {"message": "acknowledged"}
+        _, _, job_id, *verb = path.split("/")
+        job = self.jobs.get(job_id)
+        if job is None:
+            return _not_found(job_id)
+        if verb and job.state in ("running", "paused"):
+            job.state = {"pause": "paused", "resume": "running", "cancel": "cancelled"}[verb[0]]
+        return 200, self._describe(job)
+
+    def _job(self, job_id: str | None) -> _Job | None:
+        return self.jobs.get(job_id) if job_id else next(iter(self.jobs.values()), None)
+
+    def _start(self, payload: dict[str, Any]) -> dict[str, Any]:
+        job_id = payload["job_id"]
+        job = self.jobs.get(job_id)
+        again = job is not None and job.payload["start_id"] == payload["start_id"]
+        if job is None or (payload.get("fresh") and not again):
+            self.jobs[job_id] = _Job(job_id=job_id, payload=payload, groups=self._plan(payload))
+            return {"message": "rollout started", "job_id": job_id, "state": "running", "attached": False}
+        job.payload = payload
+        left = Counter(payload["skip_instance_ids"])
+        for group in job.groups:
+            if group.state in ("leased", "delivered", "skipped") and left[group.instance_id] > 0:
+                left[group.instance_id] -= 1
+            elif group.state in ("leased", "delivered"):
+                group.state = "ready"
+        return {"message": "attached", "job_id": job_id, "state": job.state, "attached": True}
+
+    def _plan(self, payload: dict[str, Any]) -> list[LoopbackGroup]:
+        left = Counter(payload["skip_instance_ids"])
+        groups = []
+        for epoch in range(int(payload["num_epoch"])):
+            for instance_id in self._instance_ids:
+                skipped = left[instance_id] > 0
+                left[instance_id] -= skipped
+                groups.append(self._group(payload, instance_id, epoch, "skipped" if skipped else "ready"))
+        return groups
+
+    def _group(self, payload: Mapping[str, Any], instance_id: str, epoch: int, state: str) -> LoopbackGroup:
+        self._next_group += 1
+        slots = range(int(payload["num_repeat_per_sample"]))
+        number = self._next_group
+        items = [self._make_item(instance_id, epoch=epoch, slot=slot, group_index=number) for slot in slots]
+        return LoopbackGroup(group_index=number, instance_id=instance_id, epoch=epoch, items=items, state=state)
+
+    def _deliver(self, job: _Job, body: dict[str, Any]) -> dict[str, Any]:
+        key = f"{body.get('consumer_id')}/{body.get('poll_id')}"
+        if body.get("poll_id") and key in job.deliveries:
+            return dict(job.deliveries[key]["reply"])
+        ready = [group for group in job.groups if group.state == "ready"] if job.state == "running" else []
+        taken = ready[: int(body.get("max_groups") or len(ready))]
+        if not taken:
+            exhausted = all(group.state in ("delivered", "skipped") for group in job.groups)
+            return {"success": False, "message": "nothing is ready", "data": _data([], {"exhausted": exhausted})}
+        leased = bool(body.get("lease_s"))
+        for group in taken:
+            group.state = "leased" if leased else "delivered"
+        delivery_id = f"{job.job_id}/delivery-{len(job.deliveries)}"
+        reply = {"success": True, "message": "", "data": _data(_items(taken), _meta(delivery_id, taken))}
+        job.deliveries[key] = {"id": delivery_id, "groups": taken, "reply": reply}
+        return reply
+
+    def _acknowledge(self, delivery_ids: Sequence[Any]) -> None:
+        for job in self.jobs.values():
+            for delivery in job.deliveries.values():
+                if delivery["id"] in delivery_ids:
+                    for group in delivery["groups"]:
+                        group.state = "delivered" if group.state == "leased" else group.state
+
+    def _describe(self, job: _Job) -> dict[str, Any]:
+        states = Counter(group.state for group in job.groups)
+        return {"job_id": job.job_id, "state": job.state, "cause": job.cause, "groups": dict(states)}
+
+
+def _items(groups: Sequence[LoopbackGroup]) -> list[Any]:
+    return [item for group in groups for item in group.items]
+
+
+def _meta(delivery_id: str, groups: Sequence[LoopbackGroup]) -> dict[str, Any]:
+    rewards = [item["reward"] for item in _items(groups) if isinstance(item, dict) and _is_number(item.get("reward"))]
+    return {
+        "delivery_id": delivery_id,
+        "finished_groups": [group.instance_id for group in groups],
+        "num_groups": len(groups),
+        "total_samples": len(rewards),
+        "avg_reward": sum(rewards) / len(rewards) if rewards else None,
+        "exhausted": False,
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _data(items: list[Any], meta_info: dict[str, Any]) -> dict[str, Any]:
+    return {"data": items, "meta_info": meta_info}
+
+
+def _not_found(job_id: Any) -> tuple[int, dict[str, Any]]:
+    return 404, {"error": {"code": "not_found", "message": f"there is no job {job_id}", "detail": {}}}
+
+
+def _handler_of(buffer: LoopbackBuffer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._reply(json.loads(content or b"{}"))
+
+        def do_GET(self) -> None:
+            self._reply({})
+
+        def _reply(self, body: dict[str, Any]) -> None:
+            status, content, lost = buffer.answer(self.path, body)
+            if lost:
+                self.close_connection = True
+                return
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing: the client logs what matters."""
+
+    return Handler

@@ -1,0 +1,397 @@
+"""From delivered items to slime's Samples, and the rewards the loss sees. Pure but for loading a tokenizer.
+
+An item becomes one Sample per training row: from its generations, token by token as they were sampled, or rebuilt from
+its messages when it carries none. An item that cannot be trained becomes a dummy: two tokens, nothing trained,
+``remove_sample`` set. A dummy carries the mean reward of its group's other members, so that it moves neither the
+baseline of slime's own normalisation nor the logged mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow, pack_training_rows
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.wire import RolloutItem
+
+__all__ = [
+    "Group",
+    "SampleConverter",
+    "consumed_ids",
+    "finish_batch",
+    "group_normalized_rewards",
+    "is_agent_group",
+    "rows_of",
+    "trajectories_of",
+]
+
+logger = logging.getLogger(__name__)
+
+Group = list[Any]
+"""n members; a member is a Sample, or a list of Samples where its trajectory became several rows."""
+
+TOKENS_FROM_GENERATIONS = "generations"
+TOKENS_FROM_MESSAGES = "messages"
+TOKENS_OF_DUMMY = "dummy"
+
+DUMMY_TOKENS = (0, 0)
+STD_EPSILON = 1e-6
+NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
+STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    """One sequence ready for a Sample: ``loss_mask`` and ``log_probs`` cover the response alone."""
+
+    tokens: list[int]
+    loss_mask: list[int]
+    log_probs: list[float] | None
+    weight_versions: list[str]
+
+
+class SampleConverter:
+    """Turns delivered items into groups of exactly n members, and counts what it met on the way."""
+
+    def __init__(self, args: Any, *, samples_per_group: int) -> None:
+        self._args = args
+        self._samples_per_group = samples_per_group
+        self.counts: Counter[str] = Counter()
+
+    def groups(self, items: Iterable[RolloutItem]) -> list[Group]:
+        """Returns the groups of one delivery, each padded with dummies or cut to exactly n members."""
+        members_by_group, strays = _by_group(items)
+        return [self._group(members, strays) for members in members_by_group]
+
+    def _group(self, items: list[RolloutItem], strays: list[RolloutItem]) -> Group:
+        surplus = len(items) - self._samples_per_group
+        if surplus > 0:
+            self.counts["surplus_items"] += surplus
+            logger.warning("group of %s has %d members too many; they are not trained", items[0].instance_id, surplus)
+        taken = [*items[: self._samples_per_group]]
+        while strays and len(taken) < self._samples_per_group:
+            taken.append(strays.pop())
+        members = [self._member(item) for item in taken]
+        missing = range(len(members), self._samples_per_group)
+        members += [[_dummy(_stand_in(items[0], slot), "the group came with too few members")] for slot in missing]
+        self.counts["dummies"] += sum(rows[0].remove_sample for rows in members)
+        _neutralize_dummies(members)
+        return members_as_group(members)
+
+    def _member(self, item: RolloutItem) -> list[Sample]:
+        """Returns the Samples of one item: its rows, or one dummy that says why there are none."""
+        refusal = _refusal(item)
+        if refusal is not None:
+            self.counts["malformed_items"] += item.error is not None
+            return [_dummy(item, refusal)]
+        try:
+            source, rows = self._rows(item)
+        except Exception as error:  # one broken record must not block the delivery it came in
+            logger.exception("trajectory %s cannot be turned into tokens", item.uid)
+            self.counts["malformed_items"] += 1
+            return [_dummy(item, f"{type(error).__name__}: {error}")]
+        if not rows:
+            self.counts["untrained_trajectories"] += 1
+            return [_dummy(item, "no token of it is trained")]
+        self.counts[f"tokens_from_{source}"] += 1
+        self.counts["rows"] += len(rows)
+        return [_sample(item, row, source=source, number=number, of=len(rows)) for number, row in enumerate(rows)]
+
+    def _rows(self, item: RolloutItem) -> tuple[str, list[_Row]]:
+        if item.generations:
+            packed = pack_training_rows(item.generations)
+            rows = [_response_row(row.token_ids, row.loss_mask, row.log_probs, _versions(item, row)) for row in packed]
+            return TOKENS_FROM_GENERATIONS, [row for row in rows if row is not None]
+        generator = mask_generator(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
+        token_ids, loss_mask = generator.get_loss_mask(list(item.messages), tools=_tools(item))
+        row = _response_row(token_ids, loss_mask, None, [])
+        return TOKENS_FROM_MESSAGES, [] if row is None else [row]
+
+
+@functools.lru_cache(maxsize=4)
+def mask_generator(tokenizer_path: str, loss_mask_type: str) -> MultiTurnLossMaskGenerator:
+    """Returns the mask generator of a tokenizer, loaded once per process."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=True)
+    return MultiTurnLossMaskGenerator(tokenizer, tokenizer_type=loss_mask_type)
+
+
+# --- one batch -------------------------------------------------------------------------------------------------------
+
+
+def finish_batch(groups: Sequence[Group], rollout_id: int) -> list[Group]:
+    """Makes the groups of one rollout one batch, as slime's RolloutManager wants it.
+
+    ``group_index`` and ``rollout_id`` become ints that are unique in the run; the rows of one trajectory share them.
+    Every metadata has the same keys. Log-probs are there on all samples or on none. Where any trajectory has several
+    rows, every trajectory is a list.
+    """
+    first_trajectory = rollout_id * sum(len(group) for group in groups)
+    trajectories = 0
+    for position, group in enumerate(groups):
+        for member in group:
+            for sample in rows_of(member):
+                sample.group_index = rollout_id * len(groups) + position
+                sample.rollout_id = first_trajectory + trajectories
+            trajectories += 1
+    samples = [sample for group in groups for member in group for sample in rows_of(member)]
+    _share_metadata_keys(samples)
+    _agree_on_log_probs(samples)
+    nested = len(samples) > trajectories
+    return [[rows_of(member) if nested else rows_of(member)[0] for member in group] for group in groups]
+
+
+def rows_of(member: Any) -> list[Sample]:
+    """Returns the Samples of one member of a group, which is a Sample or a list of them."""
+    return list(member) if isinstance(member, list) else [member]
+
+
+def members_as_group(members: list[list[Sample]]) -> Group:
+    """Returns a group as the data source keeps it: flat unless some trajectory has several rows."""
+    return [rows if len(rows) > 1 else rows[0] for rows in members]
+
+
+def trajectories_of(groups: Iterable[Group]) -> list[list[Sample]]:
+    """Returns the rows of every trajectory of the groups, in order."""
+    return [rows_of(member) for group in groups for member in group]
+
+
+def is_agent_group(group: Any) -> bool:
+    """Tells our groups from the bare prompts with which slime's data source fills up a short buffer."""
+    first = group
+    while isinstance(first, list) and first:
+        first = first[0]
+    return isinstance(first, Sample) and "token_source" in (first.metadata or {})
+
+
+def consumed_ids(groups: Iterable[Group]) -> list[str]:
+    """Returns the instance id of each group."""
+    return [str(rows_of(group[0])[0].metadata["instance_id"]) for group in groups]
+
+
+def _share_metadata_keys(samples: Sequence[Sample]) -> None:
+    """slime decides by the first sample's keys what it reads of all of them."""
+    keys = list(dict.fromkeys(key for sample in samples for key in sample.metadata))
+    for sample in samples:
+        sample.metadata = {key: sample.metadata.get(key) for key in keys}
+
+
+def _agree_on_log_probs(samples: Sequence[Sample]) -> None:
+    """slime reads log-probs of every sample when the first one has them."""
+    trained = [sample for sample in samples if not sample.remove_sample]
+    complete = bool(trained) and all(sample.rollout_log_probs is not None for sample in trained)
+    if not complete and any(sample.rollout_log_probs is not None for sample in trained):
+        logger.warning("some trajectories of this batch have no log-probs: the batch goes on without any")
+    for sample in samples:
+        if not complete:
+            sample.rollout_log_probs = None
+        elif sample.rollout_log_probs is None:
+            sample.rollout_log_probs = [0.0] * sample.response_length
+
+
+# --- one item --------------------------------------------------------------------------------------------------------
+
+
+def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], list[RolloutItem]]:
+    """Sorts items into their groups; a malformed item that no longer says where it belongs is a stray."""
+    groups: dict[Any, list[RolloutItem]] = {}
+    strays = []
+    for item in items:
+        if item.group_index >= 0:
+            groups.setdefault(item.group_index, []).append(item)
+        elif item.error is None:
+            groups.setdefault((item.instance_id, item.epoch), []).append(item)
+        else:
+            strays.append(item)
+    return list(groups.values()), strays
+
+
+def _refusal(item: RolloutItem) -> str | None:
+    """Says why an item is not trained, None when it may be."""
+    if item.error is not None:
+        return item.error
+    if item.remove_sample:
+        return str(item.extra_info.get("remove_reason") or "the buffer could not fill this slot")
+    if item.outcome in ("aborted", "failed"):
+        return f"its outcome is {item.outcome}"
+    return None if item.reward is not None else "it has no reward"
+
+
+def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
+    """Returns a record for the missing member of a group, under a uid of its own."""
+    return RolloutItem(
+        uid=f"{member.instance_id}.{member.epoch}.{slot}.dummy",
+        instance_id=member.instance_id,
+        group_index=member.group_index,
+        epoch=member.epoch,
+        slot=slot,
+        outcome="failed",
+        remove_sample=True,
+    )
+
+
+def _response_row(
+    token_ids: Sequence[int], loss_mask: Sequence[int], log_probs: Sequence[float] | None, versions: list[str]
+) -> _Row | None:
+    """Cuts the first prompt off mask and log-probs; None when nothing is trained.
+
+    The first token of all has nothing before it that could predict it, so it is always prompt.
+    """
+    if len(loss_mask) != len(token_ids) or (log_probs is not None and len(log_probs) != len(token_ids)):
+        raise ValueError(f"{len(token_ids)} tokens came with a mask or log-probs of another length")
+    start = next((index for index, trained in enumerate(loss_mask) if trained and index), None)
+    if start is None:
+        return None
+    return _Row(
+        tokens=list(token_ids),
+        loss_mask=[int(trained) for trained in loss_mask[start:]],
+        log_probs=None if log_probs is None else [float(value) for value in log_probs[start:]],
+        weight_versions=versions,
+    )
+
+
+def _versions(item: RolloutItem, row: TrainingRow) -> list[str]:
+    """Returns the weight versions that sampled the row's turns, in order; a resumed turn has several."""
+    versions: list[str] = []
+    for index in row.generation_indices:
+        generation = item.generations[index]
+        spans = [span.weight_version for span in generation.weight_version_spans]
+        versions += spans or ([generation.weight_version] if generation.weight_version is not None else [])
+    return versions
+
+
+def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
+    tools = item.raw.get("tools") or item.extra_info.get("tools")
+    return tools if isinstance(tools, list) else None
+
+
+def _sample(item: RolloutItem, row: _Row, *, source: str, number: int, of: int) -> Sample:
+    return Sample(
+        index=item.instance_id,
+        prompt=item.uid,
+        tokens=row.tokens,
+        response_length=len(row.loss_mask),
+        reward=item.reward,
+        loss_mask=row.loss_mask,
+        rollout_log_probs=row.log_probs,
+        weight_versions=row.weight_versions,
+        status=_status(item),
+        metadata=_metadata(item, source=source, row=number, rows=of),
+        non_generation_time=_non_generation_time(item),
+    )
+
+
+def _dummy(item: RolloutItem, reason: str) -> Sample:
+    """Returns the smallest sample that slime takes and does not train; its reward is set with its group."""
+    return Sample(
+        index=item.instance_id,
+        prompt=item.uid,
+        tokens=list(DUMMY_TOKENS),
+        response_length=1,
+        reward=0.0,
+        loss_mask=[0],
+        status=Sample.Status.ABORTED,
+        remove_sample=True,
+        metadata=_metadata(item, source=TOKENS_OF_DUMMY, row=0, rows=1, dummy_reason=reason),
+    )
+
+
+def _metadata(
+    item: RolloutItem, *, source: str, row: int, rows: int, dummy_reason: str | None = None
+) -> dict[str, Any]:
+    return {
+        **item.extra_info,
+        "uid": item.uid,
+        "instance_id": item.instance_id,
+        "epoch": item.epoch,
+        "slot": item.slot,
+        "outcome": item.outcome,
+        "stop_reason": item.stop_reason,
+        "raw_reward": item.reward if item.raw_reward is None else item.raw_reward,
+        "token_source": source,
+        "row": row,
+        "rows": rows,
+        "dummy_reason": dummy_reason,
+    }
+
+
+def _status(item: RolloutItem) -> Sample.Status:
+    """slime's own generators say only ``extra_info.finish_reason``; ours say the outcome."""
+    truncated = item.outcome == "truncated" or item.extra_info.get("finish_reason") == "length"
+    return Sample.Status.TRUNCATED if truncated else Sample.Status.COMPLETED
+
+
+def _non_generation_time(item: RolloutItem) -> float:
+    timings = item.raw.get("timings_s")
+    if not isinstance(timings, dict):
+        return 0.0
+    return float(sum(s for phase, s in timings.items() if phase != "generate" and isinstance(s, int | float)))
+
+
+def _neutralize_dummies(members: Sequence[list[Sample]]) -> None:
+    """Gives dummies the mean of the group's real members, as reward and as raw reward."""
+    real = [rows[0] for rows in members if not rows[0].remove_sample]
+    reward = _mean([_number(sample.reward) for sample in real])
+    raw_reward = _mean([float(sample.metadata["raw_reward"]) for sample in real])
+    for rows in members:
+        if rows[0].remove_sample:
+            rows[0].reward = reward
+            rows[0].metadata["raw_reward"] = raw_reward
+
+
+def _number(reward: Any) -> float:
+    return float(reward)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------
+
+
+def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
+    """Returns raw and normalised rewards, one per sample: GRPO within each ``group_index``.
+
+    Each trajectory counts once however many rows it has, and ``remove_sample`` dummies count not at all and get 0. The
+    same arguments decide as in slime: the advantage estimator, ``--disable-rewards-normalization`` and
+    ``--disable-grpo-std-normalization``; the standard deviation is the sample one (n - 1). A group with one member, or
+    with equal rewards, has no advantage: 0.
+    """
+    raw_rewards = [float(sample.get_reward_value(args)) for sample in samples]
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    if estimator not in NORMALIZING_ESTIMATORS or not getattr(args, "rewards_normalization", True):
+        return raw_rewards, list(raw_rewards)
+    by_std = estimator in STD_ESTIMATORS and getattr(args, "grpo_std_normalization", True)
+    groups: dict[Any, dict[Any, float]] = {}
+    for position, (sample, reward) in enumerate(zip(samples, raw_rewards, strict=True)):
+        if not sample.remove_sample:
+            groups.setdefault(sample.group_index, {})[_trajectory_key(sample, position)] = reward
+    scales = {index: _baseline(list(rewards.values()), by_std=by_std) for index, rewards in groups.items()}
+    normalized = []
+    for sample, reward in zip(samples, raw_rewards, strict=True):
+        mean, scale = scales.get(sample.group_index, (0.0, 0.0))
+        normalized.append(0.0 if sample.remove_sample else (reward - mean) * scale)
+    return raw_rewards, normalized
+
+
+def _trajectory_key(sample: Sample, position: int) -> Any:
+    return sample.rollout_id if sample.rollout_id is not None else ("row", position)
+
+
+def _baseline(rewards: Sequence[float], *, by_std: bool) -> tuple[float, float]:
+    """Returns what to subtract and what to multiply by; (mean, 0) where the rewards do not differ."""
+    mean = _mean(rewards)
+    if max(rewards) == min(rewards):
+        return mean, 0.0
+    if not by_std:
+        return mean, 1.0
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1)
+    return mean, 1.0 / (math.sqrt(variance) + STD_EPSILON)

@@ -1,0 +1,279 @@
+"""What the trainer's arguments mean for an agent rollout: settings, the job's name, the payload that starts it.
+
+Reads slime's own arguments by their own names. What slime has no flag for is an attribute that ``--custom-config-path``
+sets, each with a default here:
+
+    rollout_buffer_job_id        name of the job; derived from save path, task type, input and sampling when not set
+    rollout_buffer_on_exhausted  ``error`` (default) or ``repeat``: what happens when the input is used up
+    rollout_buffer_options       extra keys of the start payload: timeouts, ratios, what the generator understands
+    rollout_buffer_token         bearer token; the environment's ROLLOUT_BUFFER_TOKEN when not set
+    rollout_buffer_wait_s        how long one poll waits for a group (20)
+    rollout_buffer_lease_s       how long a delivery may stay unacknowledged before it comes back (600)
+    rollout_buffer_timeout_s     how long one call may take beyond that (100)
+    rollout_num_process          episodes played at once (100)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = [
+    "EvalSet",
+    "OnExhausted",
+    "RolloutSettings",
+    "buffer_token",
+    "eval_payload",
+    "eval_sets",
+    "read_settings",
+    "start_payload",
+]
+
+DEFAULT_NUM_EPOCH = 3
+DEFAULT_NUM_PROCESS = 100
+
+
+class OnExhausted(StrEnum):
+    """What a rollout does when every group of its job was handed out and it still needs more."""
+
+    ERROR = "error"  # says so and stops
+    REPEAT = "repeat"  # plays the whole input again, as a job of its own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutSettings:
+    """What one trainer wants of the buffer. ``max_failures`` None is unlimited."""
+
+    buffer_url: str
+    token: str | None
+    job_id: str
+    groups_per_rollout: int
+    samples_per_group: int
+    max_failures: int | None
+    on_exhausted: OnExhausted
+    wait_s: float
+    lease_s: float
+    timeout_s: float
+    pause_between_rollouts: bool
+
+    @property
+    def consumer_id(self) -> str:
+        """Names this trainer to the buffer; the same after a restart."""
+        return f"trainer-{hashlib.sha256(self.job_id.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalSet:
+    """One evaluation set: its name in the metrics, its file, and how it is sampled."""
+
+    name: str
+    path: str
+    samples_per_group: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+
+
+def read_settings(args: Any) -> RolloutSettings:
+    """Reads the settings from slime's arguments.
+
+    Raises:
+        ConfigError: the buffer's URL is missing, or a setting has a value that means nothing.
+    """
+    retries = int(getattr(args, "fetch_trajectory_retry_times", -1))
+    return RolloutSettings(
+        buffer_url=_buffer_url(args),
+        token=buffer_token(args),
+        job_id=getattr(args, "rollout_buffer_job_id", None) or _derived_job_id(args),
+        groups_per_rollout=_at_least_one(args, "rollout_batch_size"),
+        samples_per_group=_at_least_one(args, "n_samples_per_prompt"),
+        max_failures=None if retries < 0 else retries,
+        on_exhausted=_on_exhausted(args),
+        wait_s=_seconds(args, "rollout_buffer_wait_s", 20.0),
+        lease_s=_seconds(args, "rollout_buffer_lease_s", 600.0),
+        timeout_s=_seconds(args, "rollout_buffer_timeout_s", 100.0),
+        pause_between_rollouts=bool(getattr(args, "offload_rollout", False)),
+    )
+
+
+def buffer_token(args: Any) -> str | None:
+    """Returns the bearer token of the buffer, None when there is none."""
+    return getattr(args, "rollout_buffer_token", None) or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
+
+
+def start_payload(
+    args: Any, *, job_id: str, skip_instance_ids: Sequence[str], fresh: bool, start_id: str
+) -> dict[str, Any]:
+    """Returns the body of ``start_rollout`` for training.
+
+    ``fresh`` asks for a new job even when one of that id exists; a repeated call with the same ``start_id`` is the same
+    start, so a lost reply never starts twice.
+
+    Raises:
+        ConfigError: ``rollout_buffer_options`` would change a key that slime's own arguments set.
+    """
+    payload = {
+        **_engine_and_task(args),
+        "num_epoch": int(getattr(args, "num_epoch", None) or DEFAULT_NUM_EPOCH),
+        "input_file": args.prompt_data,
+        "num_repeat_per_sample": str(args.n_samples_per_prompt),
+        "max_tokens": args.rollout_max_response_len,
+        "sampling_params": _sampling_params(args),
+        "skip_instance_ids": list(skip_instance_ids),
+        "job_id": job_id,
+        "fresh": fresh,
+        "start_id": start_id,
+    }
+    return _with_options(payload, args)
+
+
+def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) -> dict[str, Any]:
+    """Returns the body of ``start_rollout`` that plays an evaluation set once, always anew.
+
+    Raises:
+        ConfigError: as ``start_payload``.
+    """
+    sampling_params = {
+        "max_tokens": eval_set.max_tokens,
+        "temperature": eval_set.temperature,
+        "top_p": eval_set.top_p,
+    }
+    payload = {
+        **_engine_and_task(args),
+        "num_epoch": 1,
+        "input_file": eval_set.path,
+        "num_repeat_per_sample": str(eval_set.samples_per_group),
+        "max_tokens": eval_set.max_tokens,
+        "sampling_params": sampling_params,
+        "skip_instance_ids": [],
+        "job_id": job_id,
+        "fresh": True,
+        "start_id": start_id,
+        "evaluation": True,
+    }
+    return _with_options(payload, args)
+
+
+def eval_sets(args: Any) -> list[EvalSet]:
+    """Returns the evaluation sets: slime's resolved ``eval_datasets``, else the pairs of ``--eval-prompt-data``.
+
+    Raises:
+        ConfigError: there are none, or the list is not name and path in turn.
+    """
+    datasets = getattr(args, "eval_datasets", None)
+    if datasets:
+        return [_eval_set(args, dataset.name, dataset.path, dataset) for dataset in datasets]
+    values = list(getattr(args, "eval_prompt_data", None) or [])
+    if len(values) == 1:
+        values = ["eval", *values]
+    if not values or len(values) % 2:
+        raise ConfigError("an evaluation needs --eval-prompt-data NAME PATH [NAME PATH ...]")
+    return [_eval_set(args, name, path, None) for name, path in zip(values[::2], values[1::2], strict=True)]
+
+
+def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
+    def value(of_set: str, *of_args: str) -> Any:
+        found = [getattr(dataset, of_set, None), *(getattr(args, attribute, None) for attribute in of_args)]
+        return next((entry for entry in found if entry is not None), None)
+
+    return EvalSet(
+        name=name,
+        path=path,
+        samples_per_group=int(value("n_samples_per_eval_prompt", "n_samples_per_eval_prompt") or 1),
+        max_tokens=int(value("max_response_len", "eval_max_response_len", "rollout_max_response_len")),
+        temperature=float(value("temperature", "eval_temperature", "rollout_temperature")),
+        top_p=float(value("top_p", "eval_top_p", "rollout_top_p")),
+    )
+
+
+def _engine_and_task(args: Any) -> dict[str, Any]:
+    return {
+        "num_process": int(getattr(args, "rollout_num_process", None) or DEFAULT_NUM_PROCESS),
+        "remote_engine_url": f"http://{_host(args.sglang_router_ip)}:{args.sglang_router_port}",
+        "remote_buffer_url": _buffer_url(args),
+        "task_type": args.rollout_task_type,
+        "tokenizer_path": args.hf_checkpoint,
+    }
+
+
+def _host(address: str) -> str:
+    """An IPv6 address stands in brackets in a URL; slime passes it with or without them."""
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address
+
+
+def _sampling_params(args: Any) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "max_tokens": args.rollout_max_response_len,
+        "temperature": args.rollout_temperature,
+        "top_p": args.rollout_top_p,
+    }
+    top_k = getattr(args, "rollout_top_k", None)
+    optional = {
+        "top_k": None if top_k == -1 else top_k,
+        "stop": getattr(args, "rollout_stop", None),
+        "stop_token_ids": getattr(args, "rollout_stop_token_ids", None),
+    }
+    return {**params, **{key: value for key, value in optional.items() if value is not None}}
+
+
+def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
+    options = getattr(args, "rollout_buffer_options", None) or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError("rollout_buffer_options must be a mapping of payload keys to values")
+    clash = sorted(payload.keys() & options.keys())
+    if clash:
+        raise ConfigError(f"rollout_buffer_options may not set {', '.join(clash)}: slime's own arguments do")
+    return {**payload, **options}
+
+
+def _derived_job_id(args: Any) -> str:
+    """Names the work: the same after a restart from the same save path, another one when the work changes."""
+    work = {
+        "save": getattr(args, "save", None) or getattr(args, "load", None),
+        "task_type": args.rollout_task_type,
+        "input_file": args.prompt_data,
+        "num_epoch": getattr(args, "num_epoch", None) or DEFAULT_NUM_EPOCH,
+        "samples_per_group": args.n_samples_per_prompt,
+        "sampling_params": _sampling_params(args),
+        "options": dict(getattr(args, "rollout_buffer_options", None) or {}),
+    }
+    canonical = json.dumps(work, sort_keys=True, default=str)
+    return f"{args.rollout_task_type}-{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"
+
+
+def _buffer_url(args: Any) -> str:
+    url = getattr(args, "agent_rollout_buffer_url", None) or getattr(args, "rollout_buffer_url", None)
+    if not url:
+        raise ConfigError("the trainer does not know its buffer: set --rollout-buffer-url http://HOST:8889")
+    if not str(url).startswith(("http://", "https://")):
+        raise ConfigError(f"--rollout-buffer-url is {url!r}; it must start with http:// or https://")
+    return str(url).rstrip("/")
+
+
+def _on_exhausted(args: Any) -> OnExhausted:
+    value = getattr(args, "rollout_buffer_on_exhausted", None) or OnExhausted.ERROR
+    try:
+        return OnExhausted(value)
+    except ValueError as error:
+        raise ConfigError(f"rollout_buffer_on_exhausted is {value!r}; use error or repeat") from error
+
+
+def _at_least_one(args: Any, name: str) -> int:
+    value = int(getattr(args, name))
+    if value < 1:
+        raise ConfigError(f"{name} is {value}; it must be at least 1")
+    return value
+
+
+def _seconds(args: Any, name: str, default: float) -> float:
+    value = float(getattr(args, name, None) or default)
+    if value <= 0:
+        raise ConfigError(f"{name} is {value}; it must be more than 0 seconds")
+    return value
