@@ -328,6 +328,23 @@ def image_media_type(data: bytes) -> str | None:
     return next((media_type for magic, media_type in _MEDIA_TYPE_BY_MAGIC if data.startswith(magic)), None)
 
 
+_STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
+
+
+def image_hashes(body: bytes) -> list[str]:
+    """Returns the screenshots that a stored payload's messages name, each once.
+
+    The quotes cannot be forged from inside a message's text: there they are escaped.
+    """
+    return list(dict.fromkeys(match.decode("ascii") for match in _STORED_IMAGE.findall(body)))
+
+
+def inline_image(body: bytes, sha256: str, data: bytes) -> bytes:
+    """Puts a screenshot into a stored payload wherever it is named."""
+    named, inline = f'"url":"{IMAGE_URL_PREFIX}{sha256}"', f'"url":"{encode_data_uri(data)}"'
+    return body.replace(named.encode("ascii"), inline.encode("ascii"))
+
+
 def is_sha256(text: str) -> bool:
     """Tells whether the text is a sha256 in lower-case hex."""
     return _SHA256.fullmatch(text) is not None

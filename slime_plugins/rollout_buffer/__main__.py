@@ -1,0 +1,6 @@
+"""``python -m slime_plugins.rollout_buffer``: the same as the ``rollout-buffer`` command."""
+
+from slime_plugins.rollout_buffer.cli import main
+
+if __name__ == "__main__":
+    main()

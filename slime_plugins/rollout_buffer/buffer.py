@@ -1,0 +1,869 @@
+"""The one owner of state changes. Every method that changes something is one transaction of the store.
+
+    start_job            a payload becomes a job, or attaches to one
+    begin_attempt        a runner starts to fill a slot; the number fences late results
+    add_trajectory       a runner's result, idempotent by uid and fenced
+    write_items          results that come over HTTP, from any generator anywhere
+    close_group          a group's verdict, once
+    take / acknowledge   groups go out under a lease, and are delivered when that is acknowledged
+    expire_leases        what was not acknowledged in time comes back
+
+Servers, runners and the supervisor each hold a ``Buffer`` of their own on the same store.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer import groups as group_rules
+from slime_plugins.rollout_buffer import jobs as job_rules
+from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
+from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
+from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE, PollPayload, StartPayload
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import DeliveryRecord, GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.types import GroupState, Image, Instance, JobState, Trajectory
+
+__all__ = ["Buffer", "Delivery", "StartedJob", "WriteResult"]
+
+DEFAULT_REWARD_RANGE = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedJob:
+    """The outcome of ``start_job``."""
+
+    job: JobRecord
+    attached: bool
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteResult:
+    """What became of an item: ``stored``, ``duplicate`` (nothing changed) or ``late`` (kept, not delivered)."""
+
+    uid: str
+    status: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """Groups that a poll was given; read the bytes with ``Buffer.delivered_items``."""
+
+    key: int
+    delivery_id: str
+    meta_info: dict[str, Any]
+
+
+class Buffer:
+    """All that may happen to jobs, groups, trajectories and deliveries. Safe to use from many threads."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives seconds since the epoch; tests pass their own."""
+        self.store = store
+        self._clock = clock
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def start_job(self, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
+        """Makes a payload a job, or attaches to the job it names.
+
+        Attaching takes over the new engine URL and, when the payload brings a skip list, makes what was handed out but
+        not consumed ready again. The same ``start_id`` twice changes nothing the second time.
+
+        Raises:
+            ConflictError: a job of that id exists and is a different one.
+        """
+        with self.store.write() as connection:
+            job = self._job_to_attach_to(connection, payload)
+            if job is None:
+                return self._create_job(connection, payload, instances)
+            repeated = payload.start_id is not None and payload.start_id == job.start_id
+            if payload.fresh and not repeated:
+                self._supersede(connection, job)
+                return self._create_job(connection, payload, instances)
+            return self._attach(connection, job, payload, repeated=repeated)
+
+    def _job_to_attach_to(self, connection: tables.Connection, payload: StartPayload) -> JobRecord | None:
+        identity = payload.identity()
+        if payload.job_id is not None:
+            job = tables.find_job(connection, payload.job_id)
+            if job is not None and job.identity != identity and not payload.fresh:
+                raise ConflictError(
+                    f"job {payload.job_id} exists with other settings ({_difference(job, payload)}): send the same "
+                    "payload to attach, another job_id, or fresh: true to start anew",
+                    {"job_id": job.job_id},
+                )
+            return job
+        unfinished = tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+        return next((job for job in unfinished if job.identity == identity), None)
+
+    def _create_job(
+        self, connection: tables.Connection, payload: StartPayload, instances: Sequence[Instance]
+    ) -> StartedJob:
+        now = self._clock()
+        ids = [instance.instance_id for instance in instances]
+        key = tables.insert_job(
+            connection,
+            job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
+            task_type=payload.task_type,
+            state=JobState.RUNNING.value,
+            identity=payload.identity(),
+            start_id=payload.start_id,
+            engine_url=payload.remote_engine_url,
+            settings=payload.settings(),
+            has_input=bool(ids),
+            has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
+            group_size=payload.num_repeat_per_sample,
+            instance_count=len(ids),
+            num_epoch=payload.num_epoch,
+            created_at=now,
+            updated_at=now,
+        )
+        lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
+        tables.insert_instances(connection, key, lines)
+        planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
+        tables.insert_groups(connection, key, ids, planned)
+        return StartedJob(job=tables.get_job(connection, key), attached=False, message="Rollout started")
+
+    def _supersede(self, connection: tables.Connection, job: JobRecord) -> None:
+        """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
+        now = self._clock()
+        if job.state in job_rules.OPEN_STATES:
+            self._end(connection, job, JobState.CANCELLED, "a fresh start took its id")
+        for delivery in tables.leased_deliveries(connection, job.key):
+            tables.update_delivery(connection, delivery.key, state="expired")
+        for state in (GroupState.READY, GroupState.LEASED):
+            tables.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
+        tables.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
+
+    def _attach(
+        self, connection: tables.Connection, job: JobRecord, payload: StartPayload, *, repeated: bool
+    ) -> StartedJob:
+        changes: dict[str, Any] = {"start_id": payload.start_id, "updated_at": self._clock()}
+        if payload.remote_engine_url is not None:
+            changes["engine_url"] = payload.remote_engine_url
+        if job.state is JobState.FAILED:
+            changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
+        tables.update_job(connection, job.key, **changes)
+        if payload.skip_instance_ids is not None and not repeated:
+            self._apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
+        return StartedJob(job=tables.get_job(connection, job.key), attached=True, message="Rollout attached")
+
+    def _apply_skip_list(self, connection: tables.Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
+        known = tables.known_groups(connection, job.key)
+        resumption = job_rules.wanted_again(known, skip_instance_ids)
+        for delivery in tables.leased_deliveries(connection, job.key):
+            tables.update_delivery(connection, delivery.key, state="expired")
+        tables.make_ready_again(connection, resumption.ready_again)
+        tables.make_unreported(connection, resumption.reported_again)
+        tables.skip_groups(connection, resumption.skipped, "in the skip list")
+        # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
+        tables.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, "in the skip list")
+
+    def job(self, job_id: str) -> JobRecord:
+        """Returns a job.
+
+        Raises:
+            NotFoundError: there is none of that id.
+        """
+        with self.store.read() as connection:
+            return self._find(connection, job_id)
+
+    def jobs(self) -> list[JobRecord]:
+        """Returns every job, newest first."""
+        with self.store.read() as connection:
+            return tables.all_jobs(connection)
+
+    def unfinished_jobs(self) -> list[JobRecord]:
+        """Returns jobs that are running or paused, oldest first."""
+        with self.store.read() as connection:
+            return tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+
+    def change_job(self, job_id: str, verb: str) -> JobRecord:
+        """Pauses, resumes or cancels a job; doing it twice changes nothing.
+
+        Raises:
+            NotFoundError: there is no such job.
+            ConflictError: the job is already over in another way.
+        """
+        with self.store.write() as connection:
+            job = self._find(connection, job_id)
+            target = job_rules.next_state(job.state, verb)
+            if target is JobState.CANCELLED and job.state is not target:
+                self._end(connection, job, target, "cancelled by request")
+            else:
+                tables.update_job(connection, job.key, state=target.value, updated_at=self._clock())
+            return tables.get_job(connection, job.key)
+
+    def fail_job(self, job_key: int, cause: str) -> None:
+        """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""
+        with self.store.write() as connection:
+            job = tables.get_job(connection, job_key)
+            if job.state in job_rules.OPEN_STATES:
+                now = self._clock()
+                tables.give_up_running_attempts(connection, job_key, now)
+                tables.update_job(
+                    connection, job_key, state=JobState.FAILED.value, cause=cause, updated_at=now, finished_at=now
+                )
+
+    def finish_if_done(self, job_key: int) -> bool:
+        """Finishes a job whose groups are all closed and returns whether it is over.
+
+        A job without input never is by itself: its next item may name a new instance.
+        """
+        with self.store.write() as connection:
+            job = tables.get_job(connection, job_key)
+            if job.state not in job_rules.OPEN_STATES:
+                return True
+            fed_from_outside = not job.has_input
+            if fed_from_outside or tables.count_in_state(connection, job_key, GroupState.OPEN):
+                return False
+            now = self._clock()
+            tables.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
+            return True
+
+    def _end(self, connection: tables.Connection, job: JobRecord, state: JobState, cause: str) -> None:
+        now = self._clock()
+        tables.give_up_running_attempts(connection, job.key, now)
+        tables.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
+        tables.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
+
+    def _find(self, connection: tables.Connection, job_id: str) -> JobRecord:
+        job = tables.find_job(connection, job_id)
+        if job is None:
+            raise NotFoundError(f"there is no job {job_id!r}; GET /jobs lists them")
+        return job
+
+    # --- runners -----------------------------------------------------------------------------------------------------
+
+    def begin_running(self, job_key: int) -> int:
+        """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off."""
+        with self.store.write() as connection:
+            fence = tables.get_job(connection, job_key).fence + 1
+            tables.give_up_running_attempts(connection, job_key, self._clock())
+            tables.update_job(connection, job_key, fence=fence)
+            return fence
+
+    def job_by_key(self, job_key: int) -> JobRecord:
+        """Returns a job by its key."""
+        with self.store.read() as connection:
+            return tables.get_job(connection, job_key)
+
+    def open_groups(self, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
+        """Returns open groups in playing order, from the one after (epoch, position) on."""
+        with self.store.read() as connection:
+            return tables.open_groups(connection, job_key, after=after, limit=limit)
+
+    def instance(self, job_key: int, position: int) -> Instance:
+        """Returns one line of the job's input."""
+        with self.store.read() as connection:
+            data = orjson.loads(tables.instance_line(connection, job_key, position))
+        return Instance(instance_id=wire.identifier(data["instance_id"], "instance_id"), data=data)
+
+    def skipped_instance_ids(self, job_key: int) -> list[str]:
+        """Returns the ids that a plain generator is not to play, once per skipped epoch."""
+        with self.store.read() as connection:
+            known = tables.known_groups(connection, job_key)
+        return [group.instance_id for group in known if group.state is GroupState.SKIPPED]
+
+    def slot_progress(self, group_key: int) -> dict[int, tuple[bool, int]]:
+        """Returns for each slot that was begun: (is filled, number of failed attempts)."""
+        with self.store.read() as connection:
+            return tables.slot_progress(connection, group_key)
+
+    def groups_ahead(self, job_key: int) -> int:
+        """Counts groups that wait for the trainer: ready or leased."""
+        with self.store.read() as connection:
+            return tables.count_in_state(connection, job_key, GroupState.READY, GroupState.LEASED)
+
+    def begin_attempt(self, fence: int, group: GroupRecord, slot: int) -> int | None:
+        """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
+
+        Raises:
+            StaleAttemptError: another runner has taken over the job.
+        """
+        with self.store.write() as connection:
+            self._check_fence(connection, group.job_key, fence)
+            current = tables.get_group(connection, group.key)
+            if current.state is not GroupState.OPEN:
+                return None
+            now = self._clock()
+            if current.opened_at is None:
+                tables.update_group(connection, group.key, opened_at=now)
+            return tables.insert_attempt(connection, group.key, slot, fence, now)
+
+    def add_trajectory(
+        self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory
+    ) -> WriteResult:
+        """Keeps what an attempt brought back. The same uid twice is one trajectory.
+
+        Raises:
+            StaleAttemptError: the attempt was given up, or another runner has taken over the job.
+        """
+        body, body_file, size = self._store_payload(wire.encode_body(trajectory), trajectory.images)
+        try:
+            with self.store.write() as connection:
+                if tables.has_trajectory(connection, group.job_key, trajectory.uid):
+                    self.store.drop_payload(body_file)
+                    return WriteResult(uid=trajectory.uid, status="duplicate")
+                self._check_fence(connection, group.job_key, fence)
+                if tables.attempt_state(connection, group.key, slot, attempt) != "running":
+                    raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
+                now = self._clock()
+                late = tables.get_group(connection, group.key).state is not GroupState.OPEN
+                tables.insert_trajectory(
+                    connection,
+                    job_key=group.job_key,
+                    uid=trajectory.uid,
+                    group_key=group.key,
+                    slot=slot,
+                    attempt=attempt,
+                    instance_id=group.instance_id,
+                    outcome=trajectory.outcome.value,
+                    stop_reason=trajectory.stop_reason.value,
+                    reward=trajectory.reward,
+                    raw_reward=trajectory.raw_reward,
+                    late=late,
+                    body=body,
+                    body_file=body_file,
+                    body_bytes=size,
+                    created_at=now,
+                )
+                tables.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
+                tables.update_group(connection, group.key, last_write_at=now)
+                return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
+        except BaseException:
+            self.store.drop_payload(body_file)
+            raise
+
+    def fail_attempt(
+        self,
+        fence: int,
+        group: GroupRecord,
+        slot: int,
+        attempt: int,
+        *,
+        code: str,
+        message: str,
+        given_up: bool = False,
+    ) -> None:
+        """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward."""
+        with self.store.write() as connection:
+            self._check_fence(connection, group.job_key, fence)
+            if tables.attempt_state(connection, group.key, slot, attempt) == "running":
+                state = "given_up" if given_up else "failed"
+                error = (code, message[:2000])
+                tables.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
+
+    def members(self, group: GroupRecord, *, with_items: bool) -> list[Member]:
+        """Returns the trajectories of a group; with their whole items for functions that need them."""
+        with self.store.read() as connection:
+            found = tables.members_of(connection, group.key)
+            if not with_items:
+                return found
+            bodies = [tables.body_of(connection, group.job_key, member.uid) for member in found]
+        return [
+            replace(member, item=self._item(member, self.store.get_payload(*body)))
+            for member, body in zip(found, bodies, strict=True)
+        ]
+
+    def _item(self, member: Member, body: bytes) -> dict[str, Any]:
+        light = {"uid": member.uid, "instance_id": member.instance_id, "reward": member.reward}
+        return {**light, "raw_reward": member.raw_reward, **orjson.loads(body)}
+
+    def begun_open_groups(self, job_key: int) -> list[tuple[GroupRecord, int]]:
+        """Returns open groups that something was written to, each with its number of members."""
+        with self.store.read() as connection:
+            begun = tables.begun_open_groups(connection, job_key)
+            return [(group, tables.count_members(connection, group.key)) for group in begun]
+
+    def close_group(self, group: GroupRecord, verdict: Verdict, *, fence: int | None = None) -> bool:
+        """Closes an open group with its verdict, once; returns False when it was closed already.
+
+        Raises:
+            StaleAttemptError: ``fence`` is given and another runner has taken over the job.
+        """
+        with self.store.write() as connection:
+            if fence is not None:
+                self._check_fence(connection, group.job_key, fence)
+            return self._close_group(connection, group.key, verdict)
+
+    def _close_group(self, connection: tables.Connection, group_key: int, verdict: Verdict) -> bool:
+        if tables.get_group(connection, group_key).state is not GroupState.OPEN:
+            return False
+        ready = verdict.state is GroupState.READY
+        tables.update_group(
+            connection,
+            group_key,
+            state=verdict.state.value,
+            cause=verdict.cause[:500],
+            closed_at=self._clock(),
+            sequence=tables.next_sequence(connection) if ready else None,
+        )
+        if ready:
+            tables.insert_members(connection, group_key, verdict.members)
+        return True
+
+    def set_meta_info(self, job_key: int, meta_info: Mapping[str, Any]) -> None:
+        """Keeps what a generator's own ``get_group_data_meta_info`` said last; the next delivery carries it."""
+        with self.store.write() as connection:
+            tables.update_job(connection, job_key, meta_info=orjson.dumps(dict(meta_info)).decode())
+
+    def _check_fence(self, connection: tables.Connection, job_key: int, fence: int) -> None:
+        current = tables.get_job(connection, job_key).fence
+        if current != fence:
+            raise StaleAttemptError(f"runner {fence} was replaced by runner {current}: its results are refused")
+
+    # --- writes over HTTP --------------------------------------------------------------------------------------------
+
+    def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> tuple[JobRecord, list[WriteResult]]:
+        """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
+
+        Raises:
+            NotFoundError: no such job, or none is open.
+            ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
+                the job takes no writes (its own runner plays it, or it is over).
+        """
+        stored = [self._store_payload(item.body, item.images) for item in items]
+        kept: set[str] = set()
+        try:
+            with self.store.write() as connection:
+                job = self._job_for_write(connection, job_id)
+                results = []
+                for item, (body, body_file, size) in zip(items, stored, strict=True):
+                    result = self._write_item(connection, job, item, body, body_file, size)
+                    results.append(result)
+                    if result.status != "duplicate" and body_file is not None:
+                        kept.add(body_file)
+        except BaseException:
+            kept.clear()
+            raise
+        finally:
+            for _, body_file, _ in stored:
+                if body_file is not None and body_file not in kept:
+                    self.store.drop_payload(body_file)
+        return job, results
+
+    def _job_for_write(self, connection: tables.Connection, job_id: str | None) -> JobRecord:
+        if job_id is not None:
+            return self._find(connection, job_id)
+        candidates = tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+        if not candidates:
+            raise NotFoundError("no job is open: start one with /start_rollout (task_type external) and write then")
+        if len(candidates) > 1:
+            raise _several(candidates)
+        return candidates[0]
+
+    def _write_item(
+        self,
+        connection: tables.Connection,
+        job: JobRecord,
+        item: wire.WrittenItem,
+        body: bytes | None,
+        body_file: str | None,
+        size: int,
+    ) -> WriteResult:
+        if tables.has_trajectory(connection, job.key, item.uid):
+            return WriteResult(uid=item.uid, status="duplicate")
+        group = self._group_for(connection, job, item.instance_id)
+        now = self._clock()
+        tables.insert_trajectory(
+            connection,
+            job_key=job.key,
+            uid=item.uid,
+            group_key=None if group is None else group.key,
+            slot=0 if group is None else tables.count_members(connection, group.key),
+            attempt=1,
+            instance_id=item.instance_id,
+            outcome=item.outcome.value,
+            stop_reason=item.stop_reason.value,
+            reward=item.reward,
+            raw_reward=item.raw_reward,
+            late=group is None,
+            body=body,
+            body_file=body_file,
+            body_bytes=size,
+            created_at=now,
+        )
+        if group is None:
+            return WriteResult(uid=item.uid, status="late")
+        tables.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
+        if not job.has_runner:
+            self._close_if_complete(connection, job, group)
+        return WriteResult(uid=item.uid, status="stored")
+
+    def _group_for(self, connection: tables.Connection, job: JobRecord, instance_id: str) -> GroupRecord | None:
+        """The earliest open group of the instance with a free slot; None means the item is late."""
+        existing = tables.groups_of_instance(connection, job.key, instance_id)
+        if not existing:
+            if (
+                job.settings.get("input_file")
+                or job.settings.get("instances")
+                or job.state not in job_rules.OPEN_STATES
+            ):
+                raise ConflictError(
+                    f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})"
+                )
+            tables.insert_group_of_new_instance(connection, job.key, instance_id)
+            existing = tables.groups_of_instance(connection, job.key, instance_id)
+        for group in existing:
+            free = tables.count_members(connection, group.key) < job.group_size
+            if group.state is GroupState.OPEN and free:
+                return group
+        return None
+
+    def _close_if_complete(self, connection: tables.Connection, job: JobRecord, group: GroupRecord) -> None:
+        members = tables.members_of(connection, group.key)
+        if len(members) >= job.group_size:
+            self._close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)))
+
+    def _store_payload(self, body: Mapping[str, Any], images: Sequence[Image]) -> tuple[bytes | None, str | None, int]:
+        for image in images:
+            self.store.put_image(image)
+        content = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+        return (*self.store.put_payload(content), len(content))
+
+    # --- delivery ----------------------------------------------------------------------------------------------------
+
+    def resolve_job(self, job_id: str | None) -> JobRecord | None:
+        """Returns the job a poll means: the one it names, else the only one with something to come; None for none.
+
+        Raises:
+            NotFoundError: there is no job of that id.
+            ConflictError: no id was given and several jobs are open.
+        """
+        with self.store.read() as connection:
+            if job_id is not None:
+                return self._find(connection, job_id)
+            candidates = tables.jobs_with_groups_for_a_trainer(connection)
+        if len(candidates) > 1:
+            raise _several(candidates)
+        return candidates[0] if candidates else None
+
+    def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
+        """Hands out ready groups, whole and oldest first; None when there is nothing to hand out.
+
+        With ``lease_s`` they are leased until they are acknowledged; without, they count as delivered at once. The same
+        (consumer_id, poll_id) gets the same delivery again, and a delivery whose lease ran out comes back as it was.
+
+        Raises:
+            ConflictError: ``batch_size`` asks for less than one group.
+        """
+        limit = _group_limit(poll, job)
+        with self.store.write() as connection:
+            self._expire_leases(connection)
+            delivery = self._repeated(connection, job, poll) or self._returned(connection, job, poll, limit)
+            if delivery is None:
+                delivery = self._new_delivery(connection, job, poll, limit)
+            return delivery
+
+    def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
+        """Tells cheaply whether ``take`` would find something."""
+        with self.store.read() as connection:
+            if tables.ready_groups(connection, job.key, 1):
+                return True
+            if poll.consumer_id is not None and poll.poll_id is not None:
+                repeated = tables.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
+                return repeated is not None
+            return False
+
+    def is_over(self, job: JobRecord) -> bool:
+        """Tells whether waiting is pointless: the job is over, and nothing of it is ready or leased."""
+        with self.store.read() as connection:
+            final = tables.get_job(connection, job.key).state in job_rules.FINAL_STATES
+            return final and not tables.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED)
+
+    def _repeated(self, connection: tables.Connection, job: JobRecord, poll: PollPayload) -> Delivery | None:
+        if poll.consumer_id is None or poll.poll_id is None:
+            return None
+        earlier = tables.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
+        if earlier is None:
+            return None
+        if earlier.state == "expired":
+            if not self._all_still_waiting(connection, earlier):
+                # Its groups went to somebody else: this poll starts over.
+                tables.update_delivery(connection, earlier.key, poll_id=None)
+                return None
+            self._lease_again(connection, earlier, poll)
+        elif earlier.state == "leased":
+            self._renew(connection, earlier, poll)
+        return _as_delivery(earlier)
+
+    def _returned(
+        self, connection: tables.Connection, job: JobRecord, poll: PollPayload, limit: int | None
+    ) -> Delivery | None:
+        expired = tables.oldest_expired_delivery(connection, job.key)
+        if expired is None or not self._all_still_waiting(connection, expired):
+            return None
+        if limit is not None and len(tables.groups_in_delivery(connection, expired.key)) > limit:
+            return None
+        tables.update_delivery(connection, expired.key, consumer_id=poll.consumer_id, poll_id=poll.poll_id)
+        self._lease_again(connection, expired, poll)
+        return _as_delivery(expired)
+
+    def _all_still_waiting(self, connection: tables.Connection, delivery: DeliveryRecord) -> bool:
+        return all(
+            group.state is GroupState.READY and group.delivery_key == delivery.key
+            for group in tables.groups_in_delivery(connection, delivery.key)
+        )
+
+    def _lease_again(self, connection: tables.Connection, delivery: DeliveryRecord, poll: PollPayload) -> None:
+        state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
+        tables.set_groups_of_delivery(connection, delivery.key, GroupState.READY, state)
+        tables.update_delivery(connection, delivery.key, **self._lease_columns(poll))
+
+    def _renew(self, connection: tables.Connection, delivery: DeliveryRecord, poll: PollPayload) -> None:
+        lease_s = poll.lease_s or delivery.lease_s or 0.0
+        tables.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=self._clock() + lease_s)
+
+    def _lease_columns(self, poll: PollPayload) -> dict[str, Any]:
+        if poll.lease_s is None:
+            return {"state": "popped", "lease_s": None, "lease_expires_at": None}
+        return {"state": "leased", "lease_s": poll.lease_s, "lease_expires_at": self._clock() + poll.lease_s}
+
+    def _new_delivery(
+        self, connection: tables.Connection, job: JobRecord, poll: PollPayload, limit: int | None
+    ) -> Delivery | None:
+        ready = tables.ready_groups(connection, job.key, limit)
+        if not ready:
+            return None
+        delivery_id = uuid.uuid4().hex
+        key = tables.insert_delivery(
+            connection,
+            delivery_id=delivery_id,
+            job_key=job.key,
+            consumer_id=poll.consumer_id,
+            poll_id=poll.poll_id,
+            created_at=self._clock(),
+            meta_info={},
+            **self._lease_columns(poll),
+        )
+        state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
+        for group in ready:
+            tables.update_group(connection, group.key, state=state.value, delivery_key=key)
+        tables.insert_delivery_groups(connection, key, [group.key for group in ready])
+        meta_info = self._meta_info(connection, job, key, delivery_id, ready)
+        tables.set_meta_info(connection, key, meta_info)
+        return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
+
+    def _meta_info(
+        self, connection: tables.Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord]
+    ) -> dict[str, Any]:
+        ended = tables.report_in(connection, job.key, key)
+        sums, outcomes = tables.sum_unreported(connection, job.key, key)
+        statistics = group_rules.summarize_rewards(
+            samples=sums.samples,
+            groups=sums.groups,
+            total=sums.total,
+            square_total=sums.square_total,
+            low=sums.low,
+            high=sums.high,
+        )
+        return {
+            **statistics,
+            **tables.get_job(connection, job.key).meta_info,
+            "finished_groups": [*ended, *(group.instance_id for group in ready)],
+            "delivery_id": delivery_id,
+            "job_id": job.job_id,
+            "outcomes": outcomes,
+            "exhausted": self._is_exhausted(connection, job.key),
+        }
+
+    def _is_exhausted(self, connection: tables.Connection, job_key: int) -> bool:
+        return not tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY)
+
+    def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
+        """Returns what a poll is told that gets nothing."""
+        statistics = group_rules.summarize_rewards(
+            samples=0, groups=0, total=0.0, square_total=0.0, low=None, high=None
+        )
+        about: dict[str, Any] = {"finished_groups": [], "delivery_id": None, "exhausted": False, "outcomes": {}}
+        if job is None:
+            return {**statistics, **about}
+        with self.store.read() as connection:
+            exhausted = self._is_exhausted(connection, job.key)
+            state = tables.get_job(connection, job.key).state.value
+        return {**statistics, **about, "exhausted": exhausted, "job_id": job.job_id, "job_state": state}
+
+    def polled(self, job: JobRecord) -> None:
+        """Notes that a trainer asked for a job's data."""
+        with self.store.write() as connection:
+            tables.update_job(connection, job.key, last_poll_at=self._clock())
+
+    def delivered_items(self, delivery: Delivery) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Yields the members of a delivery as (light keys, payload JSON), one at a time."""
+        with self.store.read() as connection:
+            members = list(tables.delivered_members(connection, delivery.key))
+        for member in members:
+            light = {
+                "uid": member.uid,
+                "instance_id": member.instance_id,
+                "reward": 0.0 if member.reward is None else member.reward,
+                "raw_reward": member.raw_reward,
+                "group_index": member.group_key,
+                "epoch": member.epoch,
+                "slot": member.slot,
+                "outcome": member.outcome,
+                "stop_reason": member.stop_reason,
+                "remove_sample": member.remove_sample,
+            }
+            has_payload = member.body is not None or member.body_file is not None
+            yield light, self.store.get_payload(member.body, member.body_file) if has_payload else EMPTY_BODY
+
+    def acknowledge(self, delivery_ids: Sequence[str]) -> dict[str, list[str]]:
+        """Counts deliveries as received; doing it twice changes nothing.
+
+        Returns the ids by what they were: ``acked`` (now or earlier), ``expired`` (their groups went to somebody else
+        in the meantime) and ``unknown``.
+        """
+        result: dict[str, list[str]] = {"acked": [], "expired": [], "unknown": []}
+        with self.store.write() as connection:
+            self._expire_leases(connection)
+            for delivery_id in delivery_ids:
+                result[self._acknowledge(connection, delivery_id)].append(delivery_id)
+        return result
+
+    def _acknowledge(self, connection: tables.Connection, delivery_id: str) -> str:
+        delivery = tables.find_delivery(connection, delivery_id)
+        if delivery is None:
+            return "unknown"
+        if delivery.state in ("acked", "popped"):
+            return "acked"
+        if delivery.state == "expired" and not self._all_still_waiting(connection, delivery):
+            return "expired"
+        for state in (GroupState.LEASED, GroupState.READY):
+            tables.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
+        tables.update_delivery(connection, delivery.key, state="acked")
+        return "acked"
+
+    def expire_leases(self) -> None:
+        """Makes what was not acknowledged in time ready again."""
+        with self.store.write() as connection:
+            self._expire_leases(connection)
+
+    def _expire_leases(self, connection: tables.Connection) -> None:
+        for delivery in tables.lapsed_deliveries(connection, self._clock()):
+            tables.update_delivery(connection, delivery.key, state="expired")
+            tables.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
+
+    # --- the clock ---------------------------------------------------------------------------------------------------
+
+    def close_timed_out_groups(self) -> int:
+        """Closes the groups of external jobs whose last item is older than the job's timeout; returns how many."""
+        closed = 0
+        for job in self.unfinished_jobs():
+            if job.has_runner or job.state is not JobState.RUNNING:
+                continue
+            deadline = self._clock() - float(job.settings["group_timeout_seconds"])
+            for group, _ in self.begun_open_groups(job.key):
+                if group.last_write_at is not None and group.last_write_at < deadline:
+                    members = self.members(group, with_items=False)
+                    verdict = group_rules.judge_group(members, group_policy(job), timed_out=True)
+                    closed += self.close_group(group, verdict)
+        return closed
+
+    def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
+        """Says that a process lives, and what it knows."""
+        with self.store.write() as connection:
+            tables.beat(connection, name, pid, self._clock(), dict(detail))
+
+    def forget(self, name: str) -> None:
+        """Says that a process ended in order."""
+        with self.store.write() as connection:
+            tables.forget(connection, name)
+
+    def heartbeat(self, name: str) -> tuple[float, dict[str, Any]] | None:
+        """Returns how many seconds ago a process last said that it lives, and what it said."""
+        with self.store.read() as connection:
+            found = tables.heartbeat(connection, name)
+        return None if found is None else (self._clock() - found[0], found[1])
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def describe(self, job: JobRecord) -> dict[str, Any]:
+        """Returns a job's state, progress and books. All counts are of slots and come from one snapshot."""
+        with self.store.read() as connection:
+            job = tables.get_job(connection, job.key)
+            counted = tables.count_groups(connection, job.key)
+            attempts = tables.count_attempts(connection, job.key)
+            outcomes = tables.count_outcomes(connection, job.key)
+            causes = tables.count_causes(connection, job.key)
+            late = tables.count_late(connection, job.key)
+        slots = {state.value: count * job.group_size for state, count in counted.items()}
+        return {
+            "job_id": job.job_id,
+            "task_type": job.task_type,
+            "state": job.state.value,
+            "cause": job.cause,
+            "engine_url": job.engine_url,
+            "group_size": job.group_size,
+            "instances": job.instance_count,
+            "epochs": job.num_epoch,
+            "created_at": job.created_at,
+            "updated_at": job.updated_at,
+            "finished_at": job.finished_at,
+            "last_poll_at": job.last_poll_at,
+            "groups": {state.value: count for state, count in counted.items()},
+            "slots": {"submitted": sum(slots.values()), **slots},
+            "attempts": attempts,
+            "outcomes": outcomes,
+            "late": late,
+            "causes": causes,
+            "settings": job.settings,
+        }
+
+
+EMPTY_BODY = orjson.dumps({"messages": [], "extra_info": {"dummy": True}, "generations": [], "images": []})
+
+
+def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:
+    """Builds what a job's groups are measured by; the payload's reward range comes before the generator's."""
+    settings = job.settings
+    wanted = settings.get("reward_range")
+    return GroupPolicy(
+        group_size=job.group_size,
+        task_type=job.task_type,
+        reward_range=(wanted[0], wanted[1]) if wanted else reward_range or DEFAULT_REWARD_RANGE,
+        evaluation=settings["evaluation"],
+        min_valid_group_size_ratio=settings["min_valid_group_size_ratio"],
+        min_valid_item_size_ratio=settings["min_valid_item_size_ratio"],
+        min_timeout_group_size_ratio=settings["min_timeout_group_size_ratio"],
+        normalize_rewards=settings["normalize_rewards"],
+        padding=settings["padding"],
+    )
+
+
+def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:
+    if poll.batch_size is None:
+        return poll.max_groups
+    if poll.batch_size < job.group_size:
+        raise ConflictError(
+            f"batch_size {poll.batch_size} is less than one group of job {job.job_id}, which has {job.group_size} "
+            "samples: groups are delivered whole"
+        )
+    return poll.batch_size // job.group_size
+
+
+def _as_delivery(record: DeliveryRecord) -> Delivery:
+    return Delivery(key=record.key, delivery_id=record.delivery_id, meta_info=record.meta_info)
+
+
+def _several(candidates: Sequence[JobRecord]) -> ConflictError:
+    names = [job.job_id for job in candidates]
+    return ConflictError(
+        f"{len(names)} jobs are open: say which with job_id ({', '.join(names[:10])})", {"jobs": names}
+    )
+
+
+def _difference(job: JobRecord, payload: StartPayload) -> str:
+    new = payload.settings()
+    keys = sorted(key for key in {*new, *job.settings} if new.get(key) != job.settings.get(key))
+    return "different: " + (", ".join(keys[:8]) or "instances")

@@ -1,0 +1,234 @@
+"""The command line. Exit codes: 0 all well, 1 it failed, 2 the call was wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import requests
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
+from slime_plugins.rollout_buffer.errors import ConfigError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.progress import job_table
+
+app = typer.Typer(
+    name="rollout-buffer",
+    help="A durable rollout buffer for training agents with slime.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="ROLLOUT_BUFFER_URL", help="Where the buffer serves. Its token: ROLLOUT_BUFFER_TOKEN."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """Turns what users can mend into one sentence and an exit code."""
+    try:
+        yield
+    except (ConfigError, RequestError) as error:
+        errors.print(f"rollout-buffer: {error.message}", style="red", highlight=False)
+        raise typer.Exit(2) from error
+    except RolloutBufferError as error:
+        errors.print(f"rollout-buffer: {error.message}", style="red", highlight=False)
+        raise typer.Exit(1) from error
+    except requests.RequestException as error:
+        errors.print(f"rollout-buffer: no answer from the buffer ({error}). Is `rollout-buffer serve` up? "
+                     "Give --url when it is elsewhere.", style="red", highlight=False)  # fmt: skip
+        raise typer.Exit(1) from error
+
+
+def _client(url: str) -> RolloutBufferClient:
+    return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+@app.command()
+def serve(
+    data_dir: Annotated[
+        Path, typer.Option(help="Everything that must survive: database, payloads, screenshots, logs.")
+    ] = Path("rollout_buffer_data"),
+    data_root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder that input files may lie under; repeatable. [default: the working directory]"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")
+    ] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="Port to serve on.")] = DEFAULT_PORT,
+    workers: Annotated[int, typer.Option(help="gunicorn worker processes.")] = 2,
+    threads: Annotated[int, typer.Option(help="Threads of each worker; waiting polls use at most half.")] = 16,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the bearer token clients must send.")
+    ] = None,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 256 * 1024 * 1024,
+    generator_dir: Annotated[
+        list[Path] | None, typer.Option(help="Folder with generator files of your own; repeatable.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
+    ] = None,
+    ray_num_cpus: Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")] = None,
+) -> None:
+    """Serve the buffer: the supervisor with its gunicorn workers and its runners, until SIGTERM or Ctrl-C."""
+    from slime_plugins.rollout_buffer.supervisor import Supervisor
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with _said_plainly():
+        settings = build_serve_settings(
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            data_roots=tuple(data_root or ()),
+            workers=workers,
+            threads=threads,
+            token_file=token_file,
+            max_body_bytes=max_body_bytes,
+            generator_dirs=tuple(generator_dir or ()),
+            ray_address=ray_address,
+            ray_num_cpus=ray_num_cpus,
+        )
+        errors.print(f"settings: {settings.model_dump_json()}", highlight=False, soft_wrap=True)
+        Supervisor(settings, on_ready=lambda url: errors.print(f"rollout buffer serving on {url}")).run()
+
+
+@app.command()
+def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the jobs, newest first."""
+    with _said_plainly():
+        found = _client(url).jobs()
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("job", "task type", "state", "groups", "ready", "delivered", "filtered", "failed", "cause")
+    for job in found:
+        groups = job["groups"]
+        total = sum(groups.values())
+        numbers = [str(groups[state]) for state in ("ready", "delivered", "filtered", "failed")]
+        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, job["cause"])
+    console.print(table if found else "no jobs yet")
+
+
+@app.command()
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="One job; all open ones when left out.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
+) -> None:
+    """Show how far jobs are: every slot in exactly one state."""
+    client = _client(url)
+
+    def read() -> list[dict[str, Any]]:
+        if job_id is not None:
+            return [client.job(job_id)]
+        return [job for job in client.jobs() if job["state"] in ("running", "paused")]
+
+    with _said_plainly():
+        if as_json:
+            _print_json(read())
+        elif watch:
+            with Live(job_table(read()), console=console, refresh_per_second=4) as live:
+                while True:
+                    time.sleep(1.0)
+                    live.update(job_table(read()))
+        else:
+            console.print(job_table(read()))
+
+
+def _change(verb: str) -> Callable[[str, str, bool], None]:
+    def command(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+        with _said_plainly():
+            job = getattr(_client(url), verb)(job_id)
+        if as_json:
+            _print_json(job)
+        else:
+            console.print(f"{job['job_id']} is {job['state']}")
+
+    return command
+
+
+app.command("cancel", help="End a job; what is finished stays and can still be fetched.")(_change("cancel"))
+app.command("pause", help="Let running episodes end and start no new ones.")(_change("pause"))
+app.command("resume", help="Go on after pause.")(_change("resume"))
+
+
+@app.command()
+def health(url: Url = DEFAULT_URL) -> None:
+    """Ask the buffer how it is. Exit code 1 when it is not well."""
+    with _said_plainly():
+        _print_json(_client(url).health())
+
+
+@app.command()
+def engine(
+    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to serve on.")] = 30000,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer folder. [default: the project's demo tokenizer]")
+    ] = None,
+    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")] = 0.7,
+    seed: Annotated[int, typer.Option(help="Seed of its luck.")] = 0,
+    latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait before each answer.")] = 0.0,
+) -> None:
+    """Serve the stand-in engine: SGLang's HTTP interface played by a scripted policy. It is no model."""
+    try:
+        from slime_plugins.rollout_buffer.stand_in_engine import server as stand_in
+        from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+    except ImportError as error:
+        errors.print(f"rollout-buffer: the stand-in engine needs the extra 'android' ({error}): "
+                     "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
+        raise typer.Exit(1) from error
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    chosen = {} if tokenizer is None else {"tokenizer_path": tokenizer}
+    with _said_plainly():
+        stand_in.serve(StandInSettings(host=host, port=port, skill=skill, seed=seed, latency_s=latency_s, **chosen))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the demo keeps its data, logs and results.")] = Path(".demo"),
+    rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
+    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
+    phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones.")] = 4,
+) -> None:
+    """Play the whole thing on this machine: server, stand-in engine, simulated phones, and a trainer that polls."""
+    try:
+        from slime_plugins.rollout_buffer.demo import DemoSettings, run_demo
+    except ImportError as error:
+        errors.print(f"rollout-buffer: the demo needs the extra 'android' ({error}): "
+                     "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
+        raise typer.Exit(1) from error
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with _said_plainly():
+        run_demo(DemoSettings(folder=folder, rollouts=rollouts, skill=skill, phones=phones), console)

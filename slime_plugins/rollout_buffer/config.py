@@ -1,0 +1,120 @@
+"""Validated settings of the server's processes. Units are in the names; None means unlimited and says so."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["ServeSettings", "read_token", "sentences"]
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8889
+
+
+class ServeSettings(BaseModel):
+    """What ``rollout-buffer serve`` was started with; its gunicorn workers and runners read the same record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = DEFAULT_HOST
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    data_dir: Path
+    """Everything that must survive: the database, payload files, screenshots, logs. A local disk."""
+    data_roots: tuple[Path, ...] = ()
+    """Folders that an ``input_file`` may lie under. The working directory when none is named."""
+    generator_dirs: tuple[Path, ...] = ()
+    """Folders with generator files of the user's own, beside the built-in ones."""
+    workers: int = Field(default=2, ge=1, le=64)
+    threads: int = Field(default=16, ge=2, le=512)
+    """Threads of each gunicorn worker; waiting polls use at most half of them."""
+    token_file: Path | None = None
+    max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
+    lease_default_s: float = Field(default=600.0, gt=0)
+    """How long a delivery is leased when a poll asks for a lease without saying how long."""
+    ray_address: str | None = None
+    """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
+    ray_num_cpus: int | None = Field(default=None, ge=1)
+    """CPUs of the local Ray cluster. None lets it be what the devices need."""
+
+    @model_validator(mode="after")
+    def _only_loopback_without_a_token(self) -> ServeSettings:
+        if self.token_file is None and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines: give --token-file FILE (one line, the token), "
+                "or serve on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def base_url(self) -> str:
+        """Where processes on this host reach the server."""
+        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '') else self.host}:{self.port}"
+
+    def resolved_data_roots(self) -> tuple[Path, ...]:
+        """Returns the data roots as absolute real paths."""
+        return tuple(root.resolve() for root in (self.data_roots or (Path.cwd(),)))
+
+
+def build_serve_settings(**values: object) -> ServeSettings:
+    """Builds the settings.
+
+    Raises:
+        ConfigError: one sentence for each thing that is wrong.
+    """
+    try:
+        settings = ServeSettings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(sentences(error))) from error
+    if settings.token_file is not None:
+        read_token(settings.token_file)
+    for flag, folders in (("--data-root", settings.data_roots), ("--generator-dir", settings.generator_dirs)):
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"{flag} {folder} is not a folder")
+    return settings
+
+
+def is_loopback(host: str) -> bool:
+    """Tells whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: Path) -> str:
+    """Returns the token in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or its first line is shorter than 16 characters.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path} cannot be read: {error}") from error
+    token = lines[0].strip() if lines else ""
+    if len(token) < 16:
+        raise ConfigError(f"--token-file {path} must hold a token of at least 16 characters on its first line")
+    return token
+
+
+def token_from_environment() -> str | None:
+    """Returns what clients send: the value of ``ROLLOUT_BUFFER_TOKEN``, None when it is not set."""
+    return os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
+
+
+def sentences(error: ValidationError) -> list[str]:
+    """Turns pydantic's findings into sentences that start with the field's name."""
+    found = []
+    for entry in error.errors():
+        where = ".".join(str(part) for part in entry["loc"]) or "the request"
+        message = entry["msg"].removeprefix("Value error, ")
+        found.append(f"{where}: {message}" if entry["loc"] else message)
+    return found

@@ -1,0 +1,108 @@
+"""Lets group functions with slime's signatures work on our records.
+
+slime's form hands round ``(instance_id, items)`` with items as dicts. A generator module may define any of
+
+    is_valid_group((instance_id, items), min_valid_group_size, task_type) -> bool or (valid, finished)
+    filter_item(item, task_type) -> bool
+    normalize_group_data((instance_id, items)) -> (instance_id, items)
+    pad_group_data((instance_id, items), group_size) -> (instance_id, items)
+    get_group_data_meta_info({instance_id: items}) -> dict
+    transform_group((instance_id, items), task_type) -> (instance_id, items)      (slime's newer name for normalising)
+
+What a module does not define is the default of ``groups.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
+
+__all__ = ["group_functions_of"]
+
+Item = dict[str, Any]
+SlimeGroup = tuple[str, list[Item]]
+
+
+def group_functions_of(module: ModuleType) -> GroupFunctions:
+    """Returns the group functions of a generator module: its own, adapted, and the defaults for the rest."""
+    adapters: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "is_valid_group": ("is_valid_group", _is_valid_group),
+        "filter_item": ("filter_item", _filter_item),
+        "transform_group": ("normalize_group_data", _transform_group),
+        "normalize_group_data": ("normalize_group_data", _normalize_group_data),
+        "pad_group_data": ("pad_group_data", _pad_group_data),
+        "get_group_data_meta_info": ("get_group_data_meta_info", _meta_info),
+    }
+    own = {
+        field: adapt(getattr(module, name))
+        for name, (field, adapt) in adapters.items()
+        if callable(getattr(module, name, None))
+    }
+    return replace(DEFAULT_FUNCTIONS, **own, needs_items=bool(own)) if own else DEFAULT_FUNCTIONS
+
+
+def _is_valid_group(function: Callable[..., Any]) -> Callable[[Sequence[Member], GroupPolicy], bool]:
+    def adapted(members: Sequence[Member], policy: GroupPolicy) -> bool:
+        minimum = policy.at_least(policy.min_valid_group_size_ratio)
+        answer = function(_slime_group(members), minimum, policy.task_type)
+        return bool(answer[0] if isinstance(answer, tuple) else answer)
+
+    return adapted
+
+
+def _filter_item(function: Callable[..., Any]) -> Callable[[Member, GroupPolicy], bool]:
+    return lambda member, policy: bool(function(_as_item(member), policy.task_type))
+
+
+def _transform_group(function: Callable[..., Any]) -> Callable[[Sequence[Member], GroupPolicy], Sequence[Member]]:
+    return lambda members, policy: _as_members(function(_slime_group(members), policy.task_type), members)
+
+
+def _normalize_group_data(function: Callable[..., Any]) -> Callable[[Sequence[Member], GroupPolicy], Sequence[Member]]:
+    return lambda members, policy: _as_members(function(_slime_group(members)), members)
+
+
+def _pad_group_data(function: Callable[..., Any]) -> Callable[[Sequence[Member], GroupPolicy], Sequence[Member]]:
+    return lambda members, policy: _as_members(function(_slime_group(members), policy.group_size), members)
+
+
+def _meta_info(function: Callable[..., Any]) -> Callable[[Sequence[Sequence[Member]]], Mapping[str, Any]]:
+    def adapted(groups: Sequence[Sequence[Member]]) -> Mapping[str, Any]:
+        return dict(function(dict(_slime_group(members) for members in groups if members)))
+
+    return adapted
+
+
+def _slime_group(members: Sequence[Member]) -> SlimeGroup:
+    return (members[0].instance_id if members else ""), [_as_item(member) for member in members]
+
+
+def _as_item(member: Member) -> Item:
+    return {
+        **member.item,
+        "uid": member.uid,
+        "instance_id": member.instance_id,
+        "reward": member.reward,
+        "raw_reward": member.raw_reward,
+    }
+
+
+def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
+    """Takes rewards and order from what the function returned; a uid that stands twice is a copy of its trajectory."""
+    items = answer[1] if isinstance(answer, tuple) else answer
+    known = {member.uid: member for member in before}
+    seen: Counter[str] = Counter()
+    members = []
+    for item in items:
+        member = known[item["uid"]]
+        copies = seen[member.uid]
+        seen[member.uid] += 1
+        uid = f"{member.uid}+copy{copies}" if copies else member.uid
+        earned = item.get("raw_reward", member.raw_reward)
+        members.append(replace(member, uid=uid, reward=float(item["reward"]), raw_reward=earned))
+    return members

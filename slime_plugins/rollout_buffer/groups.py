@@ -1,0 +1,232 @@
+"""Pure: when is a group done, and what becomes of it. The five group functions and the order they run in.
+
+    is_valid_group → filter_item → normalize_group_data → pad_group_data      (get_group_data_meta_info beside them)
+
+No clock, no lock, no store: a group comes in as its members, a ``Verdict`` goes out. A function that raises makes a
+verdict too (failed, with the function's name), never an exception: one bad group must not stop the others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["GroupFunctions", "GroupPolicy", "Member", "Verdict", "judge_group", "summarize_rewards"]
+
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One finished trajectory of a group, as the group functions see it.
+
+    ``item`` is the whole item (messages, extra_info …) and is filled only for functions that ask for it.
+    ``source_uid`` names the trajectory that a padded copy was made from. A dummy has no reward and ``remove_sample``.
+    """
+
+    uid: str
+    instance_id: str
+    slot: int
+    reward: float | None
+    raw_reward: float | None = None
+    remove_sample: bool = False
+    source_uid: str | None = None
+    item: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupPolicy:
+    """What a group is measured by. Ratios are fractions of ``group_size``; see ``StartPayload`` for their meaning."""
+
+    group_size: int
+    task_type: str
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    evaluation: bool = False
+    min_valid_group_size_ratio: float = 1.0
+    min_valid_item_size_ratio: float = 0.7
+    min_timeout_group_size_ratio: float = 0.7
+    normalize_rewards: bool = False
+    padding: str = "dummy"
+
+    def at_least(self, ratio: float) -> int:
+        """Returns how many members a ratio asks for: never none, and 0.7 of 10 is 7 in spite of binary fractions."""
+        return max(1, math.floor(self.group_size * ratio + EPSILON))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What becomes of a closed group: its state, why, and the members to deliver (only when ready)."""
+
+    state: GroupState
+    cause: str = ""
+    members: tuple[Member, ...] = ()
+
+
+Members = Sequence[Member]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupFunctions:
+    """The five functions; a generator may replace any. ``needs_items`` says that they read more than rewards."""
+
+    is_valid_group: Callable[[Members, GroupPolicy], bool]
+    filter_item: Callable[[Member, GroupPolicy], bool]
+    normalize_group_data: Callable[[Members, GroupPolicy], Members]
+    pad_group_data: Callable[[Members, GroupPolicy], Members]
+    get_group_data_meta_info: Callable[[Sequence[Members]], Mapping[str, Any]] | None = None
+    needs_items: bool = False
+
+
+def judge_group(
+    members: Members, policy: GroupPolicy, functions: GroupFunctions | None = None, *, timed_out: bool = False
+) -> Verdict:
+    """Decides what becomes of a group that got all the members it will get.
+
+    ``members`` are the trajectories that came back, in slot order; fewer than ``group_size`` when slots were given up
+    or the group's time ran out (``timed_out``). A short group is delivered, padded, from
+    ``min_timeout_group_size_ratio`` on, and failed below it. It skips the diversity check: what is missing might have
+    differed.
+    """
+    functions = functions or DEFAULT_FUNCTIONS
+    short = timed_out or len(members) < policy.group_size
+    if short and len(members) < policy.at_least(policy.min_timeout_group_size_ratio):
+        why = "timed out" if timed_out else "slots failed"
+        return Verdict(state=GroupState.FAILED, cause=f"{why}: {len(members)} of {policy.group_size} members came")
+    try:
+        return _pipeline(members, policy, functions, check_validity=not short)
+    except _GroupFunctionError as error:
+        return Verdict(state=GroupState.FAILED, cause=str(error))
+
+
+def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, *, check_validity: bool) -> Verdict:
+    if check_validity and not _call("is_valid_group", functions.is_valid_group, members, policy):
+        return Verdict(state=GroupState.FILTERED, cause="is_valid_group refused it")
+    kept = [member for member in members if _call("filter_item", functions.filter_item, member, policy)]
+    if len(kept) < policy.at_least(policy.min_valid_item_size_ratio):
+        return Verdict(state=GroupState.FILTERED, cause=f"filter_item kept {len(kept)} of {policy.group_size} members")
+    normalized = _call("normalize_group_data", functions.normalize_group_data, kept, policy)
+    padded = _call("pad_group_data", functions.pad_group_data, normalized, policy)
+    if len(padded) != policy.group_size:
+        raise _GroupFunctionError(f"pad_group_data returned {len(padded)} members for a group of {policy.group_size}")
+    return Verdict(state=GroupState.READY, members=tuple(padded))
+
+
+class _GroupFunctionError(Exception):
+    """A group function raised or returned nonsense; the text is the group's cause."""
+
+
+def _call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    # A generator's own code: whatever it raises becomes this group's cause, and nothing else stops.
+    try:
+        return function(*arguments)
+    except Exception as error:
+        raise _GroupFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+# --- the defaults ----------------------------------------------------------------------------------------------------
+
+
+def is_valid_group(members: Members, policy: GroupPolicy) -> bool:
+    """Accepts a group that is large enough and whose rewards differ.
+
+    A group with one reward teaches GRPO nothing. The rule does not apply to evaluation, where nothing is trained, nor
+    to n = 1, where nothing can differ.
+    """
+    if len(members) < policy.at_least(policy.min_valid_group_size_ratio):
+        return False
+    if policy.evaluation or policy.group_size == 1:
+        return True
+    return len({member.reward for member in members}) > 1
+
+
+def filter_item(member: Member, policy: GroupPolicy) -> bool:
+    """Accepts a member whose reward is a finite number inside the generator's reward range, ends included."""
+    low, high = policy.reward_range
+    return member.reward is not None and math.isfinite(member.reward) and low <= member.reward <= high
+
+
+def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
+    """Returns the members as they are, or with z-scored rewards when the job asks for it.
+
+    z = (reward - mean) / (population standard deviation + 1e-8); a group with one reward becomes all 0. ``raw_reward``
+    keeps what was earned either way.
+    """
+    kept = [replace(member, raw_reward=_earned(member)) for member in members]
+    if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
+        return kept
+    rewards = [member.reward or 0.0 for member in kept]
+    mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+    if deviation == 0.0:
+        return [replace(member, reward=0.0) for member in kept]
+    return [replace(member, reward=((member.reward or 0.0) - mean) / (deviation + EPSILON)) for member in kept]
+
+
+def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
+    """Fills the group up to n with dummies that are never trained, or in slime's old way with halved copies.
+
+    Copies: rewards are scaled by n / members, then the first members are doubled and both halves get half the reward.
+    More copies than members are missing would weigh one trajectory thrice: dummies fill the rest.
+    """
+    missing = policy.group_size - len(members)
+    if missing <= 0:
+        return members
+    if policy.padding == "copy":
+        members = _with_halved_copies(members, missing, policy.group_size)
+        missing = policy.group_size - len(members)
+    return [*members, *(_dummy(members[0], ordinal) for ordinal in range(missing))]
+
+
+def _with_halved_copies(members: Members, missing: int, group_size: int) -> list[Member]:
+    scale = group_size / len(members)
+    scaled = [replace(member, reward=(member.reward or 0.0) * scale) for member in members]
+    doubled = min(missing, len(members))
+    halves = [replace(member, reward=(member.reward or 0.0) / 2) for member in scaled[:doubled]]
+    copies = [replace(half, uid=f"{half.uid}+copy", source_uid=half.uid) for half in halves]
+    return [*halves, *scaled[doubled:], *copies]
+
+
+def _dummy(sibling: Member, ordinal: int) -> Member:
+    return Member(
+        uid=f"{sibling.uid}+dummy{ordinal}",
+        instance_id=sibling.instance_id,
+        slot=-1 - ordinal,
+        reward=None,
+        remove_sample=True,
+    )
+
+
+def _earned(member: Member) -> float | None:
+    return member.reward if member.raw_reward is None else member.raw_reward
+
+
+DEFAULT_FUNCTIONS = GroupFunctions(
+    is_valid_group=is_valid_group,
+    filter_item=filter_item,
+    normalize_group_data=normalize_group_data,
+    pad_group_data=pad_group_data,
+)
+
+
+def summarize_rewards(
+    *, samples: int, groups: int, total: float, square_total: float, low: float | None, high: float | None
+) -> dict[str, Any]:
+    """Builds the reward part of ``meta_info`` from sums, so that no trajectory has to be looked at again.
+
+    ``reward_std`` is the sample standard deviation (n - 1), 0.0 for fewer than two samples, as slime's own was.
+    """
+    mean = total / samples if samples else 0.0
+    variance = max(0.0, square_total - samples * mean * mean) / (samples - 1) if samples > 1 else 0.0
+    return {
+        "total_samples": samples,
+        "num_groups": groups,
+        "avg_group_size": samples / groups if groups else 0.0,
+        "avg_reward": mean,
+        "reward_std": math.sqrt(variance),
+        "reward_min": low if low is not None else 0.0,
+        "reward_max": high if high is not None else 0.0,
+    }

@@ -1,0 +1,118 @@
+"""Reads a job's input file into instances: JSONL or Parquet, with slime's ``path@[a:b]`` slices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import InputFileError, InvalidPayloadError
+from slime_plugins.rollout_buffer.types import Instance
+
+__all__ = ["instances_from_lines", "read_instances"]
+
+_SLICED = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d*):(?P<stop>-?\d*)\]", re.DOTALL)
+
+
+def read_instances(input_file: str, data_roots: Sequence[Path]) -> list[Instance]:
+    """Returns the instances of a file under one of the data roots, in file order.
+
+    Raises:
+        InputFileError: outside the roots, unreadable, empty, or a line without a proper ``instance_id``.
+    """
+    path_text, wanted = split_slice(input_file)
+    path = _resolve_under(path_text, data_roots)
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path)
+    return instances_from_lines(list(rows)[wanted], source=path.name)
+
+
+def split_slice(input_file: str) -> tuple[str, slice]:
+    """Splits ``path@[a:b]`` into the path and the slice; a plain path takes everything."""
+    match = _SLICED.fullmatch(input_file)
+    if match is None:
+        return input_file, slice(None)
+    start, stop = (int(text) if text not in ("", "-") else None for text in (match["start"], match["stop"]))
+    return match["path"], slice(start, stop)
+
+
+def instances_from_lines(lines: Iterable[Any], *, source: str = "instances") -> list[Instance]:
+    """Checks lines that are parsed already and makes them instances.
+
+    Raises:
+        InputFileError: no line at all, a line that is no object, a missing, bad or repeated ``instance_id``.
+    """
+    instances: list[Instance] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        instance = _instance(line, f"{source}, line {number}")
+        first = seen.setdefault(instance.instance_id, number)
+        if first != number:
+            raise InputFileError(
+                f"{source}, line {number}: instance_id {instance.instance_id!r} stands on line {first} already; "
+                "every line needs its own (tools/assign_instance_id.py gives them)"
+            )
+        instances.append(instance)
+    if not instances:
+        raise InputFileError(f"{source} holds no instance")
+    return instances
+
+
+def _instance(line: Any, where: str) -> Instance:
+    if not isinstance(line, Mapping):
+        raise InputFileError(f"{where}: must be a JSON object")
+    if line.get("instance_id") is None:
+        raise InputFileError(f"{where}: instance_id is missing; tools/assign_instance_id.py gives every line one")
+    try:
+        return Instance(instance_id=wire.identifier(line["instance_id"], "instance_id"), data=dict(line))
+    except InvalidPayloadError as error:
+        raise InputFileError(f"{where}: {error}") from error
+
+
+def _resolve_under(path_text: str, data_roots: Sequence[Path]) -> Path:
+    roots = ", ".join(str(root) for root in data_roots)
+    try:
+        candidates = [path for root in data_roots if (path := (root / path_text).resolve()).is_relative_to(root)]
+        found = next((path for path in candidates if path.is_file()), None)
+    except (OSError, RuntimeError) as error:
+        raise InputFileError(f"input_file {path_text[:200]} is no usable path: {error}") from error
+    if found is not None:
+        return found
+    if candidates:
+        raise InputFileError(f"input_file {path_text} is not a file the buffer host can see (looked under {roots})")
+    raise InputFileError(
+        f"input_file {path_text} lies outside the data roots ({roots}): start the server with --data-root for its "
+        "folder, or send the lines as instances"
+    )
+
+
+def _jsonl_rows(path: Path) -> Iterator[Any]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _parsed(line, f"{path.name}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputFileError(f"input_file {path.name} cannot be read: {error}") from error
+
+
+def _parsed(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputFileError(f"{where}: not valid JSON ({error})") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputFileError(
+            f"reading {path.name} needs pyarrow on the buffer host: pip install 'slime-rollout-buffer[parquet]'"
+        ) from error
+    try:
+        yield from pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputFileError(f"input_file {path.name} cannot be read as Parquet: {error}") from error

@@ -1,0 +1,240 @@
+"""What a caller may send, validated: the bodies of ``start_rollout`` and ``get_rollout_data``.
+
+slime's trainer sends numbers as strings, so numbers are taken from strings here and nowhere else. Keys that the job
+does not know are its generator's options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.config import sentences
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import SamplingParams
+
+__all__ = ["PollPayload", "StartPayload", "parse"]
+
+EXTERNAL_TASK_TYPE = "external"
+MAX_SKIPPED = 5_000_000
+MAX_INLINE_INSTANCES = 1_000_000
+
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value.strip() if isinstance(value, str) else value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("must be a finite number")
+    return value
+
+
+def _identifier(value: str) -> str:
+    try:
+        return wire.identifier(value, "it")
+    except InvalidPayloadError as error:
+        raise ValueError(error.message) from error
+
+
+def _http_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be a URL like http://host:port")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"has a bad port: {error}") from error
+    return value.rstrip("/")
+
+
+Count = Annotated[int, BeforeValidator(_no_bool)]
+Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
+Ratio = Annotated[Number, Field(ge=0, le=1)]
+HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]
+Identifier = Annotated[str, AfterValidator(_identifier)]
+Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False)
+
+
+class SamplingPayload(BaseModel):
+    """``sampling_params`` as slime sends them; keys that are not listed go to the engine as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
+    max_new_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+
+
+class JobSettings(BaseModel):
+    """What a job keeps of its payload: the work, how it samples, and by what its groups are measured."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    task_type: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    input_file: Path | None = None
+    num_process: Annotated[Count, Field(ge=1, le=100_000)] = 100
+    """How many episodes are played at once."""
+    num_epoch: Annotated[Count, Field(ge=1, le=1_000_000)] = 1
+    num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
+    """n: slots of each group."""
+    tokenizer_path: Path | None = None
+    max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
+    sampling_params: SamplingPayload = SamplingPayload()
+    evaluation: bool = False
+
+    min_valid_group_size_ratio: Ratio = 1.0
+    min_valid_item_size_ratio: Ratio = 0.7
+    min_timeout_group_size_ratio: Ratio = 0.7
+    group_timeout_seconds: Annotated[Number, Field(gt=0)] = 300.0
+    reward_range: tuple[Number, Number] | None = None
+    """Rewards outside are filtered. The generator's own range when it is not given; [0, 1] when that has none."""
+    normalize_rewards: bool = False
+    """Z-score the rewards of each group here; tell the trainer ``--disable-rewards-normalization`` then."""
+    padding: Literal["dummy", "copy"] = "dummy"
+    """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
+    max_attempts: Annotated[Count, Field(ge=1, le=100)] = 3
+    """How often a slot is tried before it is given up as failed."""
+    max_groups_ahead: Annotated[Count, Field(ge=1)] | None = None
+    """New groups wait while this many are ready or leased. None is unlimited."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keys that only the generator understands."""
+        return dict(self.model_extra or {})
+
+    def sampling(self) -> SamplingParams:
+        """Returns how the engine is to sample; the cap of one generation is the first that was given."""
+        params = self.sampling_params
+        cap = params.max_new_tokens or params.max_tokens or self.max_tokens or 4096
+        return SamplingParams(
+            max_new_tokens=cap,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            extra=dict(params.model_extra or {}),
+        )
+
+
+class StartPayload(JobSettings):
+    """The body of ``start_rollout``: the trainer's payload, and what this buffer understands beyond it."""
+
+    instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_INLINE_INSTANCES)] | None = None
+    """The lines themselves, where the buffer host cannot see the trainer's file."""
+    remote_engine_url: HttpUrl | None = None
+    remote_buffer_url: HttpUrl | None = None
+    skip_instance_ids: Annotated[list[str | int], Field(max_length=MAX_SKIPPED)] | None = None
+    job_id: Identifier | None = None
+    fresh: bool = False
+    """Starts anew instead of attaching; the job of that id is cancelled and renamed."""
+    start_id: Identifier | None = None
+    """One id per intended start: a repeated call with it attaches, also with ``fresh``."""
+
+    @model_validator(mode="after")
+    def _has_what_its_task_type_needs(self) -> StartPayload:
+        if self.input_file is not None and self.instances is not None:
+            raise ValueError("give input_file or instances, not both")
+        if self.reward_range is not None and self.reward_range[0] > self.reward_range[1]:
+            raise ValueError("reward_range: the lower end comes first")
+        if self.task_type == EXTERNAL_TASK_TYPE:
+            return self
+        if self.input_file is None and self.instances is None:
+            raise ValueError("input_file is missing: a path under the server's data roots (or send instances)")
+        if self.remote_engine_url is None:
+            raise ValueError("remote_engine_url is missing: the address of the trainer's SGLang router")
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what the job keeps, as JSON: everything but what may change from one start to the next."""
+        settings: dict[str, Any] = self.model_dump(mode="json", exclude=NOT_SETTINGS)
+        return settings
+
+    def identity(self) -> str:
+        """Names the work itself: two payloads with one identity are the same job."""
+        content = {**self.settings(), "instances": self.instances}
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+NOT_SETTINGS = set(StartPayload.model_fields) - set(JobSettings.model_fields)
+
+
+class PollPayload(_Body):
+    """The body of ``get_rollout_data``; ``{}`` pops everything that is ready, as it always did."""
+
+    job_id: Identifier | None = None
+    batch_size: Annotated[Count, Field(ge=1)] | None = None
+    """How many samples at most; whole groups."""
+    max_groups: Annotated[Count, Field(ge=1)] | None = None
+    wait_s: Annotated[Number, Field(ge=0, le=300)] = 0.0
+    lease_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
+    ack: Annotated[list[Identifier], Field(max_length=10_000)] = []
+    consumer_id: Identifier | None = None
+    poll_id: Identifier | None = None
+    images: Literal["inline", "hash"] = "inline"
+
+    @model_validator(mode="after")
+    def _asks_in_one_way(self) -> PollPayload:
+        if self.batch_size is not None and self.max_groups is not None:
+            raise ValueError("give batch_size (samples) or max_groups, not both")
+        if (self.consumer_id is None) != (self.poll_id is None):
+            raise ValueError("consumer_id and poll_id go together")
+        return self
+
+
+class AckPayload(_Body):
+    """The body of ``ack``: one delivery or several."""
+
+    delivery_id: Identifier | None = None
+    delivery_ids: Annotated[list[Identifier], Field(max_length=10_000)] = []
+
+    @model_validator(mode="after")
+    def _names_a_delivery(self) -> AckPayload:
+        if self.delivery_id is None and not self.delivery_ids:
+            raise ValueError("delivery_id is missing: the one that get_rollout_data gave in meta_info")
+        return self
+
+    @property
+    def all_ids(self) -> list[str]:
+        """Every delivery that was named."""
+        return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
+    """Builds the record from a JSON object.
+
+    Raises:
+        InvalidPayloadError: one sentence for each field that is wrong.
+    """
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        found = sentences(error)
+        raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
+    except RecursionError as error:
+        raise InvalidPayloadError("the body is nested too deeply") from error

@@ -1,0 +1,53 @@
+"""Jobs as tables and bars in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["job_table"]
+
+_COLORS = {
+    GroupState.OPEN: "dim",
+    GroupState.READY: "cyan",
+    GroupState.LEASED: "yellow",
+    GroupState.DELIVERED: "green",
+    GroupState.FILTERED: "magenta",
+    GroupState.FAILED: "red",
+    GroupState.SKIPPED: "dim",
+}
+
+
+def job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Renders each job with a bar, its books in slots, and why groups were filtered or failed."""
+    if not jobs:
+        return Text("no open job")
+    return Group(*(_job(job) for job in jobs))
+
+
+def _job(job: Mapping[str, Any]) -> RenderableType:
+    slots = job["slots"]
+    done = slots["submitted"] - slots["open"]
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
+    lines: list[RenderableType] = [grid, _books(slots)]
+    if job["cause"]:
+        lines.append(Text(f"  cause: {job['cause']}", style="red"))
+    for state, causes in job["causes"].items():
+        lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
+    return Group(*lines)
+
+
+def _books(slots: Mapping[str, int]) -> Text:
+    text = Text(f"  submitted {slots['submitted']} = ")
+    for position, state in enumerate(GroupState):
+        text.append(" + " if position else "")
+        text.append(f"{slots[state.value]} {state.value}", style=_COLORS[state])
+    return text

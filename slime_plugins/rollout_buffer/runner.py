@@ -1,0 +1,443 @@
+"""A job's event loop: plays the episodes of one job and closes its groups. One process per job.
+
+    open groups, in order → slots → attempt → generator.play → buffer.add_trajectory → group functions → close_group
+
+Thousands of episodes are coroutines of one loop. What the loop knows it can always read again from the store: after a
+crash the next runner takes a higher fencing number, gives up the attempts of the last one, and goes on with the slots
+that are still open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from slime_plugins.rollout_buffer import groups as group_rules
+from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.errors import (
+    EpisodeError,
+    GeneratorError,
+    StaleAttemptError,
+    StorageFullError,
+    UnavailableError,
+)
+from slime_plugins.rollout_buffer.generator import Plugin
+from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
+from slime_plugins.rollout_buffer.payloads import JobSettings
+from slime_plugins.rollout_buffer.tables import GroupRecord
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Trajectory
+
+__all__ = ["JobRunner"]
+
+WATCH_INTERVAL_S = 0.5
+GROUPS_READ_AHEAD = 64
+RETRY_BASE_S = 0.5
+RETRY_CAP_S = 30.0
+STOP_PATIENCE_S = 20.0
+STORE_RETRY_S = 2.0
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class _FencedError(Exception):
+    """Another runner has taken over: this one stops at once and writes nothing more."""
+
+
+@dataclass(slots=True)
+class _RunningGroup:
+    """A group that this runner plays: how many slots are unsettled, and how long it has been running unpaused."""
+
+    record: GroupRecord
+    unsettled: int
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    waiting_to_begin: int = 0
+    quiet_s: float = 0.0
+    has_members: bool = False
+
+
+class JobRunner:
+    """Plays one job to its end. Build it, then ``await run()`` once."""
+
+    def __init__(
+        self, buffer: Buffer, job_key: int, plugin: Plugin, *, buffer_url: str, ray_address: str | None = None
+    ) -> None:
+        """``buffer_url`` is where slime's plain generators write; ``ray_address`` the cluster that has the devices."""
+        self._buffer = buffer
+        self._job = buffer.job_by_key(job_key)
+        self._settings = JobSettings.model_validate(self._job.settings)
+        self._policy = group_policy(self._job, plugin.reward_range)
+        self._plugin = plugin
+        self._buffer_url = buffer_url
+        self._ray_address = ray_address
+        self._fence = 0
+        self._groups: dict[int, _RunningGroup] = {}
+        self._places = asyncio.Semaphore(self._settings.num_process)
+        self._may_play = asyncio.Event()
+        self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._engine: SglangEngine | None = None
+
+    async def run(self) -> None:
+        """Plays until every group is closed or the job is over.
+
+        A generator that cannot start fails the job, with the reason in its ``cause``. Cancelling this coroutine gives
+        up the running attempts; the slots stay open for the next runner.
+        """
+        self._fence = await self._stored(self._buffer.begin_running, self._job.key)
+        self._set_pause(self._job.state)
+        logger.info("job %s: runner %d begins", self._job.job_id, self._fence)
+        try:
+            if self._plugin.run_rollout is not None:
+                await self._run_plain_generator(self._plugin.run_rollout)
+            else:
+                await self._run_generator()
+        except* _FencedError:
+            logger.warning("job %s: runner %d was replaced and stops", self._job.job_id, self._fence)
+        finally:
+            self._store_thread.shutdown(wait=True)
+
+    # --- a generator that plays one episode per call -----------------------------------------------------------------
+
+    async def _run_generator(self) -> None:
+        generator = await self._start_generator()
+        if generator is None:
+            return
+        try:
+            await self._until_over(self._play_all(generator))
+        finally:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(generator.close(), STOP_PATIENCE_S)
+            if self._engine is not None:
+                await self._engine.close()
+
+    async def _start_generator(self) -> Generator | None:
+        assert self._plugin.create_generator is not None
+        try:
+            tokenizer = await asyncio.to_thread(_load_tokenizer, self._settings.tokenizer_path)
+            self._engine = SglangEngine(str(self._job.engine_url))
+            context = GeneratorContext(
+                job_id=self._job.job_id,
+                engine=self._engine,
+                tokenizer=tokenizer,
+                concurrency=self._settings.num_process,
+                ray_address=self._ray_address,
+                options=self._settings.options,
+            )
+            generator = self._plugin.create_generator()
+            await generator.start(context)
+        except Exception as error:
+            # Whatever keeps a generator from starting is the job's cause.
+            logger.exception("job %s: the generator does not start", self._job.job_id)
+            cause = f"the generator of {self._job.task_type} does not start: {type(error).__name__}: {error}"
+            await self._stored(self._buffer.fail_job, self._job.key, cause[:2000])
+            return None
+        return generator
+
+    async def _until_over(self, work: Awaitable[None]) -> None:
+        """Runs the work beside the watcher; the first to end ends the other."""
+        tasks = {asyncio.ensure_future(work), asyncio.ensure_future(self._watch())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _play_all(self, generator: Generator) -> None:
+        async with asyncio.TaskGroup() as episodes:
+            async for group in self._open_groups():
+                await self._begin_group(group, generator, episodes)
+        await self._stored(self._buffer.finish_if_done, self._job.key)
+
+    async def _open_groups(self) -> AsyncIterator[GroupRecord]:
+        after = (-1, -1)
+        while True:
+            found = await self._stored(self._read_groups, after)
+            if not found:
+                return
+            for group in found:
+                after = (group.epoch, group.position)
+                await self._wait_for_room()
+                yield group
+
+    def _read_groups(self, after: tuple[int, int]) -> list[GroupRecord]:
+        return self._buffer.open_groups(self._job.key, after=after, limit=GROUPS_READ_AHEAD)
+
+    async def _wait_for_room(self) -> None:
+        """Holds new groups back while as many wait for the trainer as the job allows."""
+        limit = self._settings.max_groups_ahead
+        while limit is not None:
+            if await self._stored(self._buffer.groups_ahead, self._job.key) < limit:
+                return
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _begin_group(self, record: GroupRecord, generator: Generator, episodes: asyncio.TaskGroup) -> None:
+        progress = await self._stored(self._buffer.slot_progress, record.key)
+        instance = await self._stored(self._buffer.instance, self._job.key, record.position)
+        settled = {slot for slot, done in progress.items() if done[0] or done[1] >= self._settings.max_attempts}
+        open_slots = [slot for slot in range(self._job.group_size) if slot not in settled]
+        group = _RunningGroup(record, len(open_slots), waiting_to_begin=len(open_slots))
+        group.has_members = any(filled for filled, _ in progress.values())
+        self._groups[record.key] = group
+        if not open_slots:
+            await self._close_group(group, timed_out=False)
+            return
+        for slot in open_slots:
+            # The place is taken here, so that groups begin in order and no more tasks exist than places.
+            await self._places.acquire()
+            failures = progress.get(slot, (False, 0))[1]
+            task = episodes.create_task(self._fill(group, slot, failures, instance, generator))
+            group.tasks.add(task)
+
+    async def _fill(
+        self, group: _RunningGroup, slot: int, failures: int, instance: Instance, generator: Generator
+    ) -> None:
+        """Fills one slot: plays attempts until one brings a trajectory back or the slot is given up."""
+        group.waiting_to_begin -= 1
+        try:
+            while failures < self._settings.max_attempts:
+                await self._may_play.wait()
+                if await self._attempt(group, slot, instance, generator):
+                    break
+                failures += 1
+                await asyncio.sleep(_retry_delay(failures) if failures < self._settings.max_attempts else 0)
+        except asyncio.CancelledError:
+            if group.record.key in self._groups:
+                raise
+            return  # the group timed out and was closed without this slot
+        finally:
+            self._places.release()
+        group.unsettled -= 1
+        if group.unsettled == 0 and group.record.key in self._groups:
+            await self._close_group(group, timed_out=False)
+
+    async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance, generator: Generator) -> bool:
+        """Plays one attempt; returns whether the slot needs no other."""
+        record = group.record
+        number = await self._stored(self._buffer.begin_attempt, self._fence, record, slot)
+        if number is None:
+            return True
+        request = self._episode_request(record, slot, number, instance)
+        try:
+            trajectory = await generator.play(request)
+            _check(trajectory, request)
+            await self._stored(self._buffer.add_trajectory, self._fence, record, slot, number, trajectory)
+        except _FencedError:
+            raise
+        except EpisodeError as error:
+            await self._give_up(record, slot, number, error.code, error.message)
+            return False
+        except asyncio.CancelledError:
+            await asyncio.shield(self._give_up(record, slot, number, "aborted", "stopped", given_up=True))
+            raise
+        except Exception as error:
+            # A generator's defect costs this attempt and is reported, not fatal.
+            logger.exception("job %s: episode %s raised", self._job.job_id, request.uid)
+            reason = "".join(traceback.format_exception_only(error)).strip()
+            await self._give_up(record, slot, number, GeneratorError.code, reason)
+            return False
+        group.quiet_s, group.has_members = 0.0, True
+        return True
+
+    def _episode_request(self, record: GroupRecord, slot: int, attempt: int, instance: Instance) -> EpisodeRequest:
+        return EpisodeRequest(
+            uid=attempt_uid(self._job.key, record.epoch, record.position, slot, attempt),
+            job_id=self._job.job_id,
+            instance=instance,
+            epoch=record.epoch,
+            slot=slot,
+            attempt=attempt,
+            sampling_params=self._settings.sampling(),
+            options=self._settings.options,
+            evaluation=self._settings.evaluation,
+        )
+
+    async def _give_up(
+        self, record: GroupRecord, slot: int, attempt: int, code: str, message: str, *, given_up: bool = False
+    ) -> None:
+        if not given_up:
+            logger.warning("job %s: slot %d of %s, attempt %d: %s: %s",
+                           self._job.job_id, slot, record.instance_id, attempt, code, message)  # fmt: skip
+        await self._stored(
+            lambda: self._buffer.fail_attempt(
+                self._fence, record, slot, attempt, code=code, message=message, given_up=given_up
+            )
+        )
+
+    async def _close_group(self, group: _RunningGroup, *, timed_out: bool) -> None:
+        del self._groups[group.record.key]
+        await self._stored(self._judge_and_close, group.record, timed_out)
+
+    def _judge_and_close(self, record: GroupRecord, timed_out: bool) -> None:
+        functions = self._plugin.functions
+        members = self._buffer.members(record, with_items=functions.needs_items)
+        if functions.get_group_data_meta_info is not None:
+            self._update_meta_info(members)
+        verdict = group_rules.judge_group(members, self._policy, functions, timed_out=timed_out)
+        self._buffer.close_group(record, verdict, fence=self._fence)
+        logger.info("job %s: group %s of epoch %d is %s %s",
+                    self._job.job_id, record.instance_id, record.epoch, verdict.state.value, verdict.cause)  # fmt: skip
+
+    def _update_meta_info(self, members: group_rules.Members) -> None:
+        assert self._plugin.functions.get_group_data_meta_info is not None
+        try:
+            meta_info = self._plugin.functions.get_group_data_meta_info([members])
+            self._buffer.set_meta_info(self._job.key, meta_info)
+        except Exception:
+            # A generator's statistics must not cost it a group.
+            logger.exception("job %s: get_group_data_meta_info raised", self._job.job_id)
+
+    # --- slime's plain form ------------------------------------------------------------------------------------------
+
+    async def _run_plain_generator(self, run_rollout: Callable[[dict[str, Any]], Any]) -> None:
+        """Runs ``run_rollout(data)`` in a thread and closes groups as its items come in over HTTP."""
+        data = {
+            **self._settings.model_dump(mode="json"),
+            "job_id": self._job.job_id,
+            "remote_buffer_url": self._buffer_url,
+            "remote_engine_url": self._job.engine_url,
+            "skip_instance_ids": await self._stored(self._buffer.skipped_instance_ids, self._job.key),
+        }
+        failure = ""
+        try:
+            await self._until_over(self._beside_closing(_in_daemon_thread(run_rollout, data)))
+        except Exception as error:
+            # The plugin's own code: its exception is the job's cause.
+            logger.exception("job %s: run_rollout raised", self._job.job_id)
+            failure = f"run_rollout raised {type(error).__name__}: {error}"
+        if failure:
+            await self._stored(self._buffer.fail_job, self._job.key, failure[:2000])
+            return
+        await self._stored(self._close_what_is_left)
+        await self._stored(self._buffer.finish_if_done, self._job.key)
+
+    async def _beside_closing(self, running: asyncio.Future[None]) -> None:
+        while not running.done():
+            await asyncio.wait({running}, timeout=WATCH_INTERVAL_S)
+            await self._stored(self._close_complete_groups)
+        running.result()
+
+    def _close_complete_groups(self) -> None:
+        oldest = time.time() - self._settings.group_timeout_seconds
+        for record, count in self._buffer.begun_open_groups(self._job.key):
+            timed_out = record.last_write_at is not None and record.last_write_at < oldest
+            if count >= self._job.group_size or timed_out:
+                self._judge_and_close(record, timed_out and count < self._job.group_size)
+
+    def _close_what_is_left(self) -> None:
+        """The generator is through: what it has not filled by now it never will."""
+        after = (-1, -1)
+        while found := self._read_groups(after):
+            for record in found:
+                after = (record.epoch, record.position)
+                self._judge_and_close(record, True)
+
+    # --- the watcher -------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Follows what others do to the job, and owns the clock of its groups. Returns when the job is over."""
+        while True:
+            job = await self._stored(self._buffer.job_by_key, self._job.key)
+            if job.fence != self._fence:
+                raise _FencedError
+            if job.state in FINAL_STATES:
+                return
+            self._set_pause(job.state)
+            if self._engine is not None and job.engine_url and job.engine_url != self._job.engine_url:
+                logger.info("job %s: the engine is now at %s", job.job_id, job.engine_url)
+                self._engine.set_base_url(job.engine_url)
+            self._job = job
+            await self._time_groups_out()
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    def _set_pause(self, state: JobState) -> None:
+        if state is JobState.PAUSED:
+            self._may_play.clear()
+        else:
+            self._may_play.set()
+
+    async def _time_groups_out(self) -> None:
+        """Closes groups that wait too long for their last members. Only running, unpaused time counts."""
+        if not self._may_play.is_set():
+            return
+        for group in list(self._groups.values()):
+            if not group.has_members or group.waiting_to_begin:
+                continue
+            group.quiet_s += WATCH_INTERVAL_S
+            if group.quiet_s > self._settings.group_timeout_seconds:
+                await self._close_group(group, timed_out=True)
+                for task in group.tasks:
+                    task.cancel()
+
+    async def _stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Calls the store off the event loop, one call at a time; waits for as long as the disk is full or busy."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await loop.run_in_executor(self._store_thread, lambda: function(*arguments))
+            except StaleAttemptError as error:
+                raise _FencedError(error.message) from error
+            except (StorageFullError, UnavailableError) as error:
+                logger.error("job %s: %s; trying again", self._job.job_id, error.message)
+                await asyncio.sleep(STORE_RETRY_S)
+
+
+def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str, Any]) -> asyncio.Future[None]:
+    """Runs a function that cannot be interrupted; a daemon thread does not keep a cancelled job's process alive."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(None)
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            function(data)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the plugin's own code: handed to whoever waits
+            error = raised if isinstance(raised, Exception) else GeneratorError(f"run_rollout exited: {raised}")
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job was cancelled in the meantime
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=work, name="run_rollout", daemon=True).start()
+    return future
+
+
+def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
+    if not math.isfinite(trajectory.reward):
+        raise GeneratorError(f"play() returned the reward {trajectory.reward}; a reward is a finite number")
+    if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:
+        raise GeneratorError(
+            f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "
+            f"asked for {request.uid}/{request.instance.instance_id}"
+        )
+
+
+def _load_tokenizer(path: str | None) -> Any:
+    if path is None:
+        return None
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def _retry_delay(failures: int) -> float:
+    """Returns seconds to wait after that many failures: doubling, capped, with jitter so that slots do not march."""
+    return float(min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))

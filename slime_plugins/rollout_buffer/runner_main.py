@@ -1,0 +1,66 @@
+"""The process around one ``JobRunner``: reads its arguments, loads the generator, and ends when the job is over.
+
+Started by the supervisor. SIGTERM gives up running attempts and ends it with exit code 0; the slots stay open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.generator import load
+from slime_plugins.rollout_buffer.runner import JobRunner
+from slime_plugins.rollout_buffer.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one job's runner; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    buffer = Buffer(Store(options.data_dir))
+    try:
+        plugin = load(buffer.job_by_key(options.job_key).task_type, options.generator_dir)
+    except GeneratorError as error:
+        buffer.fail_job(options.job_key, error.message[:2000])
+        return 0
+    runner = JobRunner(buffer, options.job_key, plugin, buffer_url=options.buffer_url, ray_address=options.ray_address)
+    asyncio.run(_run_until_told_to_stop(runner))
+    buffer.store.close()
+    return 0
+
+
+async def _run_until_told_to_stop(runner: JobRunner) -> None:
+    work = asyncio.ensure_future(runner.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        logger.info("told to stop; open slots stay open")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--job-key", type=int, required=True)
+    parser.add_argument("--buffer-url", required=True)
+    parser.add_argument("--ray-address")
+    parser.add_argument("--generator-dir", type=Path, action="append", default=[])
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # A plain generator's thread may still run after its job was cancelled; it must not keep the process alive.
+    os._exit(code)

@@ -1,0 +1,284 @@
+"""The parent of gunicorn and of the runners: ``rollout-buffer serve``.
+
+It reconciles the job table with running processes, restarts what died, owns the clock (leases, group timeouts) and the
+local Ray. Its heartbeat and the task types it knows are in the store, so that servers accept only work that somebody
+will do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
+from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.server import SETTINGS_VARIABLE, SUPERVISOR
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import JobRecord
+
+__all__ = ["Supervisor"]
+
+TICK_S = 0.1
+HEARTBEAT_INTERVAL_S = 2.0
+CLOCK_INTERVAL_S = 0.5
+STOP_PATIENCE_S = 25.0
+DISCOVERY_TIMEOUT_S = 120.0
+RAY_START_TIMEOUT_S = 120.0
+RESTART_BASE_S = 1.0
+RESTART_CAP_S = 60.0
+MAX_CRASHES = 8
+STEADY_AFTER_S = 300.0
+"""A runner that lived this long is not counted as crashing again and again."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _RunnerSlot:
+    """The runner of one job: its process, and how often it crashed in a row."""
+
+    process: ChildProcess | None = None
+    started_at: float = 0.0
+    crashes: int = 0
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs until it is told to stop. Build it, then call ``run()`` once."""
+
+    settings: ServeSettings
+    on_ready: Callable[[str], None] | None = None
+    _buffer: Buffer = field(init=False)
+    _lock: IO[str] = field(init=False)
+    _runners: dict[int, _RunnerSlot] = field(init=False, default_factory=dict)
+    _server: ChildProcess | None = field(init=False, default=None)
+    _ray: ChildProcess | None = field(init=False, default=None)
+    _catalog: dict[str, Any] = field(init=False, default_factory=dict)
+    _stopping: bool = field(init=False, default=False)
+
+    def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then ends every process it started.
+
+        Raises:
+            ConfigError: another supervisor has the data directory, or the port is taken.
+        """
+        self._buffer = Buffer(Store(self.settings.data_dir))
+        self._lock = _lock_data_dir(self.settings.data_dir)
+        _refuse_taken_port(self.settings.host, self.settings.port)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        try:
+            self._catalog = self._discover_generators()
+            self._beat()
+            self._server = self._start_server()
+            self._loop()
+        finally:
+            self._stop_all()
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _loop(self) -> None:
+        every = {self._beat: HEARTBEAT_INTERVAL_S, self._turn_clock: CLOCK_INTERVAL_S, self._watch_server: 0.0}
+        due = dict.fromkeys(every, 0.0)
+        announced = False
+        while not self._stopping:
+            for duty, interval in every.items():
+                if time.monotonic() >= due[duty]:
+                    due[duty] = time.monotonic() + interval
+                    duty()
+            self._reconcile_runners()
+            if not announced and self.on_ready is not None and _answers(self.settings):
+                announced = True
+                self.on_ready(self.settings.base_url)
+            time.sleep(TICK_S)
+
+    # --- duties ------------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        self._buffer.beat(SUPERVISOR, os.getpid(), self._catalog)
+
+    def _turn_clock(self) -> None:
+        self._buffer.expire_leases()
+        self._buffer.close_timed_out_groups()
+        for job in self._buffer.unfinished_jobs():
+            if not job.has_runner and job.has_input:
+                self._buffer.finish_if_done(job.key)
+
+    def _watch_server(self) -> None:
+        if self._server is not None and (code := self._server.exit_code()) is not None:
+            logger.error("the server ended with exit code %s, starting it again:\n%s", code, self._server.last_words())
+            time.sleep(RESTART_BASE_S)
+            self._server = self._start_server()
+
+    def _reconcile_runners(self) -> None:
+        wanted = {job.key: job for job in self._buffer.unfinished_jobs() if job.has_runner}
+        for key, job in wanted.items():
+            self._look_after(job, self._runners.setdefault(key, _RunnerSlot()))
+        for key in [key for key in self._runners if key not in wanted]:
+            self._let_go(key)
+
+    def _look_after(self, job: JobRecord, slot: _RunnerSlot) -> None:
+        if slot.process is None:
+            if time.monotonic() >= slot.not_before:
+                self._start_runner(job, slot)
+            return
+        code = slot.process.exit_code()
+        if code is None:
+            return
+        lived = time.monotonic() - slot.started_at
+        slot.crashes = 1 if lived > STEADY_AFTER_S else slot.crashes + 1
+        words = slot.process.last_words()
+        slot.process = None
+        slot.not_before = time.monotonic() + min(RESTART_CAP_S, RESTART_BASE_S * 2 ** (slot.crashes - 1))
+        logger.error("the runner of job %s ended with exit code %s (%d in a row):\n%s",
+                     job.job_id, code, slot.crashes, words)  # fmt: skip
+        if slot.crashes >= MAX_CRASHES:
+            self._buffer.fail_job(job.key, f"its runner ended {slot.crashes} times in a row; the last words: {words}")
+
+    def _let_go(self, key: int) -> None:
+        """Its job is over: a runner notices by itself and is only collected here."""
+        process = self._runners[key].process
+        if process is None or process.exit_code() is not None:
+            del self._runners[key]
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _discover_generators(self) -> dict[str, Any]:
+        """Asks a short-lived process which generators there are: a bad file must not take the supervisor along."""
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator"]
+        command += [str(folder) for folder in self.settings.generator_dirs]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=DISCOVERY_TIMEOUT_S, check=True)
+            catalog: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+        except (subprocess.SubprocessError, ValueError, IndexError) as error:
+            words = getattr(error, "stderr", "") or ""
+            raise ConfigError(f"the generators cannot be listed: {error}\n{words[-2000:]}") from error
+        for name, reason in catalog["broken_generators"].items():
+            logger.error("generator file %s does not load:\n%s", name, reason)
+        catalog["task_types"][EXTERNAL_TASK_TYPE] = {"needs_ray": False, "source": "/buffer/write"}
+        logger.info("task types: %s", ", ".join(sorted(catalog["task_types"])))
+        return catalog
+
+    def _start_server(self) -> ChildProcess:
+        settings_file = self.settings.data_dir / "serve_settings.json"
+        settings_file.write_text(self.settings.model_dump_json(), encoding="utf-8")
+        command = [
+            sys.executable, "-m", "gunicorn", "slime_plugins.rollout_buffer.server:create_app_from_environment()",
+            "--bind", f"{self.settings.host}:{self.settings.port}", "--worker-class", "gthread",
+            "--workers", str(self.settings.workers), "--threads", str(self.settings.threads),
+            "--timeout", "120", "--graceful-timeout", "20", "--keep-alive", "30", "--error-logfile", "-",
+        ]  # fmt: skip
+        environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
+        return ChildProcess("server", command, log_file=self._log_file("server"), environment=environment)
+
+    def _start_runner(self, job: JobRecord, slot: _RunnerSlot) -> None:
+        task = self._catalog["task_types"].get(job.task_type)
+        if task is None:
+            self._buffer.fail_job(job.key, f"no generator has task_type {job.task_type!r} any more")
+            return
+        command = [
+            sys.executable, "-m", "slime_plugins.rollout_buffer.runner_main",
+            "--data-dir", str(self.settings.data_dir.resolve()), "--job-key", str(job.key),
+            "--buffer-url", self.settings.base_url,
+        ]  # fmt: skip
+        for folder in self.settings.generator_dirs:
+            command += ["--generator-dir", str(folder)]
+        if task["needs_ray"]:
+            try:
+                command += ["--ray-address", self._ray_address()]
+            except ConfigError as error:
+                self._buffer.fail_job(job.key, error.message)
+                return
+        slot.process = ChildProcess(
+            f"runner of job {job.job_id}", command, log_file=self._log_file(f"runner-{job.key}")
+        )
+        slot.started_at = time.monotonic()
+
+    def _ray_address(self) -> str:
+        """Returns the cluster with the devices; starts a local one when none was named and it does not run yet."""
+        if self.settings.ray_address is not None:
+            return self.settings.ray_address
+        address_file = self.settings.data_dir / "ray_address"
+        if self._ray is None or self._ray.exit_code() is not None:
+            address_file.unlink(missing_ok=True)
+            command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.local_ray"]
+            command += ["--address-file", str(address_file.resolve())]
+            if self.settings.ray_num_cpus is not None:
+                command += ["--num-cpus", str(self.settings.ray_num_cpus)]
+            self._ray = ChildProcess("local Ray", command, log_file=self._log_file("ray"))
+        deadline = time.monotonic() + RAY_START_TIMEOUT_S
+        while time.monotonic() < deadline and not self._stopping and self._ray.exit_code() is None:
+            if address_file.exists() and (address := address_file.read_text(encoding="utf-8").strip()):
+                return address
+            time.sleep(TICK_S)
+            self._beat_if_due()
+        raise ConfigError(f"local Ray does not start: {self._ray.last_words() or 'no word from it'}")
+
+    def _beat_if_due(self) -> None:
+        beat = self._buffer.heartbeat(SUPERVISOR)
+        if beat is None or beat[0] > HEARTBEAT_INTERVAL_S:
+            self._beat()
+
+    def _log_file(self, name: str) -> Path:
+        return self.settings.data_dir / "logs" / f"{name}.log"
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def _stop_all(self) -> None:
+        """Server first, so that nothing new comes in; then the runners, which give up their attempts; Ray last."""
+        runners = [slot.process for slot in self._runners.values() if slot.process is not None]
+        for process in (self._server, *runners):
+            if process is not None:
+                process.ask_to_stop()
+        for process in (self._server, *runners, self._ray):
+            if process is not None:
+                process.stop(STOP_PATIENCE_S)
+        self._buffer.forget(SUPERVISOR)
+        self._buffer.store.close()
+        self._lock.close()
+        logger.info("stopped")
+
+
+def _lock_data_dir(data_dir: Path) -> IO[str]:
+    lock = (data_dir / "supervisor.lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir"
+        ) from error
+    return lock
+
+
+def _refuse_taken_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}; give another --port") from error
+
+
+def _answers(settings: ServeSettings) -> bool:
+    try:
+        with socket.create_connection((settings.base_url.split("//")[1].rsplit(":", 1)[0], settings.port), timeout=1):
+            return True
+    except OSError:
+        return False
