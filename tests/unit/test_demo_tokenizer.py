@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.assets import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 
 BUILD_TOOL = Path(__file__).resolve().parents[2] / "tools" / "build_demo_tokenizer.py"
 SPECIAL_TOKENS = [

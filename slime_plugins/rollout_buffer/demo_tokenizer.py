@@ -1,4 +1,4 @@
-"""Where the data files that ship with the package lie."""
+"""Where the tokenizer lies that ships with the package. Built by ``tools/build_demo_tokenizer.py``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""A prompt read back as the conversation it renders: what a model would see, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["END_OF_TURN", "IMAGE_PAD", "START_OF_TURN", "Conversation", "Turn", "read_conversation"]
+
+START_OF_TURN = "<|im_start|>"
+END_OF_TURN = "<|im_end|>"
+IMAGE_PAD = "<|image_pad|>"
+_VISION_MARKUP = ("<|vision_start|>", "<|vision_end|>", IMAGE_PAD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What one side said: its text without image markup, and the images in it, in order."""
+
+    role: str
+    text: str
+    images: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Finished turns in order, and the reply begun so far: empty unless an aborted reply is to be continued."""
+
+    turns: tuple[Turn, ...]
+    begun_reply: str = ""
+
+    @property
+    def user_turns(self) -> tuple[Turn, ...]:
+        """What the user (or the environment in its place) said."""
+        return tuple(turn for turn in self.turns if turn.role == "user")
+
+    @property
+    def replies(self) -> tuple[str, ...]:
+        """What the assistant said in earlier turns."""
+        return tuple(turn.text for turn in self.turns if turn.role == "assistant")
+
+    @property
+    def last_image(self) -> bytes | None:
+        """The newest image, None if there is none."""
+        return next((turn.images[-1] for turn in reversed(self.turns) if turn.images), None)
+
+
+def read_conversation(prompt: str, images: Sequence[bytes]) -> Conversation:
+    """Takes a rendered ChatML prompt apart; text that is no ChatML counts as one user turn.
+
+    Each image goes to the turn that holds its placeholder; placeholders beyond ``images`` stay without one.
+    """
+    if START_OF_TURN not in prompt:
+        return Conversation(turns=(_turn("user", prompt, list(images)),))
+    left = list(images)
+    turns: list[Turn] = []
+    begun_reply = ""
+    for block in prompt.split(START_OF_TURN)[1:]:
+        role, _, said = block.partition("\n")
+        text, closed, _ = said.partition(END_OF_TURN)
+        if closed or role != "assistant":
+            turns.append(_turn(role, text, left))
+        else:
+            begun_reply = text
+    return Conversation(turns=tuple(turns), begun_reply=begun_reply)
+
+
+def _turn(role: str, text: str, left: list[bytes]) -> Turn:
+    """One turn; takes its images off the front of ``left``."""
+    count = min(text.count(IMAGE_PAD), len(left))
+    taken, left[:] = tuple(left[:count]), left[count:]
+    for markup in _VISION_MARKUP:
+        text = text.replace(markup, "")
+    return Turn(role=role, text=text, images=taken)

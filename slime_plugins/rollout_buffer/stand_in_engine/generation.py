@@ -1,0 +1,127 @@
+"""One reply on its way out: its tokens appear as time passes, and it may be aborted, frozen, or see new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Generation", "Pace", "common_prefix"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Seconds before the first token, and before each further one; 0 = at once."""
+
+    latency_s: float = 0.0
+    token_latency_s: float = 0.0
+
+
+class Generation:
+    """The clock of one reply. It is waiting until ``begin``, and ended by its last token or by ``abort``."""
+
+    def __init__(self, pace: Pace, weight_version: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace = pace
+        self._clock = clock
+        self._length: int | None = None
+        self._started_at = 0.0
+        self._frozen_at: float | None = None
+        self._aborted_after: int | None = None
+        self._versions: list[tuple[str, int]] = [(weight_version, 0)]
+        self._changed = asyncio.Event()
+
+    @property
+    def aborted(self) -> bool:
+        """Whether it was given up."""
+        return self._aborted_after is not None
+
+    @property
+    def produced(self) -> int:
+        """How many tokens there are by now."""
+        if self._aborted_after is not None:
+            return self._aborted_after
+        if self._length is None:
+            return 0
+        now = self._clock() if self._frozen_at is None else self._frozen_at
+        return min(self._length, self._count_after(now - self._started_at))
+
+    @property
+    def finished(self) -> bool:
+        """Whether no token will follow."""
+        return self.aborted or (self._length is not None and self.produced >= self._length)
+
+    def begin(self, length: int) -> None:
+        """Starts the clock of a reply of ``length`` tokens."""
+        self._length = length
+        self._started_at = self._clock()
+        if self._frozen_at is not None:
+            self._frozen_at = self._started_at
+
+    def abort(self) -> None:
+        """Ends it with the tokens that are there; nothing happens to one that is finished."""
+        if not self.finished:
+            self._aborted_after = self.produced
+        self.wake()
+
+    def freeze(self) -> None:
+        """Stops its clock; no token appears until ``thaw``."""
+        if self._frozen_at is None:
+            self._frozen_at = self._clock()
+        self.wake()
+
+    def thaw(self) -> None:
+        """Lets its clock run on."""
+        if self._frozen_at is not None:
+            self._started_at += self._clock() - self._frozen_at
+            self._frozen_at = None
+        self.wake()
+
+    def see_weights(self, version: str) -> None:
+        """Later tokens are of this version."""
+        self._versions.append((version, self.produced))
+
+    def version_spans(self) -> list[tuple[str, int, int]]:
+        """Version, start and end of each stretch of tokens; one empty stretch if there is no token."""
+        ends = [start for _, start in self._versions[1:]] + [self.produced]
+        spans = [(version, start, end) for (version, start), end in zip(self._versions, ends, strict=True)]
+        return [span for span in spans if span[2] > span[1]] or [(self._versions[-1][0], 0, 0)]
+
+    def wake(self) -> None:
+        """Lets whoever waits look again."""
+        self._changed.set()
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Waits until ``is_so``; looks again whenever something happened to this reply."""
+        while not is_so():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait_until_finished(self) -> None:
+        """Waits for the last token, or for ``abort``."""
+        while not self.finished:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout=self._seconds_left())
+            except TimeoutError:
+                continue
+
+    def _count_after(self, elapsed_s: float) -> int:
+        beyond_first_s = elapsed_s - self._pace.latency_s
+        if beyond_first_s < 0:
+            return 0
+        if self._pace.token_latency_s == 0:
+            return self._length or 0
+        return 1 + int(beyond_first_s / self._pace.token_latency_s)
+
+    def _seconds_left(self) -> float | None:
+        if self._frozen_at is not None or self._length is None:
+            return None
+        duration_s = self._pace.latency_s + (self._length - 1) * self._pace.token_latency_s
+        return max(0.001, self._started_at + duration_s - self._clock())
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many leading ids two sequences share."""
+    shorter = min(len(left), len(right))
+    return next((at for at in range(shorter) if left[at] != right[at]), shorter)

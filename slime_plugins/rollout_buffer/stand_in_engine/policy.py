@@ -1,0 +1,36 @@
+"""The scripted policy: from a conversation to the reply a model might have given. It sees what a model would see."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
+from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
+from slime_plugins.rollout_buffer.stand_in_engine.math_policy import read_question, solve, work_out, wrong_answer
+from slime_plugins.rollout_buffer.stand_in_engine.phone_policy import is_phone_task, play_phone
+
+__all__ = ["POLITE_REPLY", "reply_to"]
+
+POLITE_REPLY: Final = (
+    "I am a stand-in engine, not a model: I operate the simulated phone and work out simple sums and equations. "
+    "I cannot answer this, but thank you for asking."
+)
+
+
+def reply_to(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+    """The text of the next assistant turn; the same conversation, skill and luck give the same text."""
+    if is_phone_task(conversation):
+        return play_phone(conversation, skill=skill, luck=luck)
+    return _answer_question(conversation, skill=skill, luck=luck)
+
+
+def _answer_question(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+    asked = conversation.user_turns[-1].text if conversation.user_turns else ""
+    question = read_question(asked)
+    answer = solve(question) if question is not None else None
+    if question is None or answer is None:
+        return POLITE_REPLY
+    randomness = luck.about("math", asked)
+    if randomness.random() >= skill:
+        answer = wrong_answer(answer, randomness)
+    return work_out(question, answer, randomness)

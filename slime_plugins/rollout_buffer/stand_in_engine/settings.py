@@ -1,0 +1,41 @@
+"""What the stand-in engine can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["StandInSettings"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandInSettings:
+    """Where it listens, how well it plays, how fast it pretends to be.
+
+    ``skill`` is about the share of episodes that are played without a fatal mistake: 1 makes none. ``seed`` and the
+    caller's session decide which. ``port`` 0 takes a free one. ``latency_s`` passes before the first token of a
+    reply, ``token_latency_s`` before each further one. ``context_length`` caps prompt plus ``max_new_tokens``, as a
+    model's would. ``threads`` read screenshots and tokenise; the event loop stays free for health checks.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    tokenizer_path: Path = DEMO_TOKENIZER_PATH
+    skill: float = 0.7
+    seed: int = 0
+    latency_s: float = 0.0
+    token_latency_s: float = 0.0
+    context_length: int = 131072
+    weight_version: str = "default"
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.skill <= 1.0:
+            raise ConfigError(f"the stand-in engine's skill must lie in [0, 1], not be {self.skill}")
+        if self.latency_s < 0 or self.token_latency_s < 0:
+            raise ConfigError("the stand-in engine's latencies must not be negative")
+        if self.context_length < 1 or self.threads < 1:
+            raise ConfigError("the stand-in engine needs a context_length and threads of at least 1")
