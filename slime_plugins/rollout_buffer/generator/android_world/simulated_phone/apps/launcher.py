@@ -1,0 +1,113 @@
+"""The home screen and the list of all apps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.page import App, Page
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.packages import (
+    INSTALLED_APPS,
+    InstalledApp,
+)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import DeviceState
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import (
+    SCREEN_HEIGHT,
+    SCREEN_WIDTH,
+    Rect,
+)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs import TextSize, line_height, wrap
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout import (
+    STATUS_BAR_HEIGHT,
+    ScreenBuilder,
+)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import APP_TILES, Surface
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Align, Widget, WidgetKind
+
+__all__ = ["LAUNCHER", "LauncherApp"]
+
+LAUNCHER = InstalledApp(
+    label="Home",
+    package="com.google.android.apps.nexuslauncher",
+    activity=".NexusLauncherActivity",
+    icon="",
+)
+_COLUMNS, _CELL_WIDTH, _CELL_HEIGHT, _TILE = 3, 360, 400, 168
+_FIRST_ROW = 240
+_SWIPE_UP = 200
+
+
+class LauncherApp(App):
+    """Home; it is never closed."""
+
+    def __init__(self, state: DeviceState, launch: Callable[[InstalledApp], None]) -> None:
+        super().__init__(LAUNCHER, state)
+        self.launch = launch
+
+    def first_page(self) -> Page:
+        """The home screen."""
+        return _Home(self)
+
+
+class _Home(Page):
+    app: LauncherApp
+
+    def build(self, screen: ScreenBuilder) -> None:
+        ground = Rect(left=0, top=STATUS_BAR_HEIGHT, right=SCREEN_WIDTH, bottom=SCREEN_HEIGHT)
+        screen.place(Widget(kind=WidgetKind.FILL, bounds=ground, surface=Surface.HOME))
+        for index, app in enumerate(INSTALLED_APPS):
+            for widget in _app_widgets(index, app, partial(self.app.launch, app)):
+                screen.place(widget)
+
+    def back(self) -> None:
+        """There is nothing behind the home screen."""
+
+    def swiped(self, dx: int, dy: int) -> bool:
+        """A swipe upward shows all apps."""
+        if dy < -_SWIPE_UP:
+            self.app.push(_AllApps(self.app))
+        return True
+
+
+class _AllApps(Page):
+    app: LauncherApp
+
+    def build(self, screen: ScreenBuilder) -> None:
+        screen.title_bar("Apps", on_back=self.back)
+        for app in sorted(INSTALLED_APPS, key=lambda app: app.label):
+            screen.row(app.label, icon=app.icon, on_tap=partial(self.app.launch, app))
+
+
+def _app_widgets(index: int, app: InstalledApp, launch: Callable[[], None]) -> list[Widget]:
+    """The picture on its tile, with the name in one or two lines below it; all of the cell reacts."""
+    left = index % _COLUMNS * _CELL_WIDTH
+    top = _FIRST_ROW + index // _COLUMNS * _CELL_HEIGHT
+    cell = Rect(left=left, top=top, right=left + _CELL_WIDTH, bottom=top + _CELL_HEIGHT)
+    tile_left = left + (_CELL_WIDTH - _TILE) // 2
+    tile = Rect(left=tile_left, top=top + 32, right=tile_left + _TILE, bottom=top + 32 + _TILE)
+    widgets = [
+        Widget(kind=WidgetKind.ROW, bounds=cell, on_tap=launch),
+        Widget(
+            kind=WidgetKind.ICON,
+            bounds=tile,
+            icon=app.icon,
+            text=app.label,
+            surface=APP_TILES[index % len(APP_TILES)],
+            on_tap=launch,
+        ),
+    ]
+    height = line_height(TextSize.SMALL)
+    for number, line in enumerate(wrap(app.label, TextSize.SMALL, _CELL_WIDTH - 80)[:2]):
+        line_top = tile.bottom + 24 + number * height
+        bounds = Rect(left=left, top=line_top, right=left + _CELL_WIDTH, bottom=line_top + height)
+        widgets.append(
+            Widget(
+                kind=WidgetKind.TEXT,
+                bounds=bounds,
+                text=line,
+                text_size=TextSize.SMALL,
+                surface=Surface.HOME,
+                align=Align.CENTER,
+            )
+        )
+    return widgets

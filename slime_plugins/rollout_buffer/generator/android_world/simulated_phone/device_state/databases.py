@@ -1,0 +1,138 @@
+"""The sqlite files of the device's providers and apps: real sqlite, in memory, under the paths Android uses.
+
+Each can be pulled and pushed as the bytes of a database file. Tables hold the columns that Android and AndroidWorld
+read; columns nobody reads are left out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+__all__ = [
+    "CALENDAR_DB",
+    "CONTACTS_DB",
+    "SCHEMAS",
+    "SMS_DB",
+    "Database",
+]
+
+CONTACTS_DB = "/data/data/com.android.providers.contacts/databases/contacts2.db"
+SMS_DB = "/data/data/com.android.providers.telephony/databases/mmssms.db"
+CALENDAR_DB = "/data/data/com.simplemobiletools.calendar.pro/databases/events.db"
+
+_CONTACTS_SCHEMA = """
+CREATE TABLE mimetypes (_id INTEGER PRIMARY KEY AUTOINCREMENT, mimetype TEXT NOT NULL UNIQUE);
+INSERT INTO mimetypes (_id, mimetype) VALUES
+  (1, 'vnd.android.cursor.item/email_v2'),
+  (5, 'vnd.android.cursor.item/phone_v2'),
+  (7, 'vnd.android.cursor.item/name');
+CREATE TABLE contacts (_id INTEGER PRIMARY KEY AUTOINCREMENT, name_raw_contact_id INTEGER);
+CREATE TABLE raw_contacts (
+  _id INTEGER PRIMARY KEY AUTOINCREMENT,
+  contact_id INTEGER REFERENCES contacts (_id),
+  display_name TEXT,
+  deleted INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE data (
+  _id INTEGER PRIMARY KEY AUTOINCREMENT,
+  mimetype_id INTEGER NOT NULL REFERENCES mimetypes (_id),
+  raw_contact_id INTEGER NOT NULL REFERENCES raw_contacts (_id),
+  data1 TEXT, data2 TEXT, data3 TEXT, data4 TEXT
+);
+"""
+
+_SMS_SCHEMA = """
+CREATE TABLE threads (_id INTEGER PRIMARY KEY AUTOINCREMENT, date INTEGER DEFAULT 0, recipient_ids TEXT, snippet TEXT);
+CREATE TABLE canonical_addresses (_id INTEGER PRIMARY KEY AUTOINCREMENT, address TEXT);
+CREATE TABLE sms (
+  _id INTEGER PRIMARY KEY AUTOINCREMENT,
+  thread_id INTEGER,
+  address TEXT,
+  person INTEGER,
+  date INTEGER,
+  date_sent INTEGER DEFAULT 0,
+  protocol INTEGER,
+  read INTEGER DEFAULT 0,
+  status INTEGER DEFAULT -1,
+  type INTEGER,
+  subject TEXT,
+  body TEXT,
+  seen INTEGER DEFAULT 0
+);
+"""
+
+_CALENDAR_SCHEMA = """
+CREATE TABLE events (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  start_ts INTEGER NOT NULL,
+  end_ts INTEGER NOT NULL,
+  title TEXT NOT NULL,
+  location TEXT NOT NULL DEFAULT '',
+  description TEXT NOT NULL DEFAULT '',
+  repeat_interval INTEGER NOT NULL DEFAULT 0,
+  repeat_rule INTEGER NOT NULL DEFAULT 0,
+  time_zone TEXT NOT NULL DEFAULT 'Etc/UTC',
+  event_type INTEGER NOT NULL DEFAULT 1,
+  source TEXT NOT NULL DEFAULT 'imported-ics'
+);
+"""
+
+SCHEMAS: Mapping[str, str] = {CONTACTS_DB: _CONTACTS_SCHEMA, SMS_DB: _SMS_SCHEMA, CALENDAR_DB: _CALENDAR_SCHEMA}
+
+
+class Database:
+    """One sqlite file of the device, fresh from its schema."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._connection = _opened(_empty_file(path))
+
+    def read(self) -> bytes:
+        """The bytes of the database file."""
+        return self._connection.serialize()
+
+    def write(self, data: bytes) -> None:
+        """Replaces the whole database.
+
+        Raises:
+            sqlite3.Error: the bytes are no database.
+        """
+        replacement = _opened(data)
+        replacement.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        self._connection.close()
+        self._connection = replacement
+
+    def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
+        """Rows as dicts by column name."""
+        return [dict(row) for row in self._connection.execute(sql, values)]
+
+    def execute(self, sql: str, *values: Any) -> int:
+        """Changes the database; returns the id of an inserted row."""
+        cursor = self._connection.execute(sql, values)
+        self._connection.commit()
+        return cursor.lastrowid or 0
+
+    def close(self) -> None:
+        """Frees it."""
+        self._connection.close()
+
+
+def _opened(data: bytes) -> sqlite3.Connection:
+    # Calls come one at a time, but not always from the thread that made the device.
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    connection.deserialize(data)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+@cache
+def _empty_file(path: str) -> bytes:
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(SCHEMAS[path])
+        return connection.serialize()
+    finally:
+        connection.close()

@@ -1,0 +1,66 @@
+"""What is typed where: the text of one field, and what a page owes to the fields on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["MAX_FIELD_CHARACTERS", "FieldHost", "TextField"]
+
+MAX_FIELD_CHARACTERS = 20_000
+
+
+@dataclass(kw_only=True, slots=True)
+class TextField:
+    """The text of one field; the cursor is always at its end. ``selected`` marks the whole value.
+
+    ``on_change`` is told after every change. A field that is not ``multi_line`` turns line feeds into blanks.
+    """
+
+    text: str = ""
+    multi_line: bool = False
+    selected: bool = False
+    on_change: Callable[[str], None] | None = None
+
+    def insert(self, text: str) -> bool:
+        """Types at the end, or over the marked value; False when the field was too full to take it all."""
+        wanted = ("" if self.selected else self.text) + self._acceptable(text)
+        self._replace(wanted[:MAX_FIELD_CHARACTERS])
+        return len(wanted) <= MAX_FIELD_CHARACTERS
+
+    def erase_last(self) -> None:
+        """What the backspace key does."""
+        self._replace("" if self.selected else self.text[:-1])
+
+    def clear(self) -> None:
+        """Empties the field."""
+        self._replace("")
+
+    def _acceptable(self, text: str) -> str:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        return text if self.multi_line else text.replace("\n", " ")
+
+    def _replace(self, text: str) -> None:
+        self.text = text
+        self.selected = False
+        if self.on_change is not None:
+            self.on_change(text)
+
+
+class FieldHost(Protocol):
+    """A page with fields: knows which has the focus."""
+
+    focused: str | None
+
+    def field_named(self, key: str) -> TextField:
+        """The field's text."""
+        ...
+
+    def focus(self, key: str) -> None:
+        """Gives it the focus and shows the keyboard."""
+        ...
+
+    def open_field_menu(self, key: str) -> None:
+        """Shows what can be done with its text."""
+        ...
