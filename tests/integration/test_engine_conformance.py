@@ -1,0 +1,59 @@
+"""The engine contract on the shipped fake, and on the SGLang client against the stand-in server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+
+import pytest
+from PIL import Image as PillowImage
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, SglangEngine
+from slime_plugins.rollout_buffer.engine_contract import EngineContract, SglangServerContract, VisionContract
+from slime_plugins.rollout_buffer.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.stand_in_engine.server import running
+from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.types import Image
+
+TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+QUICK = EngineSettings(patience_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)
+VISION = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def chat_ids(content: str) -> list[int]:
+    text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
+    return ids
+
+
+def picture(width: int, height: int) -> Image:
+    file = io.BytesIO()
+    PillowImage.new("RGB", (width, height), (20, 90, 200)).save(file, "PNG")
+    return Image(data=file.getvalue())
+
+
+class TestFakeEngine(EngineContract):
+    prompt_ids = chat_ids("Solve x + 5 = 12")
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        return FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=TOKENIZER)
+
+
+class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
+    prompt_ids = chat_ids("Solve x + 5 = 12")
+    image_prompt_ids = chat_ids(f"One: {VISION} Two: {VISION} What is 2 + 2?")
+    images = (picture(64, 128), picture(128, 64))
+
+    @pytest.fixture
+    async def base_url(self) -> AsyncIterator[str]:
+        async with running(StandInSettings(port=0, token_latency_s=0.005)) as url:
+            yield url
+
+    @pytest.fixture
+    async def engine(self, base_url: str) -> AsyncIterator[Engine]:
+        engine = SglangEngine(base_url, QUICK)
+        yield engine
+        await engine.close()

@@ -1,0 +1,111 @@
+"""The engine contract against a real SGLang server. Its log-probs cannot be checked here: that needs its weights.
+
+``ROLLOUT_BUFFER_TEST_ENGINE_URL`` names a server of a text model, ``ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL`` one of a
+Qwen3-VL model. The tests pause these servers, abort their requests and rename their weight version.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar
+
+import aiohttp
+import pytest
+from PIL import Image as PillowImage
+
+from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine_contract import SglangServerContract, VisionContract
+from slime_plugins.rollout_buffer.types import Image, SamplingParams
+
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
+
+TEXT_URL = "ROLLOUT_BUFFER_TEST_ENGINE_URL"
+VISION_URL = "ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL"
+if not (os.environ.get(TEXT_URL) or os.environ.get(VISION_URL)):
+    pytest.skip(f"neither {TEXT_URL} nor {VISION_URL} is set", allow_module_level=True)
+
+SETTINGS = EngineSettings(patience_s=60.0, deadline_s=240.0)
+
+# Ids of Qwen3's vocabulary: user turn with two images and "Hello", then the generation prompt.
+START, END, NEW_LINE = 151644, 151645, 198
+IMAGE_IDS = (151652, 151655, 151653)
+USER, ASSISTANT, HELLO = 872, 77091, 9707
+
+
+def server_at(variable: str) -> str:
+    """The server that ``variable`` names; skips the test, with the reason, when there is none."""
+    url = os.environ.get(variable, "").rstrip("/")
+    if not url:
+        pytest.skip(f"{variable} is not set")
+    try:
+        with urllib.request.urlopen(f"{url}/model_info", timeout=5) as response:
+            response.read()
+    except (urllib.error.URLError, OSError) as error:
+        pytest.skip(f"no engine answers at {variable}={url}: {error}")
+    return url
+
+
+def picture(width: int, height: int) -> Image:
+    file = io.BytesIO()
+    PillowImage.new("RGB", (width, height), (20, 90, 200)).save(file, "PNG")
+    return Image(data=file.getvalue())
+
+
+class RealServerTests(SglangServerContract):
+    """The contract with an engine whose address is in ``url_variable``."""
+
+    url_variable: ClassVar[str]
+
+    @pytest.fixture
+    async def base_url(self) -> AsyncIterator[str]:
+        url = server_at(self.url_variable)
+        yield url
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/continue_generation", json={}) as response:
+            await response.read()
+
+    @pytest.fixture
+    async def engine(self, base_url: str) -> AsyncIterator[Engine]:
+        engine = SglangEngine(base_url, SETTINGS)
+        yield engine
+        await engine.close()
+
+
+class TestTextEngine(RealServerTests):
+    url_variable = TEXT_URL
+    prompt_ids: ClassVar[Sequence[int]] = tuple(range(500, 520))
+    long = 60
+
+    async def test_what_it_says_to_ids_is_what_it_says_to_text(self, engine: Engine, base_url: str) -> None:
+        """Greedy: ids in and ids out are the same conversation as text in and text out."""
+        question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+        asked = {"text": question, "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
+        body = asked | {"return_logprob": True, "return_prompt_token_ids": True}
+        async with aiohttp.ClientSession() as session, session.post(f"{base_url}/generate", json=body) as response:
+            by_text = await response.json()
+        params = SamplingParams(max_new_tokens=16, temperature=0.0)
+        request = GenerateRequest(
+            input_ids=by_text["prompt_token_ids"], sampling_params=params, session_id="contract/greedy"
+        )
+        reply = await engine.generate(request)
+        assert list(reply.output_ids) == by_text["output_ids"]
+        expected = [entry[0] for entry in by_text["meta_info"]["output_token_logprobs"]]
+        assert reply.output_log_probs == pytest.approx(expected, abs=1e-3)
+
+    async def test_a_resumed_greedy_turn_says_what_an_undisturbed_one_says(self, engine: Engine, base_url: str) -> None:
+        params = SamplingParams(max_new_tokens=self.long, temperature=0.0, extra={"ignore_eos": True})
+        request = GenerateRequest(input_ids=self.prompt_ids, sampling_params=params, session_id="contract/resumed")
+        undisturbed = await engine.generate(request)
+        resumed = await self.disturbed(engine, base_url, request)
+        assert resumed.output_ids == undisturbed.output_ids
+        assert resumed.output_log_probs == pytest.approx(undisturbed.output_log_probs, abs=1e-3)
+
+
+class TestVisionEngine(RealServerTests, VisionContract):
+    url_variable = VISION_URL
+    prompt_ids: ClassVar[Sequence[int]] = (START, USER, NEW_LINE, HELLO, END, NEW_LINE, START, ASSISTANT, NEW_LINE)
+    image_prompt_ids: ClassVar[Sequence[int]] = (START, USER, NEW_LINE, *IMAGE_IDS, *IMAGE_IDS, *prompt_ids[3:])
+    images = (picture(64, 128), picture(128, 64))
