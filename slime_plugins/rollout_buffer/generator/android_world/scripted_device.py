@@ -1,0 +1,101 @@
+"""A device without a phone, for tests of whatever holds devices: it counts its steps and breaks on demand.
+
+The settings name it as ``device: slime_plugins.rollout_buffer.generator.android_world.scripted_device:create_device``.
+What it does depends on the task it is set up for:
+
+=============  =========================================================================
+task           behaviour
+=============  =========================================================================
+``Solved``     success 1 after the first step
+``Half``       success 0.5
+``Failed``     success 0
+``NoSuch``     ``EnvironmentSetupError`` on reset
+``Offline``    ``DeviceError`` on every step
+``Bug``        an exception of another kind on every step
+``Hang``       a step that takes ten minutes
+``Slow``       a step that takes half a second
+``Exit``       the whole process is gone in the first step, as after a crash
+=============  =========================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation
+from slime_plugins.rollout_buffer.types import Image
+
+__all__ = ["ADDRESS", "ScriptedDevice", "create_device"]
+
+ADDRESS = f"{__name__}:create_device"
+SLOW_STEP_S = 0.5
+HUNG_STEP_S = 600.0
+_SUCCESS = {"Solved": 1.0, "Half": 0.5}
+
+
+class ScriptedDevice:
+    """A ``Device`` of 1080x2400 whose screenshots are not pictures but differ with every step."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        self.actions: list[Action] = []
+        self.closed = False
+        self._task_name = ""
+        self._params_idx = 0
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``."""
+        if task_name == "NoSuch":
+            raise EnvironmentSetupError(f"there is no task {task_name}")
+        self._task_name, self._params_idx = task_name, params_idx
+        self.actions = []
+        return self._observation()
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``."""
+        self.actions.append(action)
+        if self._task_name == "Offline":
+            raise DeviceError("the scripted device is offline")
+        if self._task_name == "Bug":
+            raise ZeroDivisionError("a mistake in the device")
+        if self._task_name == "Exit":
+            os._exit(1)
+        time.sleep({"Hang": HUNG_STEP_S, "Slow": SLOW_STEP_S}.get(self._task_name, 0.0))
+        return self._observation()
+
+    def score(self) -> float:
+        """As ``Device.score``."""
+        return _SUCCESS.get(self._task_name, 0.0) if self.actions else 0.0
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``; says in which process it lives."""
+        if self.closed:
+            raise DeviceError("the scripted device is closed")
+        return {"pid": str(os.getpid())}
+
+    def close(self) -> None:
+        """As ``Device.close``."""
+        self.closed = True
+
+    def _observation(self) -> Observation:
+        seen = f"{self._task_name} {self._params_idx} step {len(self.actions)}"
+        unknown_app = self.actions and self.actions[-1].text == "NoSuchApp"
+        return Observation(
+            goal=f"Play {self._task_name} number {self._params_idx}.",
+            screenshot=Image(data=seen.encode()),
+            screen_width=1080,
+            screen_height=2400,
+            step_budget=10,
+            note="There is no app called NoSuchApp." if unknown_app else "",
+            details={"app": "scripted", "pid": str(os.getpid())},
+        )
+
+
+def create_device(settings: AndroidWorldSettings, index: int) -> Device:
+    """Returns a scripted device; the settings change nothing about it."""
+    del settings
+    return ScriptedDevice(index)

@@ -1,0 +1,117 @@
+"""Bridges: what stands between a sampled turn and the next one, for templates of several kinds."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.types import Message
+
+tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+
+USER: Message = {"role": "user", "content": "Do it."}
+NEXT: Message = {"role": "user", "content": [{"type": "text", "text": "Step 2 of 5: "}, {"type": "image_url"}]}
+
+CHATML_TURN = (
+    "{{ '<|im_start|>' + m.role + '\\n' }}{{ m.content if m.content is string else 'seen' }}{{ '<|im_end|>\\n' }}"
+)
+WITH_BOS_AND_DEFAULT_SYSTEM = (
+    "{{ '<|endoftext|><|im_start|>system\\nBe good.<|im_end|>\\n' }}{% for m in messages %}"
+    + CHATML_TURN
+    + "{% endfor %}{{ '<|im_start|>assistant\\n<think>\\n' if add_generation_prompt }}"
+)
+WITHOUT_OLD_REASONING = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|im_start|>assistant\\n' + m.content.split('</think>')[-1].strip() + '<|im_end|>\\n' }}"
+    "{% else %}" + CHATML_TURN + "{% endif %}{% endfor %}"
+    "{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
+)
+
+
+def chat_with(template: str | None) -> ChatTokens:
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = template
+    return ChatTokens(own)
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatTokens:
+    return ChatTokens(tokenizer)
+
+
+def test_prompt_and_turn_and_bridge_are_what_the_template_writes_for_the_whole(chat: ChatTokens) -> None:
+    said = "<thinking>hm</thinking>"
+    turn = tokenizer.encode(said + "<|im_end|>", add_special_tokens=False)
+    held = chat.prompt([USER]) + turn + chat.bridge(NEXT, turn_is_closed=True)
+    assert held == chat.prompt([USER, {"role": "assistant", "content": said}, NEXT])
+
+
+def test_the_newline_after_the_end_of_turn_belongs_to_the_bridge(chat: ChatTokens) -> None:
+    assert tokenizer.decode(chat.bridge(USER, turn_is_closed=True)).startswith("\n<|im_start|>user\n")
+
+
+def test_a_cut_turn_is_closed_by_the_bridge(chat: ChatTokens) -> None:
+    assert chat.bridge(USER, turn_is_closed=False) == [
+        chat.end_of_turn_id,
+        *chat.bridge(USER, turn_is_closed=True),
+    ]
+
+
+def test_a_template_with_bos_and_default_system_text_leaks_neither_into_the_bridge() -> None:
+    text = tokenizer.decode(chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).bridge(USER, turn_is_closed=True))
+    assert text == "\n<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n<think>\n"
+
+
+def test_a_template_that_drops_old_reasoning_gives_the_same_bridge_after_any_turn() -> None:
+    text = tokenizer.decode(chat_with(WITHOUT_OLD_REASONING).bridge(USER, turn_is_closed=True))
+    assert text == "\n<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_bridge_is_cut_once_and_a_copy_given_each_time(chat: ChatTokens) -> None:
+    first = chat.bridge(NEXT, turn_is_closed=True)
+    first.clear()
+    assert chat.bridge(NEXT, turn_is_closed=True).count(chat.image_placeholder_id) == 1
+
+
+def test_the_text_of_a_turn_keeps_everything_but_its_end(chat: ChatTokens) -> None:
+    ids = tokenizer.encode(" <tool_call>{}</tool_call><|im_start|> \n<|im_end|>", add_special_tokens=False)
+    assert chat.text(ids) == " <tool_call>{}</tool_call><|im_start|> \n"
+    assert chat.text(ids[:-1]) == chat.text(ids)
+
+
+def test_only_the_templates_own_end_closes_a_turn(chat: ChatTokens) -> None:
+    other_stop = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert chat.is_closed([5, chat.end_of_turn_id])
+    assert not chat.is_closed([5, other_stop])
+    assert not chat.is_closed([])
+
+
+def test_no_tokenizer_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="tokenizer_path"):
+        ChatTokens(None)
+
+
+def test_a_tokenizer_without_template_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no chat template"):
+        chat_with(None)
+
+
+def test_a_template_that_shows_no_images_is_refused() -> None:
+    with pytest.raises(ConfigError, match="0 image placeholders for 1 images"):
+        chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).prompt([NEXT])
+
+
+def test_a_template_without_an_end_of_turn_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not end a turn"):
+        chat_with("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+
+
+def test_a_template_that_refuses_a_role_says_so(chat: ChatTokens) -> None:
+    with pytest.raises(ConfigError, match="unknown role"):
+        chat.prompt([{"role": "robot", "content": "x"}])
