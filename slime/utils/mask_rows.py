@@ -6,13 +6,14 @@ Part of ``slime.utils.mask_utils``, which is the name to import from. Standard l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
     "Generation",
     "TrainingRow",
     "WeightVersionSpan",
+    "align_with_expanded",
     "expand_image_tokens",
     "get_response_lengths",
     "pack_training_rows",
@@ -187,6 +188,45 @@ def expand_image_tokens(row: TrainingRow, image_token_id: int, tokens_per_image:
             log_probs += row.log_probs[start:place] + [0.0] * count
         start = place + 1
     return TrainingRow(token_ids, loss_mask, log_probs, response_length_of(loss_mask), row.generation_indices)
+
+
+def align_with_expanded(
+    token_ids: Sequence[int], loss_mask: Sequence[int], expanded: Sequence[int], placeholders: Collection[int]
+) -> list[int]:
+    """Moves a mask onto ids in which a processor repeated the image placeholders; placeholders are 0.
+
+    How often each is repeated comes from the ids themselves: a run of one placeholder stands for a run of it.
+
+    Raises:
+        ValueError: the two differ in anything but the lengths of those runs.
+    """
+    mask: list[int] = []
+    at = 0
+    while at < len(token_ids):
+        here = len(mask)
+        if token_ids[at] in placeholders:
+            run, expanded_run = _run_length(token_ids, at), _run_length(expanded, here)
+            if here >= len(expanded) or expanded[here] != token_ids[at] or expanded_run < run:
+                raise ValueError(f"input_ids hold no image at {here}, where the rendered conversation has one")
+            mask += [0] * expanded_run
+            at += run
+        else:
+            end = next((to for to in range(at, len(token_ids)) if token_ids[to] in placeholders), len(token_ids))
+            if list(expanded[here : here + end - at]) != list(token_ids[at:end]):
+                raise ValueError(f"input_ids differ from the rendered conversation at or after token {here}")
+            mask += loss_mask[at:end]
+            at = end
+    if len(mask) != len(expanded):
+        raise ValueError(f"input_ids go on after the rendered conversation ends, at token {len(mask)}")
+
+    return mask
+
+
+def _run_length(ids: Sequence[int], start: int) -> int:
+    end = start
+    while end < len(ids) and ids[end] == ids[start]:
+        end += 1
+    return end - start
 
 
 def _as_list(ids: Sequence[int]) -> list[int]:

@@ -13,17 +13,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
 from typing import Any, Protocol
 
-__all__ = ["ChatTemplate", "Dialect", "RenderedTurn", "Rendering", "UndecidedError", "discover_dialect"]
+__all__ = [
+    "ChatTemplate",
+    "Dialect",
+    "RenderedTurn",
+    "Rendering",
+    "UndecidedError",
+    "VisionTokens",
+    "discover_dialect",
+    "discover_vision_tokens",
+]
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 Tools = Sequence[Any] | None
+Writer = Callable[[Messages, Tools], str]
 
 _PRIVATE_USE = range(0xE000, 0xF900)
 _RARE_ASCII = "~^`@#$%&!;"
@@ -116,28 +126,44 @@ class ChatTemplate:
     def render(self, dialect: Dialect, messages: Messages, tools: Tools = None) -> Rendering:
         """Renders a conversation and finds its turns.
 
-        Messages that the template refuses are tried again in the forms it may know: tool arguments as an object instead
-        of JSON text, ``content`` as text instead of null or a list of texts.
+        Messages that the template refuses are tried again in the forms it may know: with the nulls that some versions
+        of transformers remove, tool arguments as an object instead of JSON text, ``content`` as text instead of null
+        or a list of texts.
         """
-        messages, text = self._render_acceptable(messages, tools)
+        write, messages, text = self._write_acceptable(messages, tools)
         try:
-            shadow = self._shadow(dialect, messages, tools, text)
+            shadow = self._shadow(dialect, write, messages, tools, text)
             return Rendering(text, tuple(dialect.locate(shadow, messages)), messages=messages)
         except UndecidedError as error:
             return Rendering(text, problem=str(error), messages=messages)
 
-    def _render_acceptable(self, messages: Messages, tools: Tools) -> tuple[Messages, str]:
+    def _write_acceptable(self, messages: Messages, tools: Tools) -> tuple[Writer, Messages, str]:
         try:
-            return messages, self.text(messages, tools)
+            return self.text, messages, self.text(messages, tools)
         except Exception as refused:
-            for variant in _variants(messages):
+            with_nulls = [(self._text_with_nulls, messages)] if _holds_null(messages) else []
+            for write, variant in [*with_nulls, *((self.text, variant) for variant in _variants(messages))]:
                 try:
-                    return variant, self.text(variant, tools)
+                    return write, variant, write(variant, tools)
                 except Exception:  # noqa: BLE001 - the next form may do; the first error is the one that is told
                     continue
             raise refused
 
-    def _shadow(self, dialect: Dialect, messages: Messages, tools: Tools, text: str) -> str:
+    def _text_with_nulls(self, messages: Messages, tools: Tools = None) -> str:
+        """Renders messages whose null fields the template must see: transformers 5 removes them on the way."""
+        tokenizer: Any = self._tokenizer
+        source = tokenizer.get_chat_template(None, tools)
+        rendered: str = tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            tokenize=False,
+            chat_template="{%- set messages = messages_with_nulls %}" + source,
+            messages_with_nulls=messages,
+            **self._options,
+        )
+        return rendered
+
+    def _shadow(self, dialect: Dialect, write: Writer, messages: Messages, tools: Tools, text: str) -> str:
         for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):
             veil = _Veil(dialect.neutral_characters, spares)
             veiled_messages = [veil.message(message) for message in messages]
@@ -146,7 +172,7 @@ class ChatTemplate:
                 return text
 
             try:
-                shadow = self.text(veiled_messages, veiled_tools)
+                shadow = write(veiled_messages, veiled_tools)
             except Exception:  # noqa: BLE001 - a template that dislikes one spare character may take the next
                 continue
             if veil.lift(shadow) == text:
@@ -183,6 +209,9 @@ class _Veil:
         if isinstance(value, (list, tuple)):
             return [self.value(item) for item in value]
 
+        if callable(getattr(value, "model_dump", None)):
+            return self.value(value.model_dump())  # a pydantic record, as API clients return them
+
         return value
 
     def lift(self, shadow: str) -> str:
@@ -205,6 +234,10 @@ def _spare_characters(text: str, count: int) -> Iterator[str]:
         spares = "".join(islice((character for character in candidates if character not in text), count))
         if len(spares) == count:
             yield spares
+
+
+def _holds_null(messages: Messages) -> bool:
+    return any(value is None for message in messages for value in message.values())
 
 
 def _variants(messages: Messages) -> Iterator[Messages]:
@@ -447,6 +480,36 @@ def _generation_prompts(template: ChatTemplate) -> list[str]:
             if with_prompt.startswith(without):
                 prompts.append(with_prompt[len(without) :])
     return list(dict.fromkeys(prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class VisionTokens:
+    """What a template writes for an image or a video: all of it, and the placeholders that a processor repeats."""
+
+    written: frozenset[str] = frozenset()
+    placeholders: frozenset[str] = frozenset()
+
+
+def discover_vision_tokens(template: ChatTemplate, added_tokens: Sequence[str]) -> VisionTokens:
+    """Reads from two probes what the template writes for pictures; empty for a template that knows none."""
+    written: set[str] = set()
+    placeholders: set[str] = set()
+    text_part = {"type": "text", "text": _PROBE[0]}
+    for part in (
+        {"type": "image", "image": "probe"},
+        {"type": "image_url", "image_url": {"url": "probe"}},
+        {"type": "video", "video": "probe"},
+    ):
+        try:
+            without = template.text([{"role": "user", "content": [text_part]}])
+            with_part = template.text([{"role": "user", "content": [part, text_part]}])
+        except Exception:  # noqa: BLE001 - a template for text only refuses the probe in its own way
+            continue
+        tokens = [token for token in added_tokens if token in with_part and token not in without]
+        tokens.sort(key=with_part.index)
+        written.update(tokens)
+        placeholders.update(tokens[1:-1] if len(tokens) > 2 else tokens)
+    return VisionTokens(frozenset(written), frozenset(placeholders))
 
 
 def _say(role: str, content: str) -> dict[str, Any]:

@@ -187,10 +187,15 @@ def cuts_text_cleanly(tokenizer: Any, marker: str) -> bool:
     if flags is None or flags.lstrip or flags.rstrip or flags.single_word:
         return False
 
-    if (flags.normalized and backend.normalizer is not None) or getattr(backend, "encode_special_tokens", False):
+    if (flags.normalized and _may_change_text(backend)) or getattr(backend, "encode_special_tokens", False):
         return False
 
     return not any(_may_overlap(str(token), marker) for token in tokens.values() if str(token) != marker)
+
+
+def _may_change_text(backend: Any) -> bool:
+    """True when the tokenizer has a normaliser that does something."""
+    return backend.normalizer is not None and repr(backend.normalizer) != "Sequence(normalizers=[])"
 
 
 def _may_overlap(token: str, marker: str) -> bool:

@@ -14,27 +14,41 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_rows import (
     Generation,
     TrainingRow,
     WeightVersionSpan,
+    align_with_expanded,
     expand_image_tokens,
     get_response_lengths,
     pack_training_rows,
 )
-from slime.utils.mask_template import ChatTemplate, Dialect, RenderedTurn, Rendering, discover_dialect
+from slime.utils.mask_template import (
+    ChatTemplate,
+    Dialect,
+    RenderedTurn,
+    Rendering,
+    VisionTokens,
+    discover_dialect,
+    discover_vision_tokens,
+)
 from slime.utils.mask_tokens import Chunk, ChunkTokenizer, added_token_texts
 
 __all__ = [
+    "DriftKind",
+    "DriftReport",
     "Generation",
     "MaskedConversation",
     "MaskedTurn",
     "MultiTurnLossMaskGenerator",
     "TrainingRow",
-    "UndecidedToken",
+    "Undecided",
+    "UndecidedReason",
     "WeightVersionSpan",
     "expand_image_tokens",
     "get_response_lengths",
@@ -79,17 +93,28 @@ class MaskedTurn:
     trained: bool
 
 
-@dataclass(frozen=True, slots=True)
-class UndecidedToken:
-    """A token of an assistant turn that is masked 0 because nobody can know, and why.
+class UndecidedReason(StrEnum):
+    """Why something of an assistant turn is not trained although the model may have sampled it."""
 
-    ``position`` is its place in ``token_ids``, or None when the reason concerns the whole message (or, with
-    ``message_index`` None, the whole conversation).
+    BOUNDARY = "boundary"  # one token holds text of the generation prompt and the first sampled character
+    EMPTY_THINKING = "empty_thinking"  # an empty thinking block, taken for the prompt's; it may have been sampled
+    DROPPED_REASONING = "dropped_reasoning"  # the message has reasoning that the template leaves out
+    IMAGE = "image"  # an image token in an assistant turn
+    TEMPLATE = "template"  # the turns of this conversation cannot be told apart: nothing of it is trained
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Something that is not trained because nobody can know, or because the render does not hold it, and why.
+
+    ``position`` is a place in ``token_ids``, or None when it concerns a whole message or (``message_index`` None) the
+    whole conversation.
     """
 
-    reason: str
+    reason: UndecidedReason
     message_index: int | None = None
     position: int | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +124,7 @@ class MaskedConversation:
     token_ids: list[int]
     loss_mask: list[int]
     turns: tuple[MaskedTurn, ...] = ()
-    undecided: tuple[UndecidedToken, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
 
 
 class MultiTurnLossMaskGenerator:
@@ -144,10 +169,7 @@ class MultiTurnLossMaskGenerator:
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[IdsAndMask]:
         """Does many conversations at once, their tokenising spread over all cores. ``tools`` has one entry for each."""
-        if (
-            type(self).get_loss_mask is not MultiTurnLossMaskGenerator.get_loss_mask
-            or self.tokenizer_type in _registered
-        ):
+        if not self._is_built_in:
             each = tools if tools is not None else [None] * len(conversations)
             return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
 
@@ -169,6 +191,37 @@ class MultiTurnLossMaskGenerator:
             chunks = self._chunks.chunks([rendering.text for rendering in renderings])
             masked += [self._assemble(rendering, own) for rendering, own in zip(renderings, chunks, strict=True)]
         return masked
+
+    def get_loss_mask_with_multimodal_alignment(
+        self, messages: Sequence[Message], input_ids: Sequence[int], tools: Sequence[Any] | None = None
+    ) -> tuple[Sequence[int], list[int]]:
+        """Gives ``(input_ids, loss_mask)`` for ids in which a processor expanded the image placeholders.
+
+        ``input_ids`` (a list, or an array or tensor of shape [n] or [1, n]) come back as they are. How many tokens an
+        image takes is read from them, so images may stand in any turn and have any size.
+
+        Raises:
+            ValueError: ``input_ids`` are not this conversation with its images expanded.
+        """
+        token_ids, loss_mask = self.get_loss_mask(messages, tools)
+        expanded = _flat(input_ids)
+        return input_ids, align_with_expanded(token_ids, loss_mask, expanded, self._placeholder_ids)
+
+    def report_drift(
+        self, messages: Sequence[Message], generations: Sequence[Generation], tools: Sequence[Any] | None = None
+    ) -> DriftReport:
+        """Says what rebuilding this trajectory from its messages would have done to the tokens that were sampled.
+
+        The template's own text after the last turn is no drift; a difference only in the mask is, and so is more than
+        one packed row.
+        """
+        masked = self._masked_by_type(messages, tools)
+        merged = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
+        turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in merged) for turn in masked.turns]
+        rebuilt = Rebuilt(
+            masked.token_ids, masked.loss_mask, turns, self._added_ids, self._special_ids, self.tokenizer.decode
+        )
+        return compare_with_rebuilt(generations, pack_training_rows(generations), rebuilt)
 
     def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:
         """Counts, for each mask, the tokens from the first trained one to the end."""
@@ -214,6 +267,28 @@ class MultiTurnLossMaskGenerator:
         return added_token_texts(self.tokenizer)
 
     @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.get_added_vocab().values())
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids) | frozenset(
+            self.tokenizer.convert_tokens_to_ids([self._dialect.end_marker])
+        )
+
+    @cached_property
+    def _vision(self) -> VisionTokens:
+        return discover_vision_tokens(self._template, self._added_tokens)
+
+    @cached_property
+    def _vision_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.convert_tokens_to_ids(sorted(self._vision.written)))
+
+    @cached_property
+    def _placeholder_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.convert_tokens_to_ids(sorted(self._vision.placeholders)))
+
+    @cached_property
     def _dialect(self) -> Dialect:
         return discover_dialect(self._template, self._added_tokens)
 
@@ -221,6 +296,23 @@ class MultiTurnLossMaskGenerator:
     def _chunks(self) -> ChunkTokenizer:
         dialect = self._dialect
         return ChunkTokenizer(self.tokenizer, dialect.chunk_markers, dialect.end_marker, self._max_cache_bytes)
+
+    @property
+    def _is_built_in(self) -> bool:
+        plain = type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask
+        name = f"gen_multi_turn_loss_mask_{self.tokenizer_type}"
+        own, built_in = getattr(type(self), name, None), getattr(MultiTurnLossMaskGenerator, name, None)
+        return plain and own is not None and own is built_in
+
+    def _masked_by_type(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> MaskedConversation:
+        """Gives the mask of this type; for one of somebody's own, with its trained stretches for turns."""
+        if self._is_built_in:
+            return self.mask_conversation(messages, tools)
+
+        token_ids, loss_mask = self.get_loss_mask(messages, tools)
+        stretches = _trained_stretches(loss_mask)
+        turns = [MaskedTurn(index, start, end, True) for index, (start, end) in enumerate(stretches)]
+        return MaskedConversation(token_ids, loss_mask, tuple(turns))
 
     def _method(self) -> Callable[[Sequence[Message], Sequence[Any] | None], IdsAndMask]:
         own: Any = getattr(self, f"gen_multi_turn_loss_mask_{self.tokenizer_type}", None)
@@ -238,44 +330,61 @@ class MultiTurnLossMaskGenerator:
 
     def _rebuild(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
         masked = self.mask_conversation(messages, tools)
+        self._tell(masked.undecided)
         return masked.token_ids, masked.loss_mask
+
+    def _tell(self, undecided: Sequence[Undecided]) -> None:
+        for one in undecided:
+            quiet = self._undecided_was_told or one.reason is UndecidedReason.EMPTY_THINKING
+            logger.log(
+                logging.DEBUG if quiet else logging.WARNING,
+                "message %s, token %s is not trained: %s %s (later ones are logged at level DEBUG)",
+                one.message_index,
+                one.position,
+                one.reason,
+                one.detail,
+            )
+            self._undecided_was_told |= not quiet
 
     def _assemble(self, rendering: Rendering, chunks: Sequence[Chunk]) -> MaskedConversation:
         token_ids: list[int] = []
         for chunk in chunks:
             token_ids.extend(chunk.ids)
-        undecided: list[UndecidedToken] = []
-        if rendering.problem is not None:
-            undecided.append(UndecidedToken(rendering.problem))
-        turns = [
-            self._turn(rendering, turn, pieces, undecided) for turn, pieces in _pieces_of_turns(rendering.turns, chunks)
-        ]
         loss_mask = [0] * len(token_ids)
-        for turn in turns:
+        undecided: list[Undecided] = []
+        turns: list[MaskedTurn] = []
+        if rendering.problem is not None:
+            undecided.append(Undecided(UndecidedReason.TEMPLATE, detail=rendering.problem))
+        for rendered, pieces in _pieces_of_turns(rendering.turns, chunks):
+            turn, shared = self._turn(rendering, rendered, pieces)
+            turns.append(turn)
+            images = self._images_in(token_ids, turn)
             if turn.trained:
                 loss_mask[turn.start : turn.end] = [1] * (turn.end - turn.start)
+                for at in images:
+                    loss_mask[at] = 0
+                undecided += [Undecided(UndecidedReason.BOUNDARY, turn.message_index, at) for at in shared]
+                undecided += [Undecided(UndecidedReason.IMAGE, turn.message_index, at) for at in images]
+                undecided += _left_out(rendering, rendered)
         return MaskedConversation(token_ids, loss_mask, tuple(turns), tuple(undecided))
 
-    def _turn(
-        self,
-        rendering: Rendering,
-        turn: RenderedTurn,
-        pieces: _Pieces,
-        undecided: list[UndecidedToken],
-    ) -> MaskedTurn:
-        """Turns the characters of one turn into tokens."""
+    def _turn(self, rendering: Rendering, turn: RenderedTurn, pieces: _Pieces) -> tuple[MaskedTurn, list[int]]:
+        """Turns the characters of one turn into tokens, and gives the tokens that it shares with its surroundings."""
         before_start, start = self._chunks.boundary(pieces.first, turn.start - pieces.first_character)
         end, after_end = self._chunks.boundary(pieces.last, turn.end - pieces.last_character)
         shared = [
             *range(pieces.first_token + before_start, pieces.first_token + start),
             *range(pieces.last_token + end, pieces.last_token + after_end),
         ]
-        undecided += [
-            UndecidedToken("a token holds sampled text and text that was not", turn.message_index, at) for at in shared
-        ]
-        message = rendering.messages[turn.message_index]
         first, last = pieces.first_token + start, pieces.last_token + end
-        return MaskedTurn(turn.message_index, first, max(first, last), message.get("step_loss_mask", 1) == 1)
+        trained = rendering.messages[turn.message_index].get("step_loss_mask", 1) == 1
+        return MaskedTurn(turn.message_index, first, max(first, last), trained), list(dict.fromkeys(shared))
+
+    def _images_in(self, token_ids: list[int], turn: MaskedTurn) -> list[int]:
+        if not self._vision_ids or self._vision_ids.isdisjoint(token_ids[turn.start : turn.end]):
+            return []
+
+        return [at for at in range(turn.start, turn.end) if token_ids[at] in self._vision_ids]
 
 
 _BATCH = 64  # conversations rendered before their chunks are tokenised together
@@ -309,6 +418,34 @@ def _pieces_of_turns(turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]) -> 
         while places[at][1] + len(places[at][0].text) < turn.end:
             at += 1
         yield turn, _Pieces(*places[first], *places[at])
+
+
+def _left_out(rendering: Rendering, turn: RenderedTurn) -> list[Undecided]:
+    """Says what a message has, or its text seems to have, that is not among the trained tokens."""
+    if turn.holds_answer_only:
+        return [Undecided(UndecidedReason.EMPTY_THINKING, turn.message_index)]
+
+    reasoning = _reasoning_of(rendering.messages[turn.message_index])
+    if reasoning and reasoning not in rendering.text[turn.start : turn.end]:
+        return [Undecided(UndecidedReason.DROPPED_REASONING, turn.message_index)]
+
+    return []
+
+
+def _reasoning_of(message: Message) -> str:
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if isinstance(reasoning, str):
+        return reasoning.strip()
+
+    if isinstance(content, str) and "</think>" in content:
+        return content.split("</think>")[0].split("<think>")[-1].strip()
+
+    return ""
+
+
+def _flat(ids: Any) -> list[int]:
+    plain = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return list(plain[0]) if len(plain) == 1 and isinstance(plain[0], (list, tuple)) else plain
 
 
 def _trained_stretches(loss_mask: Sequence[int]) -> Iterable[tuple[int, int]]:
