@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from slime.rollout.agent_rollout_eval import evaluate
-from slime.rollout.agent_rollout_feed import InputExhaustedError, JobFeed, send_start
+from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
 from slime.rollout.agent_rollout_ledger import (
     GroupStore,
     JobProgress,
@@ -54,6 +54,7 @@ from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
 from slime_plugins.rollout_buffer.wire import RolloutData
 
 __all__ = [
+    "forget_jobs",
     "generate_agent_rollout",
     "generate_rollout",
     "get_rollout_data",
@@ -194,6 +195,11 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
     return group_normalized_rewards(args, samples)
 
 
+def forget_jobs() -> None:
+    """Makes the next rollout start its job again, as in a new process."""
+    _progress_by_job.clear()
+
+
 class _TrainingRollout:
     """One call for training: collects a batch from the job, through restarts of the buffer and passes of the input."""
 
@@ -217,8 +223,14 @@ class _TrainingRollout:
 
     async def play(self) -> RolloutFnTrainOutput:
         """Returns the batch, after what was consumed is written down and acknowledged."""
-        await self._open_job()
-        batch = finish_batch(await self._collect(), self._rollout_id)
+        try:
+            await self._open_job()
+            groups = await self._collect()
+        except JobEndedError:
+            # The next call starts the job again: the buffer reopens one that has failed.
+            _progress_by_job.pop(self._key, None)
+            raise
+        batch = finish_batch(groups, self._rollout_id)
         _refuse_batch_without_training(batch)
         self._record(batch)
         await self._feed.settle()
@@ -231,12 +243,11 @@ class _TrainingRollout:
 
     async def _open_job(self) -> None:
         """Starts the job on the first call of a process, and again when the trainer went back to a checkpoint."""
-        key = (self._settings.buffer_url, self._settings.job_id)
-        progress = _progress_by_job.get(key)
+        progress = _progress_by_job.get(self._key)
         if progress is None or progress.went_back_to(self._rollout_id):
             self._progress = JobProgress(pass_number=pass_before(self._store.metadata(), self._rollout_id))
             await self._start(fresh=self._rollout_id == 0)
-            _progress_by_job[key] = self._progress
+            _progress_by_job[self._key] = self._progress
         else:
             self._progress = progress
         self._feed = JobFeed(self._client, self._settings, self._job_id())
@@ -260,6 +271,10 @@ class _TrainingRollout:
         )
         skipped = len(skip_list(consumed))
         logger.info("job %s: %s; %d groups were consumed before", reply["job_id"], reply["message"], skipped)
+
+    @property
+    def _key(self) -> tuple[str, str]:
+        return self._settings.buffer_url, self._settings.job_id
 
     def _job_id(self) -> str:
         passes = self._progress.pass_number

@@ -19,7 +19,7 @@ import requests
 
 from slime.rollout.agent_rollout_settings import RolloutSettings
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
-from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.wire import RolloutData
 
 __all__ = [
@@ -207,7 +207,10 @@ class JobFeed:
         """Acknowledges what no poll has acknowledged yet."""
         if self._to_acknowledge:
             pending = list(self._to_acknowledge)
-            await self._patiently("ack", lambda: self._client.ack(pending))
+            try:
+                await self._patiently("ack", lambda: self._client.ack(pending))
+            except NotFoundError as error:
+                logger.warning("the buffer has forgotten what it delivered: %s", error)
             self._to_acknowledge.clear()
 
     async def _poll(self, max_groups: int | None) -> RolloutData:

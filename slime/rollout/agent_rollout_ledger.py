@@ -127,9 +127,11 @@ def consumed_metadata(
     """Returns the metadata entries that say what a rollout consumed."""
     ids = [instance_id for number in sorted(ids_by_pass) for instance_id in ids_by_pass[number]]
     changes: dict[str, Any] = {str(rollout_id): ids}
+    passes = {rollout: entry for rollout, entry in metadata.get(PASSES_KEY, {}).items() if rollout != str(rollout_id)}
     if pass_number:
-        of_pass = {"pass": pass_number, "ids": len(ids_by_pass.get(pass_number, ()))}
-        changes[PASSES_KEY] = {**metadata.get(PASSES_KEY, {}), str(rollout_id): of_pass}
+        passes[str(rollout_id)] = {"pass": pass_number, "ids": len(ids_by_pass.get(pass_number, ()))}
+    if passes or PASSES_KEY in metadata:
+        changes[PASSES_KEY] = passes
     return changes
 
 

@@ -124,6 +124,14 @@ class LoopbackBuffer:
         """Every group of an instance is ready at once, with the items that ``make_item`` makes for its slots."""
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.jobs: dict[str, _Job] = {}
+        self.on_request: Callable[[str, dict[str, Any]], Any] | None = None
+        self.empty_polls = 0
+        """So many polls find nothing, whatever is ready."""
+        self.most_groups_of_a_poll: int | None = None
+        self.least_groups_of_a_poll = 0
+        """Where the poll asked for fewer, as no honest buffer would."""
+        self.also_finished: list[str] = []
+        """Ids of groups that the next delivery says were filtered or failed."""
         self._instance_ids = list(instance_ids)
         self._make_item = make_item
         self._scripted: dict[str, list[ScriptedReply]] = {}
@@ -153,6 +161,11 @@ class LoopbackBuffer:
         """Queues replies for the next requests of a path."""
         self._scripted.setdefault(path, []).extend(replies)
 
+    def only_job(self) -> _Job:
+        """Returns the job, where there is one."""
+        (job,) = self.jobs.values()
+        return job
+
     def bodies(self, path: str) -> list[dict[str, Any]]:
         """Returns the bodies that came to a path, in order."""
         return [body for seen, body in self.requests if seen == path]
@@ -161,6 +174,8 @@ class LoopbackBuffer:
         """Returns status and body of the reply, and whether it is lost on the way."""
         with self._lock:
             self.requests.append((path, body))
+            if self.on_request is not None:
+                self.on_request(path, body)
             queue = self._scripted.get(path) or []
             scripted = queue.pop(0) if queue else None
             if scripted is not None and not scripted.lost:
@@ -229,7 +244,11 @@ class LoopbackBuffer:
         if body.get("poll_id") and key in job.deliveries:
             return dict(job.deliveries[key]["reply"])
         ready = [group for group in job.groups if group.state == "ready"] if job.state == "running" else []
-        taken = ready[: int(body.get("max_groups") or len(ready))]
+        most = max(int(body.get("max_groups") or len(ready)), self.least_groups_of_a_poll)
+        taken = ready[: min(most, self.most_groups_of_a_poll or most)]
+        if self.empty_polls > 0:
+            self.empty_polls -= 1
+            taken = []
         if not taken:
             exhausted = all(group.state in ("delivered", "skipped") for group in job.groups)
             return {"success": False, "message": "nothing is ready", "data": _data([], {"exhausted": exhausted})}
@@ -237,9 +256,22 @@ class LoopbackBuffer:
         for group in taken:
             group.state = "leased" if leased else "delivered"
         delivery_id = f"{job.job_id}/delivery-{len(job.deliveries)}"
-        reply = {"success": True, "message": "", "data": _data(_items(taken), _meta(delivery_id, taken))}
+        reply = {"success": True, "message": "", "data": _data(_items(taken), self._meta(delivery_id, taken))}
         job.deliveries[key] = {"id": delivery_id, "groups": taken, "reply": reply}
         return reply
+
+    def _meta(self, delivery_id: str, groups: Sequence[LoopbackGroup]) -> dict[str, Any]:
+        items = [item for item in _items(groups) if isinstance(item, dict)]
+        rewards = [item["reward"] for item in items if _is_number(item.get("reward"))]
+        elsewhere, self.also_finished = self.also_finished, []
+        return {
+            "delivery_id": delivery_id,
+            "finished_groups": [*elsewhere, *(group.instance_id for group in groups)],
+            "num_groups": len(groups),
+            "total_samples": len(rewards),
+            "avg_reward": sum(rewards) / len(rewards) if rewards else None,
+            "exhausted": False,
+        }
 
     def _acknowledge(self, delivery_ids: Sequence[Any]) -> None:
         for job in self.jobs.values():
@@ -255,18 +287,6 @@ class LoopbackBuffer:
 
 def _items(groups: Sequence[LoopbackGroup]) -> list[Any]:
     return [item for group in groups for item in group.items]
-
-
-def _meta(delivery_id: str, groups: Sequence[LoopbackGroup]) -> dict[str, Any]:
-    rewards = [item["reward"] for item in _items(groups) if isinstance(item, dict) and _is_number(item.get("reward"))]
-    return {
-        "delivery_id": delivery_id,
-        "finished_groups": [group.instance_id for group in groups],
-        "num_groups": len(groups),
-        "total_samples": len(rewards),
-        "avg_reward": sum(rewards) / len(rewards) if rewards else None,
-        "exhausted": False,
-    }
 
 
 def _is_number(value: Any) -> bool:

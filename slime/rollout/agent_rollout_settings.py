@@ -196,16 +196,20 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
 def _engine_and_task(args: Any) -> dict[str, Any]:
     return {
         "num_process": int(getattr(args, "rollout_num_process", None) or DEFAULT_NUM_PROCESS),
-        "remote_engine_url": f"http://{_host(args.sglang_router_ip)}:{args.sglang_router_port}",
+        "remote_engine_url": _engine_url(args),
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
     }
 
 
-def _host(address: str) -> str:
-    """An IPv6 address stands in brackets in a URL; slime passes it with or without them."""
-    return f"[{address}]" if ":" in address and not address.startswith("[") else address
+def _engine_url(args: Any) -> str | None:
+    """Returns the router's address; an IPv6 one stands in brackets in a URL, and slime passes it with or without."""
+    address = getattr(args, "sglang_router_ip", None)
+    if address is None:
+        return None
+    host = f"[{address}]" if ":" in address and not address.startswith("[") else address
+    return f"http://{host}:{args.sglang_router_port}"
 
 
 def _sampling_params(args: Any) -> dict[str, Any]:

@@ -1,0 +1,265 @@
+"""Delivered items become exactly the samples that slime can train."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.rollout.agent_rollout_samples import (
+    SampleConverter,
+    consumed_ids,
+    finish_batch,
+    is_agent_group,
+    mask_generator,
+    rows_of,
+    trajectories_of,
+)
+from slime.utils.mask_utils import Generation, WeightVersionSpan
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.trainer_stand_in import check_batch, flat_samples, trainer_args
+from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
+
+TWO_TURNS = (
+    Generation([1, 2, 3], [10, 11], [-0.5, -0.25], weight_version="7"),
+    Generation([1, 2, 3, 10, 11, 4, 5], [12], [-1.0], weight_version="8"),
+)
+BROKEN_PREFIX = (TWO_TURNS[0], Generation([1, 2, 9], [12], [-1.0], weight_version="8"))
+MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+
+
+def item(**changes: Any) -> RolloutItem:
+    values: dict[str, Any] = {
+        "uid": "u-0",
+        "instance_id": "task",
+        "messages": MESSAGES,
+        "reward": 1.0,
+        "generations": TWO_TURNS,
+        "group_index": 3,
+    }
+    return RolloutItem(**{**values, **changes})
+
+
+def group_of(*items: RolloutItem, size: int | None = None) -> list[Any]:
+    (group,) = converter(size or len(items)).groups(items)
+    return group
+
+
+def converter(size: int) -> SampleConverter:
+    args = trainer_args(hf_checkpoint=str(DEMO_TOKENIZER_PATH), n_samples_per_prompt=size)
+    return SampleConverter(args, samples_per_group=size)
+
+
+def only_sample(**changes: Any) -> Sample:
+    (sample,) = flat_samples(group_of(item(**changes)))
+    return sample
+
+
+def test_generations_become_one_row_with_what_was_sampled_trained() -> None:
+    sample = only_sample()
+
+    assert sample.tokens == [1, 2, 3, 10, 11, 4, 5, 12]
+    assert sample.response_length == 5
+    assert sample.loss_mask == [1, 1, 0, 0, 1]
+    assert sample.rollout_log_probs == [-0.5, -0.25, 0.0, 0.0, -1.0]
+    assert sample.weight_versions == ["7", "8"]
+    assert sample.metadata["token_source"] == "generations"
+
+
+def test_the_sample_says_where_it_came_from() -> None:
+    sample = only_sample(extra_info={"steps": 2}, raw_reward=0.5, epoch=1, slot=2)
+
+    assert (sample.index, sample.prompt, sample.reward) == ("task", "u-0", 1.0)
+    assert sample.metadata["raw_reward"] == 0.5
+    assert sample.metadata["steps"] == 2
+    assert (sample.metadata["instance_id"], sample.metadata["epoch"], sample.metadata["slot"]) == ("task", 1, 2)
+
+
+def test_extra_info_cannot_replace_what_the_trainer_relies_on() -> None:
+    sample = only_sample(extra_info={"raw_reward": "many", "instance_id": None, "token_source": 3})
+
+    assert sample.metadata["raw_reward"] == 1.0
+    assert sample.metadata["instance_id"] == "task"
+    assert sample.metadata["token_source"] == "generations"
+
+
+def test_messages_are_used_where_there_are_no_generations() -> None:
+    sample = only_sample(generations=())
+    tokenizer = mask_generator(str(DEMO_TOKENIZER_PATH), "qwen").tokenizer
+    assert sample.loss_mask is not None
+    response = sample.tokens[-sample.response_length :]
+    trained = [token for token, mask in zip(response, sample.loss_mask, strict=True) if mask]
+
+    assert tokenizer.decode(trained) == "4<|im_end|>"
+    assert sample.rollout_log_probs is None
+    assert sample.metadata["token_source"] == "messages"
+
+
+def test_the_tokenizer_is_loaded_once() -> None:
+    assert mask_generator(str(DEMO_TOKENIZER_PATH), "qwen") is mask_generator(str(DEMO_TOKENIZER_PATH), "qwen")
+
+
+def test_a_broken_prefix_gives_rows_that_share_reward_and_trajectory() -> None:
+    group = group_of(item(generations=BROKEN_PREFIX), item(uid="u-1"))
+    (batch,) = finish_batch([group], 2)
+
+    assert [len(rows_of(member)) for member in batch] == [2, 1]
+    assert all(isinstance(member, list) for member in batch)
+    first, second = rows_of(batch[0])
+    assert (first.tokens, second.tokens) == ([1, 2, 3, 10, 11], [1, 2, 9, 12])
+    assert first.rollout_id == second.rollout_id != batch[1][0].rollout_id
+    assert (first.metadata["row"], second.metadata["row"], second.metadata["rows"]) == (0, 1, 2)
+    assert first.weight_versions == ["7"]
+    assert second.weight_versions == ["8"]
+
+
+def test_a_resumed_turn_lists_all_its_weight_versions() -> None:
+    spans = (WeightVersionSpan("3", 0, 1), WeightVersionSpan("4", 1, 2))
+    turn = Generation([1, 2], [5, 6], None, weight_version="4", weight_version_spans=spans)
+
+    assert only_sample(generations=(turn,)).weight_versions == ["3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [
+        ({}, Sample.Status.COMPLETED),
+        ({"outcome": "truncated"}, Sample.Status.TRUNCATED),
+        ({"extra_info": {"finish_reason": "length"}}, Sample.Status.TRUNCATED),
+        ({"outcome": "aborted"}, Sample.Status.ABORTED),
+    ],
+)
+def test_status_follows_the_outcome(changes: dict[str, Any], status: Sample.Status) -> None:
+    assert only_sample(**changes).status is status
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"remove_sample": True, "reward": None, "generations": ()}, "could not fill"),
+        ({"error": "reward is missing", "reward": None}, "reward is missing"),
+        ({"outcome": "failed"}, "outcome is failed"),
+        ({"outcome": "aborted"}, "outcome is aborted"),
+        ({"reward": None}, "no reward"),
+        ({"generations": (Generation([1], [2], trained=False),)}, "no token of it is trained"),
+        ({"generations": (), "messages": [{"role": "user", "content": "hello"}]}, "no token of it is trained"),
+        ({"generations": (), "messages": [{"role": "assistant", "content": 5}]}, ""),
+    ],
+)
+def test_what_cannot_be_trained_becomes_a_dummy_that_says_why(changes: dict[str, Any], reason: str) -> None:
+    good, bad = flat_samples(group_of(item(reward=0.25), item(uid="u-1", **changes)))
+
+    assert not good.remove_sample
+    assert bad.remove_sample
+    assert (len(bad.tokens), bad.response_length, bad.loss_mask) == (2, 1, [0])
+    assert bad.status is Sample.Status.ABORTED
+    assert reason in bad.metadata["dummy_reason"]
+
+
+def test_a_dummy_carries_the_mean_of_its_group() -> None:
+    """So it moves neither slime's own baseline, which counts it, nor the logged mean."""
+    members = [item(reward=1.0, raw_reward=3.0), item(uid="b", reward=0.0), item(uid="c", error="broken", reward=None)]
+    *_, dummy = flat_samples(group_of(*members))
+
+    assert dummy.reward == 0.5
+    assert dummy.metadata["raw_reward"] == 1.5
+
+
+def test_a_malformed_item_from_the_wire_costs_nobody_else() -> None:
+    wire = {"uid": "x", "instance_id": "task", "messages": 5, "reward": 1.0, "extra_info": {}, "group_index": 3}
+    worker = converter(2)
+    (group,) = worker.groups([item(), decode_item(wire)])
+
+    assert [sample.remove_sample for sample in flat_samples(group)] == [False, True]
+    assert worker.counts["malformed_items"] == 1
+
+
+def test_a_malformed_item_without_a_group_fills_the_short_one() -> None:
+    worker = converter(2)
+    groups = worker.groups([item(), item(uid="b", group_index=4), item(uid="c", group_index=4), decode_item("junk")])
+
+    assert [len(group) for group in groups] == [2, 2]
+    assert "must be an object" in flat_samples(groups[0])[1].metadata["dummy_reason"]
+
+
+def test_a_group_is_padded_or_cut_to_exactly_n() -> None:
+    short = group_of(item(), size=3)
+    long = group_of(*[item(uid=f"u-{slot}") for slot in range(5)], size=3)
+
+    assert [sample.remove_sample for sample in flat_samples(short)] == [False, True, True]
+    assert len({sample.prompt for sample in flat_samples(short)}) == 3
+    assert [sample.prompt for sample in flat_samples(long)] == ["u-0", "u-1", "u-2"]
+
+
+def test_groups_are_kept_apart_by_number_not_by_instance() -> None:
+    """The same instance comes once per epoch."""
+    groups = converter(1).groups([item(group_index=1, epoch=0), item(group_index=2, epoch=1, uid="b")])
+
+    assert len(groups) == 2
+    assert consumed_ids(groups) == ["task", "task"]
+
+
+def test_metadata_has_the_same_keys_on_every_sample() -> None:
+    group = group_of(item(extra_info={"round_number": 1}), item(uid="b", extra_info={"other": 2}))
+    first, second = flat_samples(finish_batch([group], 0))
+
+    assert first.metadata.keys() == second.metadata.keys()
+    assert second.metadata["round_number"] is None
+
+
+def test_log_probs_are_on_all_samples_or_on_none() -> None:
+    without = tuple(dataclasses.replace(turn, output_log_probs=None) for turn in TWO_TURNS)
+    mixed = flat_samples(finish_batch([group_of(item(), item(uid="b", generations=without))], 0))
+    padded = flat_samples(finish_batch([group_of(item(), size=2)], 0))
+
+    assert [sample.rollout_log_probs for sample in mixed] == [None, None]
+    assert padded[1].rollout_log_probs == [0.0]
+
+
+def test_bare_prompts_are_not_taken_for_agent_groups() -> None:
+    assert is_agent_group(group_of(item(generations=BROKEN_PREFIX)))
+    assert not is_agent_group([Sample(), Sample()])
+    assert not is_agent_group([])
+
+
+generations = st.lists(
+    st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.lists(st.integers(0, 50), max_size=5)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@st.composite
+def items_of_a_group(draw: st.DrawFn) -> list[RolloutItem]:
+    """Members as bad as they come: no generations, prefixes that break, empty outputs, dummies, mixed log-probs."""
+    members = []
+    for slot in range(draw(st.integers(1, 4))):
+        turns = []
+        held: list[int] = []
+        for new_ids, output in draw(generations):
+            prompt = [*held, *new_ids] if draw(st.booleans()) else new_ids
+            log_probs = [-0.5] * len(output) if draw(st.booleans()) else None
+            turns.append(Generation(prompt, output, log_probs))
+            held = [*prompt, *output]
+        dummy = draw(st.booleans())
+        reward = None if dummy else draw(st.floats(-1, 1))
+        members.append(item(uid=f"u-{slot}", generations=tuple(turns), reward=reward, remove_sample=dummy))
+    return members
+
+
+@given(st.lists(items_of_a_group(), min_size=1, max_size=3), st.integers(0, 5))
+def test_any_batch_is_one_that_slime_takes(groups: list[list[RolloutItem]], rollout_id: int) -> None:
+    numbered = [
+        dataclasses.replace(member, group_index=number) for number, members in enumerate(groups) for member in members
+    ]
+    batch = finish_batch(converter(4).groups(numbered), rollout_id)
+
+    check_batch(trainer_args(n_samples_per_prompt=4, rollout_batch_size=len(groups)), batch)
+    assert len({isinstance(member, list) for group in batch for member in group}) == 1
+    indices = [{row.group_index for rows in trajectories_of([group]) for row in rows} for group in batch]
+    assert all(len(index) == 1 for index in indices)
+    assert len(set.union(*indices)) == len(batch)
