@@ -504,11 +504,7 @@ class Buffer:
         """The earliest open group of the instance with a free slot; None means the item is late."""
         existing = tables.groups_of_instance(connection, job.key, instance_id)
         if not existing:
-            if (
-                job.settings.get("input_file")
-                or job.settings.get("instances")
-                or job.state not in job_rules.OPEN_STATES
-            ):
+            if job.has_input or job.state not in job_rules.OPEN_STATES:
                 raise ConflictError(
                     f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})"
                 )
@@ -678,6 +674,10 @@ class Buffer:
         }
 
     def _is_exhausted(self, connection: tables.Connection, job_key: int) -> bool:
+        """Nothing will ever be ready again. A job without input may still get items until somebody ends it."""
+        job = tables.get_job(connection, job_key)
+        if not job.has_input and job.state in job_rules.OPEN_STATES:
+            return False
         return not tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY)
 
     def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:

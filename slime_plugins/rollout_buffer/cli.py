@@ -210,9 +210,11 @@ def engine(
                      "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
         raise typer.Exit(1) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    chosen = {} if tokenizer is None else {"tokenizer_path": tokenizer}
+    path = tokenizer or StandInSettings.tokenizer_path
     with _said_plainly():
-        stand_in.serve(StandInSettings(host=host, port=port, skill=skill, seed=seed, latency_s=latency_s, **chosen))
+        stand_in.serve(
+            StandInSettings(host=host, port=port, tokenizer_path=path, skill=skill, seed=seed, latency_s=latency_s)
+        )
 
 
 @app.command()

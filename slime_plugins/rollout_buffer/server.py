@@ -160,8 +160,9 @@ def _body() -> dict[str, Any]:
 @routes.post("/start_rollout")
 def start_rollout() -> Response:
     """Starts a job, or attaches to it when it is there already."""
-    payload = payloads.parse(StartPayload, _body())
-    _check_task_type(payload)
+    body = _body()
+    _check_task_type(body.get("task_type"))
+    payload = payloads.parse(StartPayload, body)
     _check_tokenizer(payload)
     started = _buffer().start_job(payload, _instances(payload))
     job = started.job
@@ -177,7 +178,7 @@ def start_rollout() -> Response:
     )
 
 
-def _check_task_type(payload: StartPayload) -> None:
+def _check_task_type(task_type: Any) -> None:
     """Accepts only work that somebody will do: a supervisor lives, and knows the task type."""
     beat = _buffer().heartbeat(SUPERVISOR)
     if beat is None or beat[0] > HEARTBEAT_PATIENCE_S:
@@ -185,13 +186,13 @@ def _check_task_type(payload: StartPayload) -> None:
             "the supervisor does not answer: nobody would play this job. Is rollout-buffer serve up?"
         )
     known = beat[1].get("task_types", {})
-    if payload.task_type in known:
-        return
+    if not isinstance(task_type, str) or task_type in known:
+        return  # what is not even a string is the payload's own error
     broken = beat[1].get("broken_generators", {})
     hint = f"; broken generators: {broken}" if broken else ""
     names = ", ".join(sorted(known))
     raise UnknownTaskTypeError(
-        f"no generator has task_type {payload.task_type!r}; known: {names}{hint}",
+        f"no generator has task_type {task_type[:100]!r}; known: {names}{hint}",
         {"task_types": sorted(known), "broken_generators": broken},
     )
 

@@ -183,7 +183,7 @@ class Supervisor:
             sys.executable, "-m", "gunicorn", "slime_plugins.rollout_buffer.server:create_app_from_environment()",
             "--bind", f"{self.settings.host}:{self.settings.port}", "--worker-class", "gthread",
             "--workers", str(self.settings.workers), "--threads", str(self.settings.threads),
-            "--timeout", "120", "--graceful-timeout", "20", "--keep-alive", "30", "--error-logfile", "-",
+            "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30", "--error-logfile", "-",
         ]  # fmt: skip
         environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
         return ChildProcess("server", command, log_file=self._log_file("server"), environment=environment)

@@ -1,0 +1,70 @@
+"""Fixtures that more than one test file uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext, create_app
+from slime_plugins.rollout_buffer.store import Store
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+class SettableClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self, now: float = 1_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Moves on by that much."""
+        self.now += seconds
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    """A clock under the test's control."""
+    return SettableClock()
+
+
+@pytest.fixture
+def buffer(tmp_path: Path, clock: SettableClock) -> Iterator[Buffer]:
+    """A buffer on a store of its own, with the test's clock."""
+    found = Buffer(Store(tmp_path / "data"), clock=clock)
+    yield found
+    found.store.close()
+
+
+@pytest.fixture
+def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
+    """Builds HTTP test clients of an application whose supervisor looks alive."""
+    contexts: list[ServerContext] = []
+
+    def make(**settings: object) -> FlaskClient:
+        app = create_app(ServeSettings.model_validate({"data_dir": tmp_path / "data", **settings}))
+        context: ServerContext = app.extensions["rollout_buffer"]
+        contexts.append(context)
+        known = {"external": {"needs_ray": False}, "math": {"needs_ray": False}}
+        context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": known, "broken_generators": {}})
+        return app.test_client()
+
+    yield make
+    for context in contexts:
+        context.buffer.store.close()
+
+
+@pytest.fixture
+def client(make_client: Callable[..., FlaskClient], tmp_path: Path) -> FlaskClient:
+    """An HTTP test client; input files may lie in the test's own folder."""
+    return make_client(data_roots=(tmp_path,))

@@ -1,0 +1,56 @@
+"""Small builders that tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_plugins.rollout_buffer import payloads, wire
+from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.types import Instance
+
+PNG = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
+    b"\x00\x00\x00\rIDATx\x9cc\xf8\xcf\xc0\xf0\x1f\x00\x05\x00\x01\xff\x89\x99=\x1d\x00\x00\x00\x00IEND\xaeB`\x82"
+)
+
+
+def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """An item as a generator would post it."""
+    conversation = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": f"answer of {uid}"}]
+    item = {"uid": uid, "instance_id": instance_id, "messages": conversation, "reward": reward, "extra_info": {}}
+    return {**item, **changes}
+
+
+def start_external(buffer: Buffer, n: int = 2, ids: tuple[str, ...] = (), **changes: Any) -> JobRecord:
+    """Starts a job that is filled through /buffer/write."""
+    body = {"task_type": "external", "num_repeat_per_sample": n, **changes}
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    if ids:
+        body["instances"] = [dict(instance.data) for instance in instances]
+    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+
+
+def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:
+    """Writes items and returns what became of each."""
+    decoded = [wire.decode_written_item(item) for item in items]
+    _, results = buffer.write_items(None if job is None else job.job_id, decoded)
+    return [result.status for result in results]
+
+
+def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
+    """Polls once."""
+    return buffer.take(job, payloads.parse(PollPayload, options))
+
+
+def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:
+    """The uids in a delivery; none for no delivery."""
+    return [] if delivery is None else [light["uid"] for light, _ in buffer.delivered_items(delivery)]
+
+
+def slots(buffer: Buffer, job: JobRecord) -> dict[str, int]:
+    """The job's books, checked to balance."""
+    books: dict[str, int] = buffer.describe(job)["slots"]
+    assert books["submitted"] == sum(count for state, count in books.items() if state != "submitted")
+    return books

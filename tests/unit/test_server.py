@@ -1,0 +1,345 @@
+"""The HTTP contract: what each route takes, says, and refuses with which sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from slime_plugins.rollout_buffer import wire
+from tests.support import PNG, written
+
+
+def post(client: FlaskClient, path: str, body: Any) -> Any:
+    reply = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body))
+    return reply.status_code, reply.get_json()
+
+
+def start(client: FlaskClient, **changes: Any) -> Any:
+    return post(client, "/start_rollout", {"task_type": "external", "num_repeat_per_sample": "2", **changes})
+
+
+def seed_payload(input_file: Path) -> dict[str, Any]:
+    """The payload of slime's own trainer, numbers as the strings it sends."""
+    return {
+        "num_process": "100",
+        "num_epoch": "3",
+        "remote_engine_url": "http://127.0.0.1:3333",
+        "remote_buffer_url": "http://127.0.0.1:8889",
+        "task_type": "math",
+        "input_file": str(input_file),
+        "num_repeat_per_sample": "8",
+        "max_tokens": "8192",
+        "sampling_params": {"max_tokens": 8192, "temperature": 0.8, "top_p": 0.9},
+        "tokenizer_path": str(input_file.parent),
+        "skip_instance_ids": ["m1"],
+    }
+
+
+@pytest.fixture
+def math_file(tmp_path: Path) -> Path:
+    path = tmp_path / "math.jsonl"
+    path.write_text("".join(json.dumps({"instance_id": f"m{i}", "prompt": []}) + "\n" for i in range(4)))
+    return path
+
+
+def test_the_trainers_own_payload_starts_a_job(client: FlaskClient, math_file: Path) -> None:
+    status, reply = post(client, "/start_rollout", seed_payload(math_file))
+    assert status == 200
+    assert reply["message"] == "Rollout started"
+    assert reply["groups"] == 12
+    job = client.get(f"/jobs/{reply['job_id']}").get_json()
+    assert job["slots"] == {
+        "submitted": 96,
+        "open": 88,
+        "ready": 0,
+        "leased": 0,
+        "delivered": 0,
+        "filtered": 0,
+        "failed": 0,
+        "skipped": 8,
+    }
+
+
+def test_starting_twice_attaches(client: FlaskClient, math_file: Path) -> None:
+    _, first = post(client, "/start_rollout", seed_payload(math_file))
+    _, second = post(client, "/start_rollout", seed_payload(math_file))
+    assert second["job_id"] == first["job_id"]
+    assert (first["attached"], second["attached"]) == (False, True)
+
+
+def test_a_slice_of_the_input_file_is_what_is_played(client: FlaskClient, math_file: Path) -> None:
+    status, reply = post(client, "/start_rollout", {**seed_payload(math_file), "input_file": f"{math_file}@[1:3]"})
+    assert status == 200
+    assert reply["groups"] == 6
+
+
+WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
+    ({"task_type": "unheard_of"}, 404, "no generator has task_type 'unheard_of'; known: external, math"),
+    ({"task_type": None}, 400, "task_type"),
+    ({"task_type": ["math"]}, 400, "task_type"),
+    ({"input_file": None}, 400, "input_file is missing"),
+    ({"input_file": "/etc/passwd"}, 400, "outside the data roots"),
+    ({"input_file": "../../etc/passwd"}, 400, "outside the data roots"),
+    ({"input_file": "no_such.jsonl"}, 400, "is not a file the buffer host can see"),
+    ({"input_file": "x\x00y"}, 400, "input_file"),
+    ({"input_file": "a" * 4000}, 400, "input_file"),
+    ({"input_file": 7}, 400, "input_file"),
+    ({"num_epoch": "three"}, 400, "num_epoch"),
+    ({"num_epoch": 0}, 400, "num_epoch"),
+    ({"num_epoch": 1.5}, 400, "num_epoch"),
+    ({"num_epoch": True}, 400, "num_epoch"),
+    ({"num_process": -1}, 400, "num_process"),
+    ({"num_process": None}, 400, "num_process"),
+    ({"num_repeat_per_sample": "0"}, 400, "num_repeat_per_sample"),
+    ({"num_repeat_per_sample": 10**30}, 400, "num_repeat_per_sample"),
+    ({"max_tokens": "many"}, 400, "max_tokens"),
+    ({"remote_engine_url": None}, 400, "remote_engine_url is missing"),
+    ({"remote_engine_url": "engine:3000"}, 400, "remote_engine_url"),
+    ({"remote_engine_url": "file:///etc/passwd"}, 400, "remote_engine_url"),
+    ({"remote_engine_url": "http://host:notaport"}, 400, "remote_engine_url"),
+    ({"sampling_params": {"temperature": -1}}, 400, "sampling_params.temperature"),
+    ({"sampling_params": {"top_p": 2}}, 400, "sampling_params.top_p"),
+    ({"sampling_params": "hot"}, 400, "sampling_params"),
+    ({"tokenizer_path": "/no/such/folder"}, 400, "tokenizer_path /no/such/folder is not a folder"),
+    ({"skip_instance_ids": "m1"}, 400, "skip_instance_ids"),
+    ({"skip_instance_ids": [{}]}, 400, "skip_instance_ids"),
+    ({"job_id": ""}, 400, "job_id"),
+    ({"job_id": "x" * 300}, 400, "job_id"),
+    ({"job_id": "a\nb"}, 400, "job_id"),
+    ({"group_timeout_seconds": 0}, 400, "group_timeout_seconds"),
+    ({"min_valid_item_size_ratio": 1.5}, 400, "min_valid_item_size_ratio"),
+    ({"reward_range": [1, 0]}, 400, "reward_range"),
+    ({"padding": "zeros"}, 400, "padding"),
+    ({"instances": [{"instance_id": "a"}]}, 400, "not both"),
+    ({"input_file": None, "instances": []}, 400, "instances"),
+    ({"input_file": None, "instances": [{"prompt": 1}]}, 400, "instances, line 1: instance_id is missing"),
+    ({"input_file": None, "instances": [{"instance_id": "a"}, {"instance_id": "a"}]}, 400, "stands on line 1 already"),
+    ({"input_file": None, "instances": ["a"]}, 400, "instances"),
+]
+
+
+@pytest.mark.parametrize(("changes", "status", "sentence"), WRONG_PAYLOADS)
+def test_a_wrong_payload_gets_a_sentence_and_starts_nothing(
+    client: FlaskClient, math_file: Path, changes: dict[str, Any], status: int, sentence: str
+) -> None:
+    got, reply = post(client, "/start_rollout", {**seed_payload(math_file), **changes})
+    assert (got, sentence in reply["error"]["message"]) == (status, True), reply
+    assert client.get("/jobs").get_json() == {"jobs": []}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"instance_id": "a"}\n{"broken\n', "line 2: not valid JSON"),
+        ('{"prompt": 1}\n', "line 1: instance_id is missing"),
+        ('{"instance_id": "a"}\n{"instance_id": "a"}\n', "line 2: instance_id 'a' stands on line 1"),
+        ("[]\n", "must be a JSON object"),
+        ("", "holds no instance"),
+        ('{"instance_id": ""}\n', "instance_id must be a string"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_a_bad_input_file_is_refused_with_its_line(
+    client: FlaskClient, math_file: Path, content: str, sentence: str
+) -> None:
+    math_file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    status, reply = post(client, "/start_rollout", seed_payload(math_file))
+    assert (status, sentence in reply["error"]["message"]) == (400, True), reply
+
+
+@pytest.mark.parametrize("body", [b"{nope", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b'{"a": NaN}', b"null"])
+@pytest.mark.parametrize("path", ["/start_rollout", "/get_rollout_data", "/buffer/write", "/ack"])
+def test_a_body_that_is_no_json_object_is_a_400(client: FlaskClient, path: str, body: bytes) -> None:
+    status, reply = post(client, path, body)
+    assert status in (400, 404)
+    assert reply["error"]["message"]
+
+
+def test_without_a_supervisor_no_work_is_accepted(client: FlaskClient) -> None:
+    client.application.extensions["rollout_buffer"].buffer.forget("supervisor")
+    status, reply = start(client)
+    assert (status, reply["error"]["code"]) == (503, "unavailable")
+    assert client.get("/health").status_code == 503
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+WRONG_ITEMS: list[tuple[dict[str, Any], str]] = [
+    ({"uid": None}, "uid"),
+    ({"uid": "x" * 1000}, "uid"),
+    ({"instance_id": {}}, "instance_id"),
+    ({"messages": None}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"content": "no role"}]}, "messages[0]"),
+    ({"reward": None}, "reward"),
+    ({"reward": "1"}, "reward"),
+    ({"reward": True}, "reward"),
+    ({"reward": 10**400}, "JSON"),
+    ({"extra_info": []}, "extra_info"),
+    ({"outcome": "failed"}, "outcome"),
+    ({"stop_reason": "tired"}, "stop_reason"),
+    ({"generations": [{"output_ids": "abc"}]}, "generations[0].output_ids"),
+    ({"generations": [{"keep": 5, "prompt_ids": [], "output_ids": []}]}, "generations[0].keep"),
+    ({"generations": [{"prompt_ids": [1], "output_ids": [2], "output_log_probs": []}]}, "output_log_probs"),
+    ({"generations": [{"prompt_ids": [-1], "output_ids": [2]}]}, "generations[0].prompt_ids"),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), WRONG_ITEMS)
+def test_a_wrong_item_gets_a_sentence_and_nothing_is_kept(
+    client: FlaskClient, changes: dict[str, Any], sentence: str
+) -> None:
+    start(client)
+    status, reply = post(client, "/buffer/write", {**written("u"), **changes})
+    assert (status, sentence in reply["error"]["message"]) == (400, True), reply
+    good, _ = post(client, "/buffer/write", written("u"))
+    assert good == 200
+
+
+def test_a_nan_reward_is_refused(client: FlaskClient) -> None:
+    start(client)
+    body = json.dumps({**written("u"), "reward": math.nan}).encode()
+    assert post(client, "/buffer/write", body)[0] == 400
+
+
+def test_a_list_of_items_names_the_bad_one_and_keeps_none(client: FlaskClient) -> None:
+    start(client)
+    status, reply = post(client, "/buffer/write", {"items": [written("u"), {**written("v"), "reward": None}]})
+    assert status == 400
+    assert "items[1].reward" in reply["error"]["message"]
+    assert client.get("/jobs").get_json()["jobs"][0]["slots"]["submitted"] == 0
+
+
+def test_an_item_goes_in_and_comes_out_the_same(client: FlaskClient) -> None:
+    start(client, num_repeat_per_sample=1)
+    generations = [
+        {"prompt_ids": [1, 2], "output_ids": [3], "output_log_probs": [-0.5], "finish_reason": "stop"},
+        {"keep": 3, "prompt_ids": [4], "output_ids": [5, 6], "output_log_probs": [-1.0, -2.0]},
+    ]
+    item = written("u", extra_info={"k": [1, {"deep": None}], "finish_reason": "length"}, generations=generations)
+    post(client, "/buffer/write", item)
+    _, reply = post(client, "/get_rollout_data", {})
+    data = wire.decode_rollout_data(reply)
+    assert data.success
+    (delivered,) = data.items
+    assert delivered.messages == tuple(item["messages"])
+    assert delivered.extra_info["k"] == [1, {"deep": None}]
+    assert delivered.outcome == "truncated"
+    assert [list(g.prompt_ids) for g in delivered.generations] == [[1, 2], [1, 2, 3, 4]]
+
+
+def test_screenshots_are_stored_once_and_come_back_inline_or_by_hash(client: FlaskClient, tmp_path: Path) -> None:
+    start(client)
+    shot = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
+    messages = [{"role": "user", "content": [shot, {"type": "text", "text": 'a "url":"sha256:' + "0" * 64 + '"'}]}]
+    for uid in "ab":
+        assert post(client, "/buffer/write", written(uid, reward=ord(uid) % 2, messages=messages))[0] == 200
+    assert len([path for path in (tmp_path / "data" / "images").rglob("*") if path.is_file()]) == 1
+    _, by_hash = post(client, "/get_rollout_data", {"images": "hash", "lease_s": 0.001})
+    url = by_hash["data"]["data"][0]["messages"][0]["content"][0]["image_url"]["url"]
+    reply = client.get(f"/images/{url.removeprefix('sha256:')}")
+    assert (reply.data, reply.mimetype) == (PNG, "image/png")
+    _, inline = post(client, "/get_rollout_data", {})
+    assert inline["data"]["data"][1]["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    "url", ["data:image/png;base64,####", "data:text/html;base64,AAAA", "data:image/png;base64,AAAA"]
+)
+def test_a_bad_inline_image_is_refused(client: FlaskClient, url: str) -> None:
+    start(client)
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    status, reply = post(client, "/buffer/write", written("u", messages=[message]))
+    assert status == 400
+    assert "image" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["0" * 64, "..%2f..%2fbuffer.sqlite3", "x", "A" * 64])
+def test_an_image_that_is_not_there_is_a_404(client: FlaskClient, name: str) -> None:
+    assert client.get(f"/images/{name}").status_code == 404
+
+
+# --- polling ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_poll_is_success_false_with_200(client: FlaskClient) -> None:
+    status, reply = post(client, "/get_rollout_data", {})
+    assert (status, reply["success"], reply["data"]["data"]) == (200, False, [])
+    start(client)
+    assert post(client, "/get_rollout_data", b"")[1]["data"]["meta_info"]["exhausted"] is False
+
+
+def test_an_ack_may_ride_on_the_next_poll(client: FlaskClient) -> None:
+    start(client)
+    post(client, "/buffer/write", {"items": [written("a", reward=0), written("b")]})
+    _, reply = post(client, "/get_rollout_data", {"lease_s": 60})
+    delivery = reply["data"]["meta_info"]["delivery_id"]
+    _, reply = post(client, "/get_rollout_data", {"ack": [delivery]})
+    assert reply["data"]["meta_info"]["acknowledged"]["acked"] == [delivery]
+    assert post(client, "/ack", {"delivery_id": delivery})[1]["acked"] == [delivery]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"wait_s": 1e9},
+        {"wait_s": -1},
+        {"lease_s": 0},
+        {"max_groups": 0},
+        {"max_groups": 1, "batch_size": 1},
+        {"poll_id": "1"},
+        {"images": "jpg"},
+        {"unknown_key": 1},
+        {"ack": "x"},
+        {"job_id": 5},
+    ],
+)
+def test_a_wrong_poll_is_refused(client: FlaskClient, body: dict[str, Any]) -> None:
+    assert post(client, "/get_rollout_data", body)[0] == 400
+
+
+def test_unknown_ids_are_404(client: FlaskClient) -> None:
+    assert post(client, "/get_rollout_data", {"job_id": "nope"})[0] == 404
+    assert post(client, "/ack", {"delivery_id": "nope"})[0] == 404
+    assert client.get("/jobs/nope").status_code == 404
+    assert client.post("/jobs/nope/cancel").status_code == 404
+
+
+def test_jobs_can_be_paused_resumed_and_cancelled(client: FlaskClient) -> None:
+    _, reply = start(client, job_id="path/like/id")
+    assert reply["job_id"] == "path/like/id"
+    for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        assert client.post(f"/jobs/path/like/id/{verb}").get_json()["state"] == state
+    assert client.post("/jobs/path/like/id/resume").status_code == 409
+
+
+# --- guarding --------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_guards_everything_but_health(make_client: Callable[..., FlaskClient], tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("a-token-of-enough-length\n")
+    client = make_client(token_file=token_file)
+    assert client.get("/health").status_code == 200
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic a-token-of-enough-length"}):
+        reply = client.get("/jobs", headers=headers)
+        assert (reply.status_code, reply.get_json()["error"]["code"]) == (401, "unauthorized")
+    assert client.get("/jobs", headers={"Authorization": "Bearer a-token-of-enough-length"}).status_code == 200
+
+
+def test_a_body_over_the_limit_is_a_413_that_says_the_limit(make_client: Callable[..., FlaskClient]) -> None:
+    client = make_client(max_body_bytes=2000)
+    status, reply = post(client, "/buffer/write", written("u", messages=[{"role": "user", "content": "x" * 3000}]))
+    assert (status, reply["error"]["code"]) == (413, "payload_too_large")
+    assert "2000 bytes" in reply["error"]["message"]
+
+
+def test_what_does_not_exist_is_json_too(client: FlaskClient) -> None:
+    assert client.get("/nowhere").get_json()["error"]["code"] == "not_found"
+    assert client.get("/ack").get_json()["error"]["code"] == "method_not_allowed"
