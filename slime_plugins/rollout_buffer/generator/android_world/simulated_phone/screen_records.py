@@ -153,7 +153,7 @@ _N = TypeVar("_N", bound=_Named)
 class ReadScreen:
     """Everything read off one screenshot, each tuple in reading order (top to bottom, left to right).
 
-    ``title`` is the text of the app's title bar; empty on the home screen, in dialogs, in the camera. ``texts`` holds
+    ``title`` is the text of the title bar, in a dialog its heading; empty at home and in the camera. ``texts`` holds
     every line, those on buttons and in fields too, but not the letters of the keyboard. ``is_dialog`` is true when a
     dialog or menu covers the screen: then only what is in it can be tapped. ``is_home`` is true on the home screen.
     """
