@@ -351,9 +351,9 @@ async def test_cancelling_episodes_wherever_they_are_loses_no_device() -> None:
 
 async def test_a_hung_device_costs_its_episode_and_is_replaced() -> None:
     async with local_pool(num_workers=1, step_timeout_s=0.2) as pool:
-        with pytest.raises(DeviceError, match="did not finish the action click within 0.2 s"):
-            async with await pool.acquire() as device:
-                await device.reset("Hang", 0)
+        async with await pool.acquire() as device:
+            await device.reset("Hang", 0)
+            with pytest.raises(DeviceError, match=r"did not finish the action click within 0\.2 s"):
                 await device.step(CLICK)
         async with await pool.acquire() as device:
             await device.reset("Solved", 0)
@@ -379,7 +379,7 @@ async def test_a_bad_task_is_no_fault_of_the_device() -> None:
 
 async def test_nobody_waits_for_ever() -> None:
     async with local_pool(num_workers=1, acquire_timeout_s=0.1) as pool, await pool.acquire():
-        with pytest.raises(DeviceError, match="no Android device became free within 0.1 s"):
+        with pytest.raises(DeviceError, match=r"no Android device became free within 0\.1 s"):
             await pool.acquire()
 
 
