@@ -275,7 +275,7 @@ def test_used_up_input_is_a_clear_error_and_never_fewer_groups(buffer: LoopbackB
 
 
 def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: Path) -> None:
-    choices = {"rollout_batch_size": 3, "rollout_buffer_on_exhausted": "repeat", "save": str(tmp_path)}
+    choices: dict[str, Any] = {"rollout_batch_size": 3, "rollout_buffer_on_exhausted": "repeat", "save": str(tmp_path)}
     records = trainer_of(buffer, **choices).train(4)
 
     expected = [f"task-{number % 8}" for number in range(12)]
@@ -295,7 +295,7 @@ def test_input_that_gives_nothing_at_all_is_not_repeated_for_ever() -> None:
 
 
 def test_a_resumed_trainer_gets_the_rest_and_nothing_twice(buffer: LoopbackBuffer, tmp_path: Path) -> None:
-    paths = {"save": str(tmp_path), "load": str(tmp_path)}
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
     first = trainer_of(buffer, **paths).train(2)
     forget_jobs()
     resumed = trainer_of(buffer, start=2, **paths).train(2)
@@ -306,7 +306,7 @@ def test_a_resumed_trainer_gets_the_rest_and_nothing_twice(buffer: LoopbackBuffe
 
 
 def test_what_was_received_after_the_checkpoint_comes_again(buffer: LoopbackBuffer, tmp_path: Path) -> None:
-    paths = {"save": str(tmp_path), "load": str(tmp_path)}
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
     trainer = trainer_of(buffer, **paths)
     trainer.train(1)
     lost = trainer.train(1, save_interval=None)
@@ -317,7 +317,7 @@ def test_what_was_received_after_the_checkpoint_comes_again(buffer: LoopbackBuff
 
 def test_ids_of_a_rollout_generated_ahead_are_not_skipped(buffer: LoopbackBuffer, tmp_path: Path) -> None:
     """slime's async trainer generates rollout 1 before it saves rollout 0."""
-    paths = {"save": str(tmp_path), "load": str(tmp_path)}
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
     ahead = trainer_of(buffer, **paths)
     ahead.train(2, save_interval=None)
     ahead.data_source.save(0)
@@ -327,7 +327,7 @@ def test_ids_of_a_rollout_generated_ahead_are_not_skipped(buffer: LoopbackBuffer
 
 
 def test_a_trainer_that_goes_back_within_its_process_starts_again(buffer: LoopbackBuffer, tmp_path: Path) -> None:
-    paths = {"save": str(tmp_path), "load": str(tmp_path)}
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
     trainer_of(buffer, **paths).train(3)
 
     assert instances(trainer_of(buffer, start=1, **paths).train(1)) == ["task-2", "task-3"]
@@ -448,9 +448,9 @@ def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> No
 
 def test_a_pass_rate_is_measured_over_whole_groups() -> None:
     with LoopbackBuffer(["task-0", "task-1"], make_item=one_failed) as buffer:
-        choices = {"eval_prompt_data": ["e", "e.jsonl"], "n_samples_per_eval_prompt": 2, "log_passrate": True}
+        trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], n_samples_per_eval_prompt=2, log_passrate=True)
 
-        assert trainer_of(buffer, **choices).evaluate()["e"]["rewards"] == [0.0, 1.0]
+        assert trainer.evaluate()["e"]["rewards"] == [0.0, 1.0]
 
 
 # --- the functions for loops of one's own -----------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_start_rollout_says_what_the_buffer_said(buffer: LoopbackBuffer) -> None
 # --- logging ---------------------------------------------------------------------------------------------------------
 
 
-META_INFO = [
+META_INFO: list[dict[str, Any]] = [
     {"total_samples": 10, "avg_reward": 1.0},
     {"total_samples": 30, "avg_reward": 0.0},
     {"total_samples": 0, "avg_reward": None},

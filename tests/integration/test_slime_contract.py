@@ -1,0 +1,138 @@
+"""The trainer side inside a real slime checkout, with our files laid over it.
+
+Needs ``ROLLOUT_BUFFER_TEST_SLIME``: the path of a slime checkout; and a Python with slime's CPU requirements (torch,
+ray, transformers, ...), named by ``ROLLOUT_BUFFER_TEST_SLIME_PYTHON`` where it is not the one that runs the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.utils.types import Sample
+
+ROOT = Path(__file__).resolve().parents[2]
+SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
+SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
+OUR_FILES = ("slime/utils/mask_*.py", "slime/rollout/agent_rollout*.py", "slime_plugins/rollout_buffer/**/*")
+
+pytestmark = [
+    pytest.mark.slime,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout"),
+]
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout with our files in place."""
+    if subprocess.run([SLIME_PYTHON, "-c", "import torch, ray, transformers"], capture_output=True).returncode:
+        pytest.skip(f"{SLIME_PYTHON} has no torch, ray or transformers: set ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
+    target = tmp_path_factory.mktemp("slime")
+    for folder in ("slime", "slime_plugins", "tests/plugin_contracts"):
+        shutil.copytree(Path(SLIME) / folder, target / folder)
+    for pattern in OUR_FILES:
+        for source in ROOT.glob(pattern):
+            if source.is_file() and "__pycache__" not in source.parts:
+                place = target / source.relative_to(ROOT)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, place)
+    return target
+
+
+def run_in(checkout: Path, *command: str, **environment: str) -> str:
+    """Returns what a Python program says on standard output; the whole of its output when it fails."""
+    finished = subprocess.run(
+        [SLIME_PYTHON, *command],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout), **environment},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert finished.returncode == 0, finished.stdout[-5000:] + finished.stderr[-5000:]
+    return finished.stdout
+
+
+@pytest.fixture(scope="session")
+def manager_report(checkout: Path) -> dict[str, Any]:
+    program = ROOT / "tests" / "integration" / "slime_manager_program.py"
+    report: dict[str, Any] = json.loads(run_in(checkout, str(program)).splitlines()[-1])
+    return report
+
+
+def test_slimes_contract_for_rollout_functions_holds(checkout: Path) -> None:
+    output = run_in(
+        checkout,
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/plugin_contracts/test_plugin_rollout_contracts.py"),
+        SLIME_CONTRACT_ROLLOUT_FUNCTION_PATH="slime.rollout.agent_rollout_probe.generate_rollout",
+    )
+
+    assert "6 passed" in output
+
+
+def test_the_real_entry_has_the_signature_of_slimes_own(checkout: Path) -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from plugin_contracts import test_plugin_rollout_contracts as contract\n"
+        "from slime.rollout.agent_rollout import generate_rollout\n"
+        "contract.assert_rollout_function_signature_matches_default(generate_rollout)\n"
+    )
+
+    run_in(checkout, "-c", program)
+
+
+def test_the_stand_in_sample_has_slimes_fields_and_defaults(checkout: Path) -> None:
+    program = (
+        "import json\n"
+        "from dataclasses import MISSING, fields\n"
+        "from slime.utils.types import Sample\n"
+        "plain = lambda e: repr(e.default) if e.default is not MISSING else repr(e.default_factory())\n"
+        "print(json.dumps([[(e.name, plain(e)) for e in fields(Sample)], {s.name: s.value for s in Sample.Status}]))\n"
+    )
+    theirs, their_states = json.loads(run_in(checkout, "-c", program).splitlines()[-1])
+
+    assert [[entry.name, _default(entry)] for entry in fields(Sample)] == theirs
+    assert {state.name: state.value for state in Sample.Status} == their_states
+
+
+def _default(entry: Any) -> str:
+    return repr(entry.default) if entry.default is not MISSING else repr(entry.default_factory())
+
+
+def test_slimes_manager_trains_exactly_what_was_sampled(manager_report: dict[str, Any]) -> None:
+    plain = manager_report["plain"]
+
+    assert plain["instances"] == ["task-0"] * 4 + ["task-1"] * 4
+    assert plain["loss_masks"] == [[1, 1, 0, 0, 1, 1, 1]] * 8
+    assert plain["log_probs"] == [[-0.5, -0.25, 0.0, 0.0, -1.0, -2.0, -0.125]] * 8
+    assert plain["rewards"] == pytest.approx([-0.866024, 0.866024] * 4, abs=1e-4)
+    assert plain["shard_sizes"] == [4, 4]
+    assert plain["shards_have_log_probs"]
+    assert plain["metrics"]["rollout/no_filter/total_samples"] == 8
+
+
+def test_slimes_own_checkpoint_brings_a_resumed_trainer_the_rest(manager_report: dict[str, Any]) -> None:
+    assert manager_report["resumed"]["instances"] == ["task-2"] * 4 + ["task-3"] * 4
+
+
+def test_rows_of_one_trajectory_and_dummies_do_not_bend_the_baseline(manager_report: dict[str, Any]) -> None:
+    """Slot 0 has two rows, slot 1 is a dummy; rewards are 0, -, 0, 1."""
+    rows = manager_report["several_rows"]
+
+    assert rows["rollout_ids"] == [0, 0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert rows["rewards"][:5] == pytest.approx([-0.57735, -0.57735, 0.0, -0.57735, 1.1547], abs=1e-4)
+    assert rows["mask_sums"][:5] == [5, 5, 0, 5, 5]
+    assert rows["metrics"]["rollout/buffer/dummies"] == 2
+
+
+def test_groups_of_one_have_finite_rewards(manager_report: dict[str, Any]) -> None:
+    assert manager_report["groups_of_one"]["rewards"] == [0.0] * 4
