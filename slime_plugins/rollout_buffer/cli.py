@@ -19,6 +19,7 @@ from rich.table import Table
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, RequestError, RolloutBufferError
 from slime_plugins.rollout_buffer.progress import job_table
 
@@ -194,9 +195,7 @@ def health(url: Url = DEFAULT_URL) -> None:
 def engine(
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.")] = 30000,
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Tokenizer folder. [default: the project's demo tokenizer]")
-    ] = None,
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.")] = DEMO_TOKENIZER_PATH,
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of its luck.")] = 0,
     latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait before each answer.")] = 0.0,
@@ -210,10 +209,9 @@ def engine(
                      "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
         raise typer.Exit(1) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    path = tokenizer or StandInSettings.tokenizer_path
     with _said_plainly():
         stand_in.serve(
-            StandInSettings(host=host, port=port, tokenizer_path=path, skill=skill, seed=seed, latency_s=latency_s)
+            StandInSettings(host=host, port=port, tokenizer_path=tokenizer, skill=skill, seed=seed, latency_s=latency_s)
         )
 
 
