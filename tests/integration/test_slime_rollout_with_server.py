@@ -1,0 +1,190 @@
+"""The trainer side against the real server and store: groups written over HTTP come out as samples, once each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.serving import make_server
+
+from slime.rollout import agent_rollout_feed
+from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import ConflictError
+from slime_plugins.rollout_buffer.server import create_app
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+
+INSTANCES = [f"task-{number}" for number in range(12)]
+SAMPLES = 4
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rollout_feed, "SHORTEST_POLL_S", 0.05)
+    forget_jobs()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A served buffer; a supervisor that lives as far as the server can tell."""
+    settings = ServeSettings(data_dir=tmp_path / "data", data_roots=(tmp_path,))
+    app = create_app(settings)
+    store = Store(settings.data_dir)
+    Buffer(store).beat("supervisor", os.getpid(), {"task_types": {"external": {}}})
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    app.extensions["rollout_buffer"].buffer.store.close()
+    store.close()
+
+
+def trainer_of(url: str, save: Path, *, start: int = 0, **changes: Any) -> TrainerStandIn:
+    args = trainer_args(
+        **{
+            "rollout_buffer_url": url,
+            "rollout_task_type": "external",
+            "rollout_buffer_job_id": "the-job",
+            "rollout_buffer_options": {"instances": [{"instance_id": name} for name in INSTANCES]},
+            "rollout_buffer_wait_s": 0.5,
+            "rollout_batch_size": 4,
+            "n_samples_per_prompt": SAMPLES,
+            "save": str(save),
+            "load": str(save),
+            **changes,
+        }
+    )
+    return TrainerStandIn(args, start_rollout_id=start)
+
+
+def play(url: str, names: list[str], *, epoch: int = 0) -> None:
+    """Writes whole groups, as a generator somewhere would."""
+    client = RolloutBufferClient(url)
+    client.write([written(name, slot, epoch) for name in names for slot in range(SAMPLES)], job_id="the-job")
+
+
+def written(name: str, slot: int, epoch: int) -> dict[str, Any]:
+    turns = [
+        {"keep": 0, "prompt_ids": [1, 2, 3], "output_ids": [10 + slot, 4], "output_log_probs": [-0.5, -0.25]},
+        {"keep": 5, "prompt_ids": [5, 6], "output_ids": [20 + slot], "output_log_probs": [-1.0]},
+    ]
+    return {
+        "uid": f"{name}.{epoch}.{slot}",
+        "instance_id": name,
+        "messages": [{"role": "user", "content": name}, {"role": "assistant", "content": str(slot)}],
+        "reward": slot / SAMPLES,
+        "extra_info": {"slot_was": slot},
+        "generations": [{**turn, "finish_reason": "stop", "weight_version": "1"} for turn in turns],
+    }
+
+
+def instances(records: list[RolloutRecord]) -> list[str]:
+    return [group[0].metadata["instance_id"] for record in records for group in record.groups]
+
+
+def train_with_writer(url: str, trainer: TrainerStandIn, rollouts: int, names: list[str]) -> list[RolloutRecord]:
+    """Trains while somebody writes: there is a job to write into only once the trainer has started it."""
+    client = RolloutBufferClient(url)
+    jobs_before = len(client.jobs())
+    over = threading.Event()
+
+    def write_after_start() -> None:
+        while len(client.jobs()) == jobs_before and not over.wait(0.01):
+            pass
+        for name in names:
+            play(url, [name])
+
+    writer = threading.Thread(target=write_after_start)
+    writer.start()
+    try:
+        return trainer.train(rollouts)
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_three_rollouts_of_four_groups_of_four_are_48_samples(url: str, tmp_path: Path) -> None:
+    records = train_with_writer(url, trainer_of(url, tmp_path), 3, INSTANCES)
+    samples = [sample for record in records for sample in record.samples]
+
+    assert sorted(instances(records)) == sorted(INSTANCES)
+    assert [len(record.samples) for record in records] == [16, 16, 16]
+    assert len({sample.prompt for sample in samples}) == 48
+    assert all(sample.loss_mask == [1, 1, 0, 0, 1] for sample in samples)
+    assert {sample.reward for sample in samples} == {0.0, 0.25, 0.5, 0.75}
+    assert sum(record.metrics["rollout/no_filter/total_samples"] for record in records) == 48
+    books = RolloutBufferClient(url).job("the-job")["slots"]
+    assert books["submitted"] == books["delivered"] == 48
+
+
+def test_a_trainer_killed_after_its_checkpoint_resumes_with_the_rest(url: str, tmp_path: Path) -> None:
+    first = train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES)
+    forget_jobs()
+    rest = trainer_of(url, tmp_path, start=1).train(2)
+
+    assert sorted(instances(first + rest)) == sorted(INSTANCES)
+
+
+def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path: Path) -> None:
+    trainer = trainer_of(url, tmp_path)
+    train_with_writer(url, trainer, 1, INSTANCES)
+    lost = trainer.train(1, save_interval=None)
+    forget_jobs()
+    again = trainer_of(url, tmp_path, start=1).train(1)
+
+    assert sorted(instances(again)) == sorted(instances(lost))
+
+
+def test_rollout_0_of_a_new_process_starts_anew(url: str, tmp_path: Path) -> None:
+    train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES)
+    forget_jobs()
+    again = train_with_writer(url, trainer_of(url, tmp_path), 3, INSTANCES)
+    states = {job["job_id"]: job["slots"]["delivered"] for job in RolloutBufferClient(url).jobs()}
+
+    assert sorted(instances(again)) == sorted(INSTANCES)
+    assert len(states) == 2
+    assert states["the-job"] == 48
+
+
+def test_used_up_input_is_an_error_at_once(url: str, tmp_path: Path) -> None:
+    trainer = trainer_of(url, tmp_path)
+    train_with_writer(url, trainer, 3, INSTANCES)
+
+    with pytest.raises(InputExhaustedError, match="rollout 3 has 0 of 4 groups"):
+        trainer.train(1)
+
+
+def test_a_cancelled_job_is_an_error_at_once(url: str, tmp_path: Path) -> None:
+    trainer = trainer_of(url, tmp_path)
+    train_with_writer(url, trainer, 1, INSTANCES[:4])
+    RolloutBufferClient(url).cancel("the-job")
+
+    with pytest.raises(JobEndedError, match="the-job is cancelled: cancelled by request"):
+        trainer.train(1)
+
+
+def test_other_work_under_the_same_name_is_refused_in_the_buffers_words(url: str, tmp_path: Path) -> None:
+    train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES[:4])
+    forget_jobs()
+
+    with pytest.raises(ConflictError, match="the-job exists with other settings"):
+        trainer_of(url, tmp_path, start=1, n_samples_per_prompt=2).train(1)
+
+
+def test_an_offloaded_trainer_pauses_the_job_between_rollouts(url: str, tmp_path: Path) -> None:
+    trainer = trainer_of(url, tmp_path, offload_rollout=True)
+    train_with_writer(url, trainer, 1, INSTANCES)
+    assert RolloutBufferClient(url).job("the-job")["state"] == "paused"
+
+    assert len(instances(trainer.train(2))) == 8
