@@ -299,11 +299,12 @@ class _TrainingRollout:
         except InputExhaustedError as error:
             await self._after_exhaustion(error, have)
             return
-        if self._progress.is_new(delivery):
+        if not self._progress.has_seen(delivery):
             groups = self._converter.groups(delivery.items)
             for sample in (row for rows in trajectories_of(groups) for row in rows):
                 sample.metadata["input_pass"] = self._progress.pass_number
             self._store.add(groups)
+            self._progress.remember(delivery)
             self._received += groups
             self._note(delivery, groups)
             self._record(self._received)
@@ -415,7 +416,9 @@ def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
             "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
         )
     if getattr(args, "rollout_top_p", 1.0) != 1.0:
-        _warn_once("slime trains on --rollout-top-p below 1 only with token sets that no rollout buffer can deliver")
+        _warn_once("slime v0.3 stops at --rollout-top-p below 1: it wants token sets that no rollout buffer delivers")
+    if any(rows[0].metadata.get("has_images") for rows in trajectories_of(batch)):
+        _warn_once("trajectories have screenshots, which reach the trainer as tokens only: a vision model misses them")
     if getattr(args, "rollout_global_dataset", True) is False:
         _warn_once("--disable-rollout-global-dataset: consumed ids are not in the checkpoint; a resumed run repeats")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -43,18 +44,27 @@ async def _play_eval_set(
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
     await asyncio.to_thread(send_start, settings, payload)
-    feed = JobFeed(client, settings, job_id)
+    try:
+        groups = await _all_groups(args, eval_set, JobFeed(client, settings, job_id))
+    except Exception:
+        # Nobody will fetch the rest: its devices and the engine are wanted elsewhere.
+        with contextlib.suppress(Exception):
+            await client.cancel(job_id)
+        raise
+    return finish_batch(groups, rollout_id)
+
+
+async def _all_groups(args: Any, eval_set: EvalSet, feed: JobFeed) -> list[Group]:
     converter = SampleConverter(args, samples_per_group=eval_set.samples_per_group)
     groups: list[Group] = []
     while True:
         try:
             delivery = await feed.next_delivery()
         except InputExhaustedError:
-            break
+            await feed.settle()
+            return groups
         groups += converter.groups(delivery.items)
         feed.received(delivery)
-    await feed.settle()
-    return finish_batch(groups, rollout_id)
 
 
 def _measured(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:

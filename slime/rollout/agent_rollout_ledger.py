@@ -35,15 +35,17 @@ class JobProgress:
         """Tells whether a rollout that was already returned is asked for again."""
         return self.last_returned is not None and rollout_id <= self.last_returned
 
-    def is_new(self, delivery: RolloutData) -> bool:
-        """Tells whether a delivery was not received before, and remembers it.
+    def has_seen(self, delivery: RolloutData) -> bool:
+        """Tells whether a delivery was received before.
 
-        A delivery comes back, identical, when its acknowledgement was lost for longer than its lease.
+        It comes back, identical, when its acknowledgement was lost for longer than its lease.
         """
-        numbers = {item.group_index for item in delivery.items if item.group_index >= 0}
-        repeated = bool(numbers) and numbers <= self.seen_groups
-        self.seen_groups |= numbers
-        return not repeated
+        numbers = _group_numbers(delivery)
+        return bool(numbers) and numbers <= self.seen_groups
+
+    def remember(self, delivery: RolloutData) -> None:
+        """Notes that the groups of a delivery are safe with the trainer."""
+        self.seen_groups |= _group_numbers(delivery)
 
     def begin_next_pass(self) -> None:
         """Forgets the groups of the pass that ended."""
@@ -133,6 +135,10 @@ def consumed_metadata(
     if passes or PASSES_KEY in metadata:
         changes[PASSES_KEY] = passes
     return changes
+
+
+def _group_numbers(delivery: RolloutData) -> set[int]:
+    return {item.group_index for item in delivery.items if item.group_index >= 0}
 
 
 def _rollouts(metadata: Mapping[str, Any]) -> dict[int, list[str]]:

@@ -1,9 +1,11 @@
 """From delivered items to slime's Samples, and the rewards the loss sees. Pure but for loading a tokenizer.
 
 An item becomes one Sample per training row: from its generations, token by token as they were sampled, or rebuilt from
-its messages when it carries none. An item that cannot be trained becomes a dummy: two tokens, nothing trained,
-``remove_sample`` set. A dummy carries the mean reward of its group's other members, so that it moves neither the
-baseline of slime's own normalisation nor the logged mean.
+its messages when it carries none. Screenshots are not loaded: ``multimodal_train_inputs`` stays None.
+
+An item that cannot be trained becomes a dummy: two tokens, nothing trained, ``remove_sample`` set. A dummy carries the
+mean reward of its group's other members, so that it moves neither the baseline of slime's own normalisation nor the
+logged mean.
 """
 
 from __future__ import annotations
@@ -319,6 +321,7 @@ def _metadata(
         "row": row,
         "rows": rows,
         "dummy_reason": dummy_reason,
+        "has_images": bool(item.images),
     }
 
 

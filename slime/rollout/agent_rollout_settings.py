@@ -87,6 +87,8 @@ def read_settings(args: Any) -> RolloutSettings:
     Raises:
         ConfigError: the buffer's URL is missing, or a setting has a value that means nothing.
     """
+    if getattr(args, "reward_key", None):
+        raise ConfigError("--reward-key picks a part of a reward, and the rewards of a rollout buffer are numbers")
     retries = int(getattr(args, "fetch_trajectory_retry_times", -1))
     return RolloutSettings(
         buffer_url=_buffer_url(args),

@@ -446,6 +446,15 @@ def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> No
         assert trainer.data_source.get_metadata() == {"0": ["task-0", "task-1"]}
 
 
+def test_an_evaluation_that_fails_frees_what_it_holds(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], fetch_trajectory_retry_times=0)
+    buffer.script("/get_rollout_data", UNAVAILABLE)
+    with pytest.raises(RetriesUsedUpError):
+        trainer.evaluate()
+
+    assert buffer.only_job().state == "cancelled"
+
+
 def test_a_pass_rate_is_measured_over_whole_groups() -> None:
     with LoopbackBuffer(["task-0", "task-1"], make_item=one_failed) as buffer:
         trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], n_samples_per_eval_prompt=2, log_passrate=True)

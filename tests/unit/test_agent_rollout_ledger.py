@@ -129,10 +129,11 @@ def test_a_delivery_that_comes_back_is_recognised() -> None:
     progress = JobProgress()
     delivery = RolloutData(success=True, message="", items=(RolloutItem(uid="a", instance_id="a", group_index=1),))
 
-    assert progress.is_new(delivery)
-    assert not progress.is_new(delivery)
+    assert not progress.has_seen(delivery)
+    progress.remember(delivery)
+    assert progress.has_seen(delivery)
     progress.begin_next_pass()
-    assert progress.is_new(delivery)
+    assert not progress.has_seen(delivery)
 
 
 ids = st.lists(st.sampled_from("abc"), max_size=4)

@@ -105,6 +105,7 @@ def test_both_names_of_the_url_argument_are_understood() -> None:
         ({"rollout_buffer_url": "localhost:8889"}, "must start with http"),
         ({"rollout_buffer_on_exhausted": "again"}, "use error or repeat"),
         ({"rollout_batch_size": 0}, "at least 1"),
+        ({"reward_key": "score"}, "are numbers"),
         ({"rollout_buffer_lease_s": -1}, "more than 0 seconds"),
     ],
 )
