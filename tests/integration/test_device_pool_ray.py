@@ -1,4 +1,4 @@
-"""The device pool on a real Ray cluster of its own: leases, deaths, several runners, and a cluster that ends cleanly."""
+"""The device pool on a real Ray cluster of its own: leases, deaths, several runners, and a clean end."""
 
 from __future__ import annotations
 
@@ -71,6 +71,10 @@ def processes_below(group: int) -> list[str]:
             if int(stat[1]) == group and stat[0] != "Z":
                 found.append(entry.name)
     return found
+
+
+def is_alive(process: str) -> bool:
+    return Path(f"/proc/{process}").exists()
 
 
 def settings(**changes: Any) -> AndroidWorldSettings:
@@ -151,27 +155,33 @@ async def test_a_hung_worker_is_killed_and_replaced(cluster: str) -> None:
                 await device.step(CLICK)
         async with await pool.acquire() as device:
             assert (await device.reset("Solved", 0)).details["pid"] != hung
-        assert not Path(f"/proc/{hung}").exists()
+        assert not is_alive(hung)
+
+
+VICTIM = (
+    "import asyncio, sys\n"
+    "from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings\n"
+    "from slime_plugins.rollout_buffer.generator.android_world.device_pool import RayDevicePool\n"
+    "async def main():\n"
+    "    settings = AndroidWorldSettings.model_validate_json(sys.argv[2])\n"
+    "    pool = RayDevicePool(settings, ray_address=sys.argv[1], owner='victim')\n"
+    "    await pool.start()\n"
+    "    held = [await pool.acquire() for _ in range(settings.num_workers)]\n"
+    "    sys.stdout.write('holding\\n')\n"
+    "    sys.stdout.flush()\n"
+    "    await asyncio.sleep(600)\n"
+    "asyncio.run(main())\n"
+)
+
+
+def start_victim(address: str) -> subprocess.Popen[bytes]:
+    """Starts a runner in a process of its own that holds every device and does nothing."""
+    command = [sys.executable, "-c", VICTIM, address, settings().model_dump_json()]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
 async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster: str) -> None:
-    program = (
-        "import asyncio, sys\n"
-        "from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings\n"
-        "from slime_plugins.rollout_buffer.generator.android_world.device_pool import RayDevicePool\n"
-        "async def main():\n"
-        "    settings = AndroidWorldSettings.model_validate_json(sys.argv[2])\n"
-        "    pool = RayDevicePool(settings, ray_address=sys.argv[1], owner='victim')\n"
-        "    await pool.start()\n"
-        "    held = [await pool.acquire() for _ in range(settings.num_workers)]\n"
-        "    sys.stdout.write('holding\\n')\n"
-        "    sys.stdout.flush()\n"
-        "    await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
-    victim = subprocess.Popen(
-        [sys.executable, "-c", program, cluster, settings().model_dump_json()], stdout=subprocess.PIPE
-    )
+    victim = start_victim(cluster)
     assert victim.stdout is not None
     assert await asyncio.to_thread(victim.stdout.readline) == b"holding\n"
     async with pool_at(cluster, acquire_timeout_s=30) as pool:
@@ -186,15 +196,14 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
 
 
 async def test_a_registry_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
-    async with pool_at(cluster) as pool:
-        async with await pool.acquire() as device:
-            before = (await device.reset("Solved", 0)).details["pid"]
-            registry = ray.get_actor(REGISTRY_NAME, namespace=NAMESPACE)
-            ray.kill(registry, no_restart=False)
-            async with await pool.acquire() as other:
-                assert (await other.reset("Solved", 0)).details["pid"] != before
-            with pytest.raises(DeviceError):
-                await device.step(CLICK)
+    async with pool_at(cluster) as pool, await pool.acquire() as device:
+        before = (await device.reset("Solved", 0)).details["pid"]
+        registry = ray.get_actor(REGISTRY_NAME, namespace=NAMESPACE)
+        ray.kill(registry, no_restart=False)
+        async with await pool.acquire() as other:
+            assert (await other.reset("Solved", 0)).details["pid"] != before
+        with pytest.raises(DeviceError):
+            await device.step(CLICK)
 
 
 async def test_the_loop_goes_on_while_devices_are_slow(cluster: str) -> None:
@@ -235,7 +244,7 @@ def test_local_ray_ends_with_its_parent(tmp_path: Path) -> None:
     shell.kill()
     shell.wait()
     deadline = time.monotonic() + 30
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+    while is_alive(child) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not Path(f"/proc/{child}").exists()
+    assert not is_alive(child)
     assert not address_file.exists()

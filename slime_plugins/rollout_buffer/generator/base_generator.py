@@ -1,15 +1,32 @@
-"""What a generator is: something that plays one episode per call."""
+"""What a generator is: something that plays one episode per call. And a template for the simplest kind.
+
+To write a generator of your own with one prompt and one reply, copy ``math_generator.py``: subclass
+``SingleTurnGenerator``, override ``reward``, and give your file a ``TASK_TYPE`` and a ``create_generator``. For
+anything longer implement the three methods of ``Generator``; ``android_world_generator.py`` is the example.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from slime_plugins.rollout_buffer.engine import Engine
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
+from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
+from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Instance,
+    Message,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
 
-__all__ = ["Generator", "GeneratorContext"]
+__all__ = ["Generator", "GeneratorContext", "SingleTurnGenerator"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,3 +69,121 @@ class Generator(Protocol):
     async def close(self) -> None:
         """Gives everything back. Called once, also after a failed ``start``."""
         ...
+
+
+_ENDINGS = {
+    "stop": (Outcome.COMPLETED, StopReason.STOP),
+    "length": (Outcome.TRUNCATED, StopReason.MAX_TOKENS),
+    "abort": (Outcome.ABORTED, StopReason.ABORTED),
+}
+
+
+class SingleTurnGenerator:
+    """One prompt, one reply, one reward: the template to copy.
+
+    An input line looks like ``{"instance_id": "1", "prompt": [{"role": "user", "content": "..."}], ...}``; a ``prompt``
+    that is a plain string becomes one user message. Everything else on the line is for ``reward``.
+
+    A reply that was cut by its token limit earns 0 and is not asked about: an answer that has not ended is none.
+    """
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._chat: ChatTokens | None = None
+
+    async def reward(self, instance: Instance, text: str) -> float:
+        """Returns what the reply ``text`` to ``instance`` earns. Override this.
+
+        It runs on the event loop that all episodes share: a computation of more than a few milliseconds belongs in
+        ``await asyncio.to_thread(...)``, one that may never end in a process of its own.
+
+        Raises:
+            EpisodeError: the reward cannot be told for a reason that is not the policy's; the attempt is repeated.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override reward")
+
+    def messages(self, instance: Instance) -> list[Message]:
+        """Returns the prompt of an input line as messages. Override this to build prompts in another way.
+
+        Raises:
+            EnvironmentSetupError: the line has no prompt that can be read.
+        """
+        prompt = instance.data.get("prompt")
+        if isinstance(prompt, str) and prompt:
+            return [{"role": "user", "content": prompt}]
+        if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
+            return [dict(message) for message in prompt]
+        raise EnvironmentSetupError(
+            f"instance {instance.instance_id} needs a prompt: a string, or a list of messages with role and text"
+        )
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Remembers the engine and prepares the tokenizer's chat template.
+
+        Raises:
+            ConfigError: the job names no tokenizer, or one without a usable chat template.
+        """
+        self._engine = context.engine
+        self._chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Samples one reply and returns it with its reward.
+
+        Raises:
+            EpisodeError: the engine broke, the input line cannot be used, or ``reward`` raised one.
+        """
+        engine, chat = self._started()
+        messages = self.messages(episode.instance)
+        prompt_ids = chat.prompt(messages)
+        start = time.monotonic()
+        reply = await engine.generate(
+            GenerateRequest(input_ids=prompt_ids, sampling_params=episode.sampling_params, session_id=episode.uid)
+        )
+        sampled = time.monotonic()
+        text = chat.text(reply.output_ids)
+        reward = await self._checked_reward(episode.instance, text) if reply.finish_reason == "stop" else 0.0
+        outcome, stop_reason = _ENDINGS[reply.finish_reason]
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=(*messages, {"role": "assistant", "content": text}),
+            reward=reward,
+            outcome=outcome,
+            stop_reason=stop_reason,
+            generations=(_generation(prompt_ids, reply),),
+            extra_info={"finish_reason": reply.finish_reason, "output_tokens": len(reply.output_ids)},
+            timings_s={"generate": sampled - start, "reward": time.monotonic() - sampled},
+        )
+
+    async def close(self) -> None:
+        """Does nothing; the engine belongs to the runner. Override this to end what your ``start`` began."""
+
+    def _started(self) -> tuple[Engine, ChatTokens]:
+        if self._engine is None or self._chat is None:
+            raise GeneratorError(f"{type(self).__name__} was not started")
+        return self._engine, self._chat
+
+    async def _checked_reward(self, instance: Instance, text: str) -> float:
+        reward = float(await self.reward(instance, text))
+        if not math.isfinite(reward):
+            raise GeneratorError(f"{type(self).__name__} gave the reward {reward}, which cannot be trained")
+        return reward
+
+
+def _is_message(message: object) -> bool:
+    return (
+        isinstance(message, Mapping)
+        and isinstance(message.get("role"), str)
+        and isinstance(message.get("content"), str)
+    )
+
+
+def _generation(prompt_ids: Sequence[int], reply: GenerateReply) -> Generation:
+    return Generation(
+        prompt_ids=tuple(prompt_ids),
+        output_ids=reply.output_ids,
+        output_log_probs=reply.output_log_probs,
+        finish_reason=reply.finish_reason,
+        weight_version=reply.weight_version,
+        weight_version_spans=reply.weight_version_spans,
+    )

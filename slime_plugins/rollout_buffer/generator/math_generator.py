@@ -1,0 +1,59 @@
+"""Math problems with one right answer: the template of ``base_generator.py``, filled in. Copy this file for your own.
+
+An input line: ``{"instance_id": "7", "prompt": [{"role": "user", "content": "What is 6 * 7?"}], "label": "42"}``
+(``answer`` is taken in place of ``label``). The reward is 1 if the last ``\\boxed{}`` of the reply, or without one its
+last number, equals the label as a mathematical expression, else 0.
+"""
+
+from __future__ import annotations
+
+from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
+from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
+from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
+from slime_plugins.rollout_buffer.types import Instance
+
+__all__ = ["REWARD_RANGE", "TASK_TYPE", "MathGenerator", "create_generator"]
+
+TASK_TYPE = "math"
+REWARD_RANGE = (0.0, 1.0)
+
+
+class MathGenerator(SingleTurnGenerator):
+    """Samples one answer per problem and compares it with the label."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._judge = MathJudge()
+
+    async def start(self, context: GeneratorContext) -> None:
+        """As ``SingleTurnGenerator.start``; also starts the judge.
+
+        Raises:
+            ConfigError: as there, or math-verify is not installed.
+        """
+        await super().start(context)
+        await self._judge.start()
+
+    async def reward(self, instance: Instance, text: str) -> float:
+        """Returns 1 for the right answer and 0 for a wrong one, for none, and for one that cannot be compared in time.
+
+        Raises:
+            EnvironmentSetupError: the line has no label to compare with.
+        """
+        label = instance.data.get("label", instance.data.get("answer"))
+        if not isinstance(label, str | int | float) or not str(label).strip():
+            raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
+        answer = final_answer(text)
+        if answer is None:
+            return 0.0
+        return float(is_same_text(answer, str(label)) or await self._judge.are_equal(str(label), answer))
+
+    async def close(self) -> None:
+        """Ends the judge."""
+        await self._judge.close()
+
+
+def create_generator() -> MathGenerator:
+    """Returns a generator that is not started yet."""
+    return MathGenerator()

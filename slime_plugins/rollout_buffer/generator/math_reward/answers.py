@@ -1,0 +1,56 @@
+"""Finding the answer in a reply. Pure, linear in the text, and without opinion on mathematics."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["MAX_ANSWER_CHARACTERS", "final_answer", "is_same_text"]
+
+MAX_ANSWER_CHARACTERS = 500
+
+_BRACES = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
+_NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_NOISE = str.maketrans({"$": "", " ": "", "\n": "", "−": "-"})
+
+
+def final_answer(text: str) -> str | None:
+    """Returns the inside of the last complete ``\\boxed{}``, or without one the last number, or None.
+
+    An answer of more than ``MAX_ANSWER_CHARACTERS`` is none.
+    """
+    answer = _last_boxed(text)
+    if answer is None:
+        answer = _last_number(text)
+    return answer if answer and len(answer) <= MAX_ANSWER_CHARACTERS else None
+
+
+def is_same_text(answer: str, label: str) -> bool:
+    """Returns whether both say the same, but for spaces, dollar signs, commas in numbers and an ending full stop."""
+    return _plain(answer) == _plain(label)
+
+
+def _last_boxed(text: str) -> str | None:
+    """Walks over all braces once; of nested boxes the outermost counts, because it closes last."""
+    opened: list[int | None] = []
+    found: str | None = None
+    for brace in _BRACES.finditer(text):
+        symbol = brace.group()
+        if symbol.startswith("\\boxed"):
+            opened.append(brace.end())
+        elif symbol == "{":
+            opened.append(None)
+        elif symbol == "}" and opened:
+            start = opened.pop()
+            found = found if start is None else text[start : brace.start()].strip()
+    return found
+
+
+def _last_number(text: str) -> str | None:
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].rstrip(",") if numbers else None
+
+
+def _plain(text: str) -> str:
+    plain = text.translate(_NOISE).rstrip(".")
+    without_commas = plain.replace(",", "")
+    return without_commas if re.fullmatch(r"-?\d{1,3}(,\d{3})*(\.\d+)?", plain) else plain
