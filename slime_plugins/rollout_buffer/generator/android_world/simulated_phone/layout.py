@@ -22,6 +22,19 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs
     wrap,
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface, TextColor
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widget_parts import (
+    BAR_ICON,
+    TRACK_MARGIN,
+    beside_track,
+    button_widget,
+    cursor_widget,
+    field_height,
+    highlight_widgets,
+    icon_widget,
+    line_widgets,
+    text_widget,
+    visible_widgets,
+)
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import (
     Align,
     Handler,
@@ -36,7 +49,6 @@ __all__ = ["STATUS_BAR_HEIGHT", "BarIcon", "ScreenBuilder", "Tab"]
 STATUS_BAR_HEIGHT = 80
 _TITLE_BAR_HEIGHT = 160
 _PADDING = 48
-_BAR_ICON = 112
 _BUTTON_HEIGHT = 112
 _FIELD_PADDING = 24
 _TAB_HEIGHT = 144
@@ -104,20 +116,20 @@ class ScreenBuilder:
         self._fixed.append(Widget(kind=WidgetKind.FILL, bounds=bar, surface=Surface.TITLE_BAR))
         left, right = _PADDING, SCREEN_WIDTH - 24
         if on_back is not None:
-            self._fixed.append(_icon("back", 24, top + 24, Surface.ICON_BUTTON, on_back))
-            left = 24 + _BAR_ICON + 32
+            self._fixed.append(icon_widget("back", 24, top + 24, Surface.ICON_BUTTON, on_back))
+            left = 24 + BAR_ICON + 32
         for item in reversed(icons):
-            right -= _BAR_ICON
-            self._fixed.append(_icon(item.icon, right, top + 24, Surface.ICON_BUTTON, item.on_tap))
+            right -= BAR_ICON
+            self._fixed.append(icon_widget(item.icon, right, top + 24, Surface.ICON_BUTTON, item.on_tap))
             right -= 24
         for text, handler in reversed(buttons):
             width = text_width(text, TextSize.BODY) + 2 * _PADDING
             width += width % 2
             bounds = Rect(left=right - width, top=top + 24, right=right, bottom=top + 24 + _BUTTON_HEIGHT)
-            self._fixed.append(_button(text, bounds, handler))
+            self._fixed.append(button_widget(text, bounds, handler))
             right -= width + 24
         bounds = Rect(left=left, top=top, right=right - 24, bottom=bottom)
-        self._fixed.append(_text(shorten(title, TextSize.TITLE, bounds.width), bounds, TextSize.TITLE))
+        self._fixed.append(text_widget(shorten(title, TextSize.TITLE, bounds.width), bounds, TextSize.TITLE))
 
     def tabs(self, tabs: Sequence[Tab]) -> None:
         """The bar at the bottom."""
@@ -127,7 +139,7 @@ class ScreenBuilder:
         for index, tab in enumerate(tabs):
             surface = Surface.TAB_SELECTED if tab.selected else Surface.TAB
             bounds = Rect(left=index * width + 4, top=top + 4, right=(index + 1) * width - 4, bottom=self._bottom - 4)
-            self._fixed.append(_button(tab.text, bounds, tab.on_tap, surface))
+            self._fixed.append(button_widget(tab.text, bounds, tab.on_tap, surface))
         self._bottom = top
 
     def footer_field(self, key: str, label: str, button: str, on_button: Handler) -> None:
@@ -136,7 +148,7 @@ class ScreenBuilder:
         button_width += button_width % 2
         value_width = SCREEN_WIDTH - button_width - 72 - 2 * _FIELD_PADDING
         lines = wrap(self._host.field_named(key).text, TextSize.BODY, value_width)[-_MOST_FIELD_LINES:]
-        height = _field_height(len(lines))
+        height = field_height(len(lines))
         top = self._bottom - height - 32
         bar = Rect(left=0, top=top, right=SCREEN_WIDTH, bottom=self._bottom)
         self._fixed.append(Widget(kind=WidgetKind.FILL, bounds=bar, surface=Surface.SCREEN))
@@ -145,7 +157,7 @@ class ScreenBuilder:
         right = SCREEN_WIDTH - 24
         button_top = bounds.bottom - _BUTTON_HEIGHT - 16
         place = Rect(left=right - button_width, top=button_top, right=right, bottom=button_top + _BUTTON_HEIGHT)
-        self._fixed.append(_button(button, place, on_button))
+        self._fixed.append(button_widget(button, place, on_button))
         self._bottom = top
 
     def floating_icon(self, icon: str, on_tap: Handler) -> None:
@@ -185,7 +197,7 @@ class ScreenBuilder:
         """Text over the whole width, wrapped."""
         for line in wrap(text, size, self.content_width):
             bounds = self._across(line_height(size))
-            self._body.append(_text(line, bounds, size, color, align))
+            self._body.append(text_widget(line, bounds, size, color, align))
             self._y += line_height(size)
 
     def row(
@@ -202,8 +214,8 @@ class ScreenBuilder:
         bounds = self._row_background(176 if secondary else 144, on_tap, on_long_press, selected, text)
         left = bounds.left + _PADDING
         if icon:
-            self._body.append(_icon(icon, left - 16, bounds.top + (bounds.height - _BAR_ICON) // 2, None, None))
-            left += _BAR_ICON
+            self._body.append(icon_widget(icon, left - 16, bounds.top + (bounds.height - BAR_ICON) // 2, None, None))
+            left += BAR_ICON
         self._row_texts(text, secondary, replace(bounds, left=left, right=bounds.right - _PADDING))
 
     def switch_row(self, text: str, checked: bool, on_toggle: Handler, *, secondary: str = "") -> None:
@@ -217,13 +229,13 @@ class ScreenBuilder:
 
     def slider_row(self, text: str, value: float, on_slide: SlideHandler) -> None:
         """A line with a slider below it; ``value`` is 0..1."""
-        bounds = self._row_background(224, None, None, False, text)
+        bounds = self._row_background(224, None, None, False, text, on_slide=beside_track(on_slide))
         label = replace(bounds, left=bounds.left + _PADDING, top=bounds.top + 24, bottom=bounds.top + 88)
-        self._body.append(_text(text, label))
+        self._body.append(text_widget(text, label))
         track = Rect(
-            left=bounds.left + 2 * _PADDING,
+            left=bounds.left + TRACK_MARGIN,
             top=bounds.top + 112,
-            right=bounds.right - 2 * _PADDING,
+            right=bounds.right - TRACK_MARGIN,
             bottom=bounds.top + 184,
         )
         self._body.append(
@@ -238,7 +250,7 @@ class ScreenBuilder:
         lines = wrap(field.text, TextSize.BODY, width)
         if not field.multi_line:
             lines = lines[-_MOST_FIELD_LINES:]
-        height = _field_height(len(lines))
+        height = field_height(len(lines))
         if fill_page:
             height = max(height, self.room_left - 16)
         self._body.extend(self._field_widgets(key, label, self._across(height - height % 2), lines))
@@ -256,7 +268,7 @@ class ScreenBuilder:
         for index, (text, handler) in enumerate(buttons):
             left = self._left + _PADDING + index * (width + 24)
             self._body.append(
-                _button(text, Rect(left=left, top=self._y, right=left + width, bottom=self._y + height), handler)
+                button_widget(text, Rect(left=left, top=self._y, right=left + width, bottom=self._y + height), handler)
             )
         self._y += height + 16
 
@@ -286,7 +298,7 @@ class ScreenBuilder:
         self._body.append(
             Widget(kind=WidgetKind.BUBBLE, bounds=bounds, surface=surface, on_long_press=on_long_press, lines=lines)
         )
-        self._body.extend(_lines(lines, left + 32, bounds.top + 16, bounds.right))
+        self._body.extend(line_widgets(lines, left + 32, bounds.top + 16, bounds.right))
         self._y += height + 24
 
     def place(self, widget: Widget) -> None:
@@ -303,7 +315,7 @@ class ScreenBuilder:
         max_scroll = max(0, self._y + 48 - viewport.height) if self._y > viewport.height else 0
         max_scroll += max_scroll % 2
         scroll = min(max(0, self._scroll - self._scroll % 2), max_scroll)
-        body = _visible(self._body, viewport, viewport.top - scroll)
+        body = visible_widgets(self._body, viewport, viewport.top - scroll)
         return Screen(
             title=self._title,
             widgets=(*body, *self._fixed),
@@ -324,7 +336,7 @@ class ScreenBuilder:
             Widget(kind=WidgetKind.FILL, bounds=ground, surface=Surface.SCRIM),
             Widget(kind=WidgetKind.FILL, bounds=box, surface=Surface.DIALOG),
         )
-        body = _visible(self._body, box, box.top - scroll)
+        body = visible_widgets(self._body, box, box.top - scroll)
         return Screen(title="", widgets=(*frame, *body), viewport=box, scroll=scroll, max_scroll=max_scroll)
 
     # Parts
@@ -333,7 +345,13 @@ class ScreenBuilder:
         return Rect(left=self._left + _PADDING, top=self._y, right=self._right - _PADDING, bottom=self._y + height)
 
     def _row_background(
-        self, height: int, on_tap: Handler | None, on_long_press: Handler | None, selected: bool, text: str
+        self,
+        height: int,
+        on_tap: Handler | None,
+        on_long_press: Handler | None,
+        selected: bool,
+        text: str,
+        on_slide: SlideHandler | None = None,
     ) -> Rect:
         bounds = Rect(left=self._left, top=self._y, right=self._right, bottom=self._y + height)
         self._body.append(
@@ -345,6 +363,7 @@ class ScreenBuilder:
                 selected=selected,
                 on_tap=on_tap,
                 on_long_press=on_long_press,
+                on_slide=on_slide,
             )
         )
         line = replace(bounds, left=bounds.left + 24, right=bounds.right - 24, top=bounds.bottom - 2)
@@ -355,11 +374,11 @@ class ScreenBuilder:
     def _row_texts(self, text: str, secondary: str, bounds: Rect) -> None:
         top = bounds.top + (28 if secondary else 40)
         first = Rect(left=bounds.left, top=top, right=bounds.right, bottom=top + 64)
-        self._body.append(_text(shorten(text, TextSize.BODY, bounds.width), first))
+        self._body.append(text_widget(shorten(text, TextSize.BODY, bounds.width), first))
         if secondary:
             second = Rect(left=bounds.left, top=top + 64, right=bounds.right, bottom=top + 120)
             line = shorten(secondary, TextSize.SMALL, bounds.width)
-            self._body.append(_text(line, second, TextSize.SMALL, TextColor.SECONDARY))
+            self._body.append(text_widget(line, second, TextSize.SMALL, TextColor.SECONDARY))
 
     def _field_widgets(self, key: str, label: str, bounds: Rect, lines: tuple[str, ...]) -> list[Widget]:
         field = self._host.field_named(key)
@@ -376,87 +395,13 @@ class ScreenBuilder:
                 on_tap=lambda: self._host.focus(key),
                 on_long_press=lambda: self._host.open_field_menu(key),
             ),
-            _text(label, Rect(left=left, top=top, right=bounds.right, bottom=top + 56), TextSize.SMALL, TextColor.HINT),
+            text_widget(
+                label, Rect(left=left, top=top, right=bounds.right, bottom=top + 56), TextSize.SMALL, TextColor.HINT
+            ),
         ]
         if field.selected and field.text:
-            widgets.extend(_highlights(lines, left, top + 56))
-        widgets.extend(_lines(lines, left, top + 56, bounds.right))
+            widgets.extend(highlight_widgets(lines, left, top + 56))
+        widgets.extend(line_widgets(lines, left, top + 56, bounds.right))
         if focused:
-            widgets.append(_cursor(lines, left, top + 56))
+            widgets.append(cursor_widget(lines, left, top + 56))
         return widgets
-
-
-def _visible(widgets: Sequence[Widget], viewport: Rect, dy: int) -> list[Widget]:
-    """The widgets moved and cut to the viewport. Lines and small parts that it would cut through are left out."""
-    visible = []
-    for widget in widgets:
-        bounds = widget.bounds.moved(0, dy)
-        clipped = bounds.clipped(viewport)
-        if clipped.width <= 0 or clipped.height <= 0:
-            continue
-        if clipped != bounds and widget.kind not in _CUTTABLE:
-            continue
-        visible.append(replace(widget, bounds=clipped))
-    return visible
-
-
-_CUTTABLE = (WidgetKind.ROW, WidgetKind.FILL, WidgetKind.FIELD, WidgetKind.BUBBLE)
-
-
-def _field_height(line_count: int) -> int:
-    return 12 + 56 + line_count * line_height(TextSize.BODY) + 24
-
-
-def _text(
-    text: str,
-    bounds: Rect,
-    size: TextSize = TextSize.BODY,
-    color: TextColor = TextColor.PRIMARY,
-    align: Align = Align.LEFT,
-) -> Widget:
-    return Widget(kind=WidgetKind.TEXT, bounds=bounds, text=text, text_size=size, text_color=color, align=align)
-
-
-def _lines(lines: Sequence[str], left: int, top: int, right: int) -> list[Widget]:
-    height = line_height(TextSize.BODY)
-    return [
-        _text(line, Rect(left=left, top=top + index * height, right=right, bottom=top + (index + 1) * height))
-        for index, line in enumerate(lines)
-        if line.strip()
-    ]
-
-
-def _highlights(lines: Sequence[str], left: int, top: int) -> list[Widget]:
-    height = line_height(TextSize.BODY)
-    return [
-        Widget(
-            kind=WidgetKind.ROW,
-            bounds=Rect(
-                left=left - 8,
-                top=top + index * height,
-                right=left + 8 + text_width(line, TextSize.BODY),
-                bottom=top + (index + 1) * height,
-            ),
-            surface=Surface.FIELD_SELECTION,
-        )
-        for index, line in enumerate(lines)
-    ]
-
-
-def _cursor(lines: Sequence[str], left: int, top: int) -> Widget:
-    height = line_height(TextSize.BODY)
-    x, y = left + text_width(lines[-1], TextSize.BODY) + 4, top + (len(lines) - 1) * height
-    bounds = Rect(left=x, top=y + 4, right=x + 4, bottom=y + height - 8)
-    return Widget(kind=WidgetKind.ROW, bounds=bounds, surface=Surface.FIELD_EDGE_FOCUSED)
-
-
-def _button(text: str, bounds: Rect, on_tap: Handler, surface: Surface = Surface.BUTTON) -> Widget:
-    return Widget(
-        kind=WidgetKind.BUTTON, bounds=bounds, text=text, surface=surface, align=Align.CENTER, on_tap=on_tap,
-        selected=surface is Surface.TAB_SELECTED,
-    )  # fmt: skip
-
-
-def _icon(icon: str, left: int, top: int, surface: Surface | None, on_tap: Handler | None) -> Widget:
-    bounds = Rect(left=left, top=top, right=left + _BAR_ICON, bottom=top + _BAR_ICON)
-    return Widget(kind=WidgetKind.ICON, bounds=bounds, icon=icon, surface=surface, on_tap=on_tap)

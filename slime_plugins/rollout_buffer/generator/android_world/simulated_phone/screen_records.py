@@ -111,7 +111,7 @@ class Slider:
     @property
     def right_end(self) -> tuple[int, int]:
         """The track's right end, 0..999."""
-        return self._end(self.bounds.right)
+        return self._end(self.bounds.right - 1)
 
     def _end(self, x: int) -> tuple[int, int]:
         return Rect(left=x, right=x, top=self.bounds.top, bottom=self.bounds.bottom).relative_center

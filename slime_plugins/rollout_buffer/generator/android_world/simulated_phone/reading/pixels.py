@@ -187,7 +187,7 @@ def _exact_indices(rgba: NDArray[np.uint8]) -> Indices:
     colors = np.ascontiguousarray(rgba).view(np.uint32)[:, :, 0]
     indices = table.index_by_hash[(colors * table.multiplier) >> np.uint32(_HASH_SHIFT)]
     indices[table.color_by_index[indices] != colors] = INK
-    return indices
+    return np.asarray(indices, dtype=np.uint8)
 
 
 def _nearest_indices(rgba: NDArray[np.uint8]) -> Indices:
@@ -202,4 +202,4 @@ def _nearest_indices(rgba: NDArray[np.uint8]) -> Indices:
         distance = np.abs(channels - surface_color).max(axis=1)
         nearest[distance < least] = index
         least = np.minimum(least, distance)
-    return nearest[inverse.reshape(packed.shape)]
+    return np.asarray(nearest[inverse.reshape(packed.shape)], dtype=np.uint8)

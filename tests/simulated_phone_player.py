@@ -1,0 +1,475 @@
+"""Plays the simulated phone's tasks by looking at screenshots: one written solution per task.
+
+A solution sees the goal's parameters and the screen as ``read_screen`` reads it, and acts in the agent's 0..999
+coordinates, so that what it can do an agent can do too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.device import (
+    Action,
+    ActionKind,
+    Device,
+    Observation,
+    SystemButton,
+)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen, TextRole
+
+_ROW_ROLES = (TextRole.PRIMARY,)
+
+
+class Player:
+    """A pair of eyes and a finger."""
+
+    def __init__(self, device: Device, first_look: Observation) -> None:
+        self._device = device
+        self.observation = first_look
+        self.actions = 0
+
+    @property
+    def screen(self) -> ReadScreen:
+        """What the last screenshot shows."""
+        return read_screen(self.observation.screenshot.data)
+
+    def act(self, kind: ActionKind, **details: Any) -> None:
+        """Does one action, and expects the phone to find nothing wrong with it."""
+        self.observation = self._device.step(Action(kind=kind, **details))
+        self.actions += 1
+        assert self.observation.note == ""
+
+    def open(self, app: str) -> None:
+        """Starts an app by its name."""
+        self.act(ActionKind.OPEN, text=app)
+
+    def tap(self, center: tuple[int, int]) -> None:
+        """Taps at a place in 0..999."""
+        self.act(ActionKind.CLICK, point=self._pixels(center))
+
+    def hold(self, center: tuple[int, int]) -> None:
+        """Presses long."""
+        self.act(ActionKind.LONG_PRESS, point=self._pixels(center), duration_s=1.0)
+
+    def type(self, text: str) -> None:
+        """Types into the focused field."""
+        self.act(ActionKind.TYPE, text=text)
+
+    def back(self) -> None:
+        """Presses Back."""
+        self.act(ActionKind.SYSTEM_BUTTON, button=SystemButton.BACK)
+
+    def answer(self, text: str) -> None:
+        """Gives the answer."""
+        self.act(ActionKind.ANSWER, text=text)
+
+    def row(self, text: str) -> tuple[int, int]:
+        """Where the row with this text is; scrolls down until it shows."""
+        for _ in range(8):
+            line = self.screen.find_text(text, *_ROW_ROLES)
+            if line is not None:
+                return line.center
+            self.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 700))
+        raise AssertionError(f"no row {text!r} among {[line.text for line in self.screen.texts]}")
+
+    def tap_row(self, text: str) -> None:
+        """Taps the row with this text."""
+        self.tap(self.row(text))
+
+    def tap_button(self, text: str) -> None:
+        """Taps the button with this text."""
+        button = self.screen.find_button(text)
+        assert button is not None, f"no button {text!r} among {[one.text for one in self.screen.buttons]}"
+        self.tap(button.center)
+
+    def tap_icon(self, name: str) -> None:
+        """Taps the picture of this name."""
+        icon = self.screen.find_icon(name)
+        assert icon is not None, f"no icon {name!r} among {[one.name for one in self.screen.icons]}"
+        self.tap(icon.center)
+
+    def fill(self, label: str, text: str) -> None:
+        """Types into the field with this label, focusing it if need be."""
+        field = self.screen.find_field(label)
+        assert field is not None, f"no field {label!r} among {[one.label for one in self.screen.fields]}"
+        if not field.focused:
+            self.tap(field.center)
+        self.type(text)
+
+    def paste_into(self, label: str) -> None:
+        """Puts the clipboard into a field through its menu."""
+        field = self.screen.find_field(label)
+        assert field is not None
+        self.hold(field.center)
+        self.tap_row("Paste")
+
+    def _pixels(self, center: tuple[int, int]) -> tuple[int, int]:
+        width, height = self.observation.screen_width, self.observation.screen_height
+        return round(center[0] / 999 * (width - 1)), round(center[1] / 999 * (height - 1))
+
+
+Solution = Callable[[Player, Any], None]
+
+
+def _flip(chapter: str, switch: str) -> Solution:
+    def solve(player: Player, params: Any) -> None:
+        player.open("Settings")
+        _toggle(player, chapter, switch)
+
+    return solve
+
+
+def _toggle(player: Player, chapter: str, label: str) -> None:
+    player.tap_row(chapter)
+    switch = player.screen.find_switch(label)
+    assert switch is not None
+    player.tap(switch.center)
+
+
+def _slide_brightness(to_right: bool) -> Solution:
+    def solve(player: Player, params: Any) -> None:
+        player.open("Settings")
+        player.tap_row("Display")
+        slider = player.screen.find_slider("Brightness level")
+        assert slider is not None
+        player.tap(slider.right_end if to_right else slider.left_end)
+
+    return solve
+
+
+def _wifi_off_bluetooth_on(player: Player, params: Any) -> None:
+    player.open("Settings")
+    _toggle(player, "Network & internet", "Wi-Fi")
+    player.tap_icon("back")
+    _toggle(player, "Connected devices", "Bluetooth")
+
+
+def _wifi_on_and_open(player: Player, params: Any) -> None:
+    _flip("Network & internet", "Wi-Fi")(player, params)
+    player.open(params["app_name"])
+
+
+def _open_from_home(player: Player, params: Any) -> None:
+    icon = player.screen.find_app(params["app_name"])
+    assert icon is not None
+    player.tap(icon.center)
+
+
+def _copy_to_clipboard(player: Player, params: Any) -> None:
+    player.open("Clipper")
+    player.fill("Text", params["clipboard_content"])
+    player.tap_button("Copy")
+
+
+def _enter_timer(player: Player, params: Any) -> None:
+    player.open("Clock")
+    player.tap_button("Timer")
+    for digit in f"{params['hours']:02}{params['minutes']:02}{params['seconds']:02}".lstrip("0"):
+        player.tap_button(digit)
+
+
+def _stopwatch(button: str) -> Solution:
+    def solve(player: Player, params: Any) -> None:
+        player.open("Clock")
+        player.tap_button("Stopwatch")
+        player.tap_button(button)
+
+    return solve
+
+
+def _add_contact(player: Player, params: Any) -> None:
+    first, last = params["name"].split()
+    player.open("Contacts")
+    player.tap_icon("add")
+    player.fill("First name", first)
+    player.fill("Last name", last)
+    player.fill("Phone", params["number"])
+    player.tap_button("Save")
+
+
+def _draft_contact(player: Player, params: Any) -> None:
+    player.open("Contacts")
+    player.tap_icon("add")
+    player.fill("First name", params["first"])
+    player.fill("Last name", params["last"])
+    player.fill("Phone", params["phone"])
+    player.tap_row("Phone label")
+    player.tap_row(params["phone_label"])
+
+
+def _send_new(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    player.tap_icon("add")
+    player.fill("Phone number", params["number"])
+    player.fill("Message", params["message"])
+    player.tap_button("Send")
+
+
+def _send_pasted(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    player.tap_icon("add")
+    player.fill("Phone number", params["number"])
+    player.paste_into("Message")
+    player.tap_button("Send")
+
+
+def _reply_to(player: Player, who: str, message: str) -> None:
+    player.tap_row(who)
+    player.fill("Message", message)
+    player.tap_button("Send")
+
+
+def _reply(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    _reply_to(player, params["number"], params["message"])
+
+
+def _reply_to_latest(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    latest = next(line for line in player.screen.texts if line.role is TextRole.PRIMARY)
+    _reply_to(player, latest.text, params["message"])
+
+
+def _resend(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    player.tap_row(params["name"])
+    message = " ".join(line.text for line in player.screen.texts if line.sent)
+    player.fill("Message", message)
+    player.tap_button("Send")
+
+
+def _send_received_address(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    player.tap_row(params["name2"])
+    received = [line.text for line in player.screen.texts if line.role is TextRole.PRIMARY and not line.sent]
+    player.tap_icon("back")
+    _reply_to(player, params["name1"], " ".join(received))
+
+
+def _create_note(player: Player, params: Any) -> None:
+    player.open("Markor")
+    player.tap_icon("add")
+    player.fill("Name", params["file_name"])
+    player.tap_button("OK")
+    player.fill("Note", params["text"])
+    player.tap_button("Save")
+
+
+def _create_note_from_clipboard(player: Player, params: Any) -> None:
+    player.open("Markor")
+    player.tap_icon("add")
+    player.fill("Name", params["file_name"])
+    player.tap_button("OK")
+    player.paste_into("Note")
+    player.tap_button("Save")
+
+
+def _create_note_and_send(player: Player, params: Any) -> None:
+    _create_note(player, params)
+    _send_new(player, params)
+
+
+def _create_folder(player: Player, params: Any) -> None:
+    player.open("Markor")
+    player.tap_icon("add")
+    player.fill("Name", params["folder_name"])
+    player.tap_button("Folder")
+
+
+def _delete_row(player: Player, name: str) -> None:
+    player.hold(player.row(name))
+    player.tap_icon("delete")
+    player.tap_button("Delete")
+
+
+def _delete_note(player: Player, params: Any) -> None:
+    player.open("Markor")
+    _delete_row(player, params["file_name"])
+
+
+def _delete_newest_note(player: Player, params: Any) -> None:
+    player.open("Markor")
+    lines = player.screen.texts
+    names = [line.text for line in lines if line.role is TextRole.PRIMARY]
+    dates = [line.text for line in lines if line.role is TextRole.SECONDARY]
+    newest = names[dates.index("Oct 14, 2023 15:34")]
+    _delete_row(player, newest)
+
+
+def _delete_all_notes(player: Player, params: Any) -> None:
+    player.open("Markor")
+    names = [line for line in player.screen.texts if line.role is TextRole.PRIMARY]
+    player.hold(names[0].center)
+    for line in names[1:]:
+        player.tap(line.center)
+    player.tap_icon("delete")
+    player.tap_button("Delete")
+
+
+def _move_within(app: str) -> Solution:
+    def solve(player: Player, params: Any) -> None:
+        player.open(app)
+        player.tap_row(params["source_folder"])
+        player.hold(player.row(params["file_name"]))
+        player.tap_icon("move")
+        player.tap_row(params["destination_folder"])
+        player.tap_button("Move here")
+
+    return solve
+
+
+def _rename(player: Player, old: str, new: str) -> None:
+    player.hold(player.row(old))
+    player.tap_icon("rename")
+    player.fill("Name", new)
+    player.tap_button("OK")
+
+
+def _add_footer(player: Player, params: Any) -> None:
+    player.open("Markor")
+    player.tap_row(params["file_name"])
+    player.fill("Note", "\n" + params["footer"])
+    player.tap_button("Save")
+
+
+def _add_header(player: Player, params: Any) -> None:
+    player.open("Markor")
+    player.tap_row(params["original_name"])
+    field = player.screen.find_field("Note")
+    assert field is not None
+    player.tap_icon("select_all")
+    player.type(f"{params['header']}\n\n{' '.join(field.lines)}")
+    player.tap_icon("back")
+    _rename(player, params["original_name"], params["new_name"])
+
+
+def _change_content(player: Player, params: Any) -> None:
+    player.open("Markor")
+    player.tap_row(params["original_name"])
+    player.tap_icon("select_all")
+    player.type(params["updated_content"])
+    player.tap_icon("back")
+    _rename(player, params["original_name"], params["new_name"])
+
+
+def _delete_file(player: Player, params: Any) -> None:
+    player.open("Files")
+    player.tap_row(params["subfolder"])
+    _delete_row(player, params["file_name"])
+
+
+def _take_photo(player: Player, params: Any) -> None:
+    player.open("Camera")
+    player.tap_icon("shutter")
+
+
+def _take_video(player: Player, params: Any) -> None:
+    player.open("Camera")
+    player.tap_button("Video")
+    player.tap_icon("record")
+    player.tap_icon("stop")
+
+
+def _record(player: Player, params: Any) -> None:
+    player.open("Audio Recorder")
+    player.tap_icon("record")
+    player.tap_icon("stop")
+    if params.get("file_name"):
+        player.fill("Name", params["file_name"])
+    player.tap_button("Save")
+
+
+def _answer_location(player: Player, params: Any) -> None:
+    player.open("Simple Calendar Pro")
+    player.tap_row(params["title"])
+    texts = [line.text for line in player.screen.texts]
+    player.answer(texts[texts.index("Location") + 1])
+
+
+def _answer_title_at_time(player: Player, params: Any) -> None:
+    player.open("Simple Calendar Pro")
+    player.answer(_title_at(player, params["date"], params["time"]))
+
+
+def _title_at(player: Player, date: str, time: str) -> str:
+    """Walks down the agenda: a day's header, then titles with their times."""
+    day, title = "", ""
+    for _ in range(4):
+        for line in player.screen.texts:
+            if line.role is TextRole.PRIMARY:
+                title = line.text
+            elif ", " in line.text:
+                day = line.text.split(", ", 1)[1]
+            elif day == date and line.text.startswith(f"{time} - "):
+                return title
+        player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 1300))
+    raise AssertionError(f"no event on {date} at {time}")
+
+
+def _answer_next(player: Player, params: Any) -> None:
+    player.open("Simple Calendar Pro")
+    player.answer(next(line.text for line in player.screen.texts if line.role is TextRole.PRIMARY))
+
+
+def _answer_any(player: Player, params: Any) -> None:
+    player.open("Simple Calendar Pro")
+    seen = {line.text for line in player.screen.texts}
+    player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 700))
+    seen |= {line.text for line in player.screen.texts}
+    player.answer("yes" if any(text.endswith(f", {params['date']}") for text in seen) else "no")
+
+
+def _delete_event(player: Player, params: Any) -> None:
+    player.open("Simple Calendar Pro")
+    player.tap_row(params["title"])
+    player.tap_icon("delete")
+    player.tap_button("Delete")
+
+
+SOLUTIONS: dict[str, Solution] = {
+    "SystemWifiTurnOn": _flip("Network & internet", "Wi-Fi"),
+    "SystemWifiTurnOff": _flip("Network & internet", "Wi-Fi"),
+    "SystemBluetoothTurnOn": _flip("Connected devices", "Bluetooth"),
+    "SystemBluetoothTurnOff": _flip("Connected devices", "Bluetooth"),
+    "SystemBrightnessMax": _slide_brightness(to_right=True),
+    "SystemBrightnessMin": _slide_brightness(to_right=False),
+    "TurnOffWifiAndTurnOnBluetooth": _wifi_off_bluetooth_on,
+    "TurnOnWifiAndOpenApp": _wifi_on_and_open,
+    "OpenAppTaskEval": _open_from_home,
+    "SystemCopyToClipboard": _copy_to_clipboard,
+    "ClockTimerEntry": _enter_timer,
+    "ClockStopWatchRunning": _stopwatch("Start"),
+    "ClockStopWatchPausedVerify": _stopwatch("Pause"),
+    "ContactsAddContact": _add_contact,
+    "ContactsNewContactDraft": _draft_contact,
+    "SimpleSmsSend": _send_new,
+    "SimpleSmsReply": _reply,
+    "SimpleSmsReplyMostRecent": _reply_to_latest,
+    "SimpleSmsResend": _resend,
+    "SimpleSmsSendClipboardContent": _send_pasted,
+    "SimpleSmsSendReceivedAddress": _send_received_address,
+    "MarkorCreateNote": _create_note,
+    "MarkorCreateNoteFromClipboard": _create_note_from_clipboard,
+    "MarkorCreateNoteAndSms": _create_note_and_send,
+    "MarkorCreateFolder": _create_folder,
+    "MarkorDeleteNote": _delete_note,
+    "MarkorDeleteNewestNote": _delete_newest_note,
+    "MarkorDeleteAllNotes": _delete_all_notes,
+    "MarkorMoveNote": _move_within("Markor"),
+    "MarkorEditNote": _add_footer,
+    "MarkorAddNoteHeader": _add_header,
+    "MarkorChangeNoteContent": _change_content,
+    "FilesDeleteFile": _delete_file,
+    "FilesMoveFile": _move_within("Files"),
+    "CameraTakePhoto": _take_photo,
+    "CameraTakeVideo": _take_video,
+    "AudioRecorderRecordAudio": _record,
+    "AudioRecorderRecordAudioWithFileName": _record,
+    "SimpleCalendarLocationOfEvent": _answer_location,
+    "SimpleCalendarEventOnDateAtTime": _answer_title_at_time,
+    "SimpleCalendarNextEvent": _answer_next,
+    "SimpleCalendarAnyEventsOnDate": _answer_any,
+    "SimpleCalendarDeleteOneEvent": _delete_event,
+}
