@@ -14,21 +14,22 @@ Servers, runners and the supervisor each hold a ``Buffer`` of their own on the s
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer import deliveries, job_starts, tables, wire
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer.deliveries import Delivery
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
-from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE, PollPayload, StartPayload
+from slime_plugins.rollout_buffer.job_starts import StartedJob
+from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import DeliveryRecord, GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Image, Instance, JobState, Trajectory
 
 __all__ = ["Buffer", "Delivery", "StartedJob", "WriteResult"]
@@ -37,29 +38,11 @@ DEFAULT_REWARD_RANGE = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartedJob:
-    """The outcome of ``start_job``."""
-
-    job: JobRecord
-    attached: bool
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WriteResult:
     """What became of an item: ``stored``, ``duplicate`` (nothing changed) or ``late`` (kept, not delivered)."""
 
     uid: str
     status: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Delivery:
-    """Groups that a poll was given; read the bytes with ``Buffer.delivered_items``."""
-
-    key: int
-    delivery_id: str
-    meta_info: dict[str, Any]
 
 
 class Buffer:
@@ -82,91 +65,7 @@ class Buffer:
             ConflictError: a job of that id exists and is a different one.
         """
         with self.store.write() as connection:
-            job = self._job_to_attach_to(connection, payload)
-            if job is None:
-                return self._create_job(connection, payload, instances)
-            repeated = payload.start_id is not None and payload.start_id == job.start_id
-            if payload.fresh and not repeated:
-                self._supersede(connection, job)
-                return self._create_job(connection, payload, instances)
-            return self._attach(connection, job, payload, repeated=repeated)
-
-    def _job_to_attach_to(self, connection: tables.Connection, payload: StartPayload) -> JobRecord | None:
-        identity = payload.identity()
-        if payload.job_id is not None:
-            job = tables.find_job(connection, payload.job_id)
-            if job is not None and job.identity != identity and not payload.fresh:
-                raise ConflictError(
-                    f"job {payload.job_id} exists with other settings ({_difference(job, payload)}): send the same "
-                    "payload to attach, another job_id, or fresh: true to start anew",
-                    {"job_id": job.job_id},
-                )
-            return job
-        unfinished = tables.jobs_in_states(connection, job_rules.OPEN_STATES)
-        return next((job for job in unfinished if job.identity == identity), None)
-
-    def _create_job(
-        self, connection: tables.Connection, payload: StartPayload, instances: Sequence[Instance]
-    ) -> StartedJob:
-        now = self._clock()
-        ids = [instance.instance_id for instance in instances]
-        key = tables.insert_job(
-            connection,
-            job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
-            task_type=payload.task_type,
-            state=JobState.RUNNING.value,
-            identity=payload.identity(),
-            start_id=payload.start_id,
-            engine_url=payload.remote_engine_url,
-            settings=payload.settings(),
-            has_input=bool(ids),
-            has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
-            group_size=payload.num_repeat_per_sample,
-            instance_count=len(ids),
-            num_epoch=payload.num_epoch,
-            created_at=now,
-            updated_at=now,
-        )
-        lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
-        tables.insert_instances(connection, key, lines)
-        planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
-        tables.insert_groups(connection, key, ids, planned)
-        return StartedJob(job=tables.get_job(connection, key), attached=False, message="Rollout started")
-
-    def _supersede(self, connection: tables.Connection, job: JobRecord) -> None:
-        """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
-        now = self._clock()
-        if job.state in job_rules.OPEN_STATES:
-            self._end(connection, job, JobState.CANCELLED, "a fresh start took its id")
-        for delivery in tables.leased_deliveries(connection, job.key):
-            tables.update_delivery(connection, delivery.key, state="expired")
-        for state in (GroupState.READY, GroupState.LEASED):
-            tables.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
-        tables.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
-
-    def _attach(
-        self, connection: tables.Connection, job: JobRecord, payload: StartPayload, *, repeated: bool
-    ) -> StartedJob:
-        changes: dict[str, Any] = {"start_id": payload.start_id, "updated_at": self._clock()}
-        if payload.remote_engine_url is not None:
-            changes["engine_url"] = payload.remote_engine_url
-        if job.state is JobState.FAILED:
-            changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
-        tables.update_job(connection, job.key, **changes)
-        if payload.skip_instance_ids is not None and not repeated:
-            self._apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
-        return StartedJob(job=tables.get_job(connection, job.key), attached=True, message="Rollout attached")
-
-    def _apply_skip_list(self, connection: tables.Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
-        known = tables.known_groups(connection, job.key)
-        resumption = job_rules.wanted_again(known, skip_instance_ids)
-        for delivery in tables.leased_deliveries(connection, job.key):
-            tables.update_delivery(connection, delivery.key, state="expired")
-        tables.make_ready_again(connection, resumption.ready_again)
-        tables.make_unreported(connection, resumption.reported_again)
-        tables.skip_groups(connection, resumption.skipped, "in the skip list")
-        # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
-        tables.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, "in the skip list")
+            return job_starts.start_job(connection, self._clock(), payload, instances)
 
     def job(self, job_id: str) -> JobRecord:
         """Returns a job.
@@ -198,7 +97,7 @@ class Buffer:
             job = self._find(connection, job_id)
             target = job_rules.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
-                self._end(connection, job, target, "cancelled by request")
+                job_starts.end_job(connection, self._clock(), job, target, "cancelled by request")
             else:
                 tables.update_job(connection, job.key, state=target.value, updated_at=self._clock())
             return tables.get_job(connection, job.key)
@@ -229,12 +128,6 @@ class Buffer:
             now = self._clock()
             tables.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
             return True
-
-    def _end(self, connection: tables.Connection, job: JobRecord, state: JobState, cause: str) -> None:
-        now = self._clock()
-        tables.give_up_running_attempts(connection, job.key, now)
-        tables.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
-        tables.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
 
     def _find(self, connection: tables.Connection, job_id: str) -> JobRecord:
         job = tables.find_job(connection, job_id)
@@ -553,13 +446,8 @@ class Buffer:
         Raises:
             ConflictError: ``batch_size`` asks for less than one group.
         """
-        limit = _group_limit(poll, job)
         with self.store.write() as connection:
-            self._expire_leases(connection)
-            delivery = self._repeated(connection, job, poll) or self._returned(connection, job, poll, limit)
-            if delivery is None:
-                delivery = self._new_delivery(connection, job, poll, limit)
-            return delivery
+            return deliveries.take(connection, self._clock(), job, poll)
 
     def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
         """Tells cheaply whether ``take`` would find something."""
@@ -577,109 +465,6 @@ class Buffer:
             final = tables.get_job(connection, job.key).state in job_rules.FINAL_STATES
             return final and not tables.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED)
 
-    def _repeated(self, connection: tables.Connection, job: JobRecord, poll: PollPayload) -> Delivery | None:
-        if poll.consumer_id is None or poll.poll_id is None:
-            return None
-        earlier = tables.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
-        if earlier is None:
-            return None
-        if earlier.state == "expired":
-            if not self._all_still_waiting(connection, earlier):
-                # Its groups went to somebody else: this poll starts over.
-                tables.update_delivery(connection, earlier.key, poll_id=None)
-                return None
-            self._lease_again(connection, earlier, poll)
-        elif earlier.state == "leased":
-            self._renew(connection, earlier, poll)
-        return _as_delivery(earlier)
-
-    def _returned(
-        self, connection: tables.Connection, job: JobRecord, poll: PollPayload, limit: int | None
-    ) -> Delivery | None:
-        expired = tables.oldest_expired_delivery(connection, job.key)
-        if expired is None or not self._all_still_waiting(connection, expired):
-            return None
-        if limit is not None and len(tables.groups_in_delivery(connection, expired.key)) > limit:
-            return None
-        tables.update_delivery(connection, expired.key, consumer_id=poll.consumer_id, poll_id=poll.poll_id)
-        self._lease_again(connection, expired, poll)
-        return _as_delivery(expired)
-
-    def _all_still_waiting(self, connection: tables.Connection, delivery: DeliveryRecord) -> bool:
-        return all(
-            group.state is GroupState.READY and group.delivery_key == delivery.key
-            for group in tables.groups_in_delivery(connection, delivery.key)
-        )
-
-    def _lease_again(self, connection: tables.Connection, delivery: DeliveryRecord, poll: PollPayload) -> None:
-        state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
-        tables.set_groups_of_delivery(connection, delivery.key, GroupState.READY, state)
-        tables.update_delivery(connection, delivery.key, **self._lease_columns(poll))
-
-    def _renew(self, connection: tables.Connection, delivery: DeliveryRecord, poll: PollPayload) -> None:
-        lease_s = poll.lease_s or delivery.lease_s or 0.0
-        tables.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=self._clock() + lease_s)
-
-    def _lease_columns(self, poll: PollPayload) -> dict[str, Any]:
-        if poll.lease_s is None:
-            return {"state": "popped", "lease_s": None, "lease_expires_at": None}
-        return {"state": "leased", "lease_s": poll.lease_s, "lease_expires_at": self._clock() + poll.lease_s}
-
-    def _new_delivery(
-        self, connection: tables.Connection, job: JobRecord, poll: PollPayload, limit: int | None
-    ) -> Delivery | None:
-        ready = tables.ready_groups(connection, job.key, limit)
-        if not ready:
-            return None
-        delivery_id = uuid.uuid4().hex
-        key = tables.insert_delivery(
-            connection,
-            delivery_id=delivery_id,
-            job_key=job.key,
-            consumer_id=poll.consumer_id,
-            poll_id=poll.poll_id,
-            created_at=self._clock(),
-            meta_info={},
-            **self._lease_columns(poll),
-        )
-        state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
-        for group in ready:
-            tables.update_group(connection, group.key, state=state.value, delivery_key=key)
-        tables.insert_delivery_groups(connection, key, [group.key for group in ready])
-        meta_info = self._meta_info(connection, job, key, delivery_id, ready)
-        tables.set_meta_info(connection, key, meta_info)
-        return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
-
-    def _meta_info(
-        self, connection: tables.Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord]
-    ) -> dict[str, Any]:
-        ended = tables.report_in(connection, job.key, key)
-        sums, outcomes = tables.sum_unreported(connection, job.key, key)
-        statistics = group_rules.summarize_rewards(
-            samples=sums.samples,
-            groups=sums.groups,
-            total=sums.total,
-            square_total=sums.square_total,
-            low=sums.low,
-            high=sums.high,
-        )
-        return {
-            **statistics,
-            **tables.get_job(connection, job.key).meta_info,
-            "finished_groups": [*ended, *(group.instance_id for group in ready)],
-            "delivery_id": delivery_id,
-            "job_id": job.job_id,
-            "outcomes": outcomes,
-            "exhausted": self._is_exhausted(connection, job.key),
-        }
-
-    def _is_exhausted(self, connection: tables.Connection, job_key: int) -> bool:
-        """Nothing will ever be ready again. A job without input may still get items until somebody ends it."""
-        job = tables.get_job(connection, job_key)
-        if not job.has_input and job.state in job_rules.OPEN_STATES:
-            return False
-        return not tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY)
-
     def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
         """Returns what a poll is told that gets nothing."""
         statistics = group_rules.summarize_rewards(
@@ -689,7 +474,7 @@ class Buffer:
         if job is None:
             return {**statistics, **about}
         with self.store.read() as connection:
-            exhausted = self._is_exhausted(connection, job.key)
+            exhausted = deliveries.is_exhausted(connection, job.key)
             state = tables.get_job(connection, job.key).state.value
         return {**statistics, **about, "exhausted": exhausted, "job_id": job.job_id, "job_state": state}
 
@@ -726,33 +511,15 @@ class Buffer:
         """
         result: dict[str, list[str]] = {"acked": [], "expired": [], "unknown": []}
         with self.store.write() as connection:
-            self._expire_leases(connection)
+            deliveries.expire_leases(connection, self._clock())
             for delivery_id in delivery_ids:
-                result[self._acknowledge(connection, delivery_id)].append(delivery_id)
+                result[deliveries.acknowledge(connection, delivery_id)].append(delivery_id)
         return result
-
-    def _acknowledge(self, connection: tables.Connection, delivery_id: str) -> str:
-        delivery = tables.find_delivery(connection, delivery_id)
-        if delivery is None:
-            return "unknown"
-        if delivery.state in ("acked", "popped"):
-            return "acked"
-        if delivery.state == "expired" and not self._all_still_waiting(connection, delivery):
-            return "expired"
-        for state in (GroupState.LEASED, GroupState.READY):
-            tables.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
-        tables.update_delivery(connection, delivery.key, state="acked")
-        return "acked"
 
     def expire_leases(self) -> None:
         """Makes what was not acknowledged in time ready again."""
         with self.store.write() as connection:
-            self._expire_leases(connection)
-
-    def _expire_leases(self, connection: tables.Connection) -> None:
-        for delivery in tables.lapsed_deliveries(connection, self._clock()):
-            tables.update_delivery(connection, delivery.key, state="expired")
-            tables.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
+            deliveries.expire_leases(connection, self._clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
 
@@ -841,29 +608,8 @@ def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None
     )
 
 
-def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:
-    if poll.batch_size is None:
-        return poll.max_groups
-    if poll.batch_size < job.group_size:
-        raise ConflictError(
-            f"batch_size {poll.batch_size} is less than one group of job {job.job_id}, which has {job.group_size} "
-            "samples: groups are delivered whole"
-        )
-    return poll.batch_size // job.group_size
-
-
-def _as_delivery(record: DeliveryRecord) -> Delivery:
-    return Delivery(key=record.key, delivery_id=record.delivery_id, meta_info=record.meta_info)
-
-
 def _several(candidates: Sequence[JobRecord]) -> ConflictError:
     names = [job.job_id for job in candidates]
     return ConflictError(
         f"{len(names)} jobs are open: say which with job_id ({', '.join(names[:10])})", {"jobs": names}
     )
-
-
-def _difference(job: JobRecord, payload: StartPayload) -> str:
-    new = payload.settings()
-    keys = sorted(key for key in {*new, *job.settings} if new.get(key) != job.settings.get(key))
-    return "different: " + (", ".join(keys[:8]) or "instances")

@@ -496,6 +496,15 @@ def oldest_expired_delivery(connection: Connection, job_key: int) -> DeliveryRec
     return None if row is None else _delivery(row)
 
 
+def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
+    """Takes everything that still waits, or was only reported, out of a delivery that will not come back whole."""
+    connection.execute(
+        "UPDATE groups SET delivery_key = NULL WHERE delivery_key = ? AND state IN ('ready', 'filtered', 'failed')",
+        (delivery_key,),
+    )
+    connection.execute("UPDATE trajectories SET reported_in = NULL WHERE reported_in = ?", (delivery_key,))
+
+
 def update_delivery(connection: Connection, key: int, **columns: Any) -> None:
     """Changes columns of a delivery."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)

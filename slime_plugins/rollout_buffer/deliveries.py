@@ -1,0 +1,191 @@
+"""How groups go out under a lease, come back when it lapses, and end by an acknowledgement.
+
+Rules on an open transaction; ``buffer.py`` opens it. A delivery keeps its groups, in order, and what it said of itself,
+so that it can be delivered again exactly as it was.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer import groups as group_rules
+from slime_plugins.rollout_buffer import jobs as job_rules
+from slime_plugins.rollout_buffer import tables
+from slime_plugins.rollout_buffer.errors import ConflictError
+from slime_plugins.rollout_buffer.payloads import PollPayload
+from slime_plugins.rollout_buffer.tables import DeliveryRecord, GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["Delivery", "acknowledge", "expire_leases", "is_exhausted", "take"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """Groups that a poll was given; read the bytes with ``Buffer.delivered_items``."""
+
+    key: int
+    delivery_id: str
+    meta_info: dict[str, Any]
+
+
+def take(connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
+    """Hands out ready groups; see ``Buffer.take``."""
+    limit = _group_limit(poll, job)
+    expire_leases(connection, now)
+    repeated = _repeated(connection, now, job, poll) or _returned(connection, now, job, poll, limit)
+    return repeated or _new_delivery(connection, now, job, poll, limit)
+
+
+def _repeated(connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
+    if poll.consumer_id is None or poll.poll_id is None:
+        return None
+    earlier = tables.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
+    if earlier is None:
+        return None
+    if earlier.state == "expired":
+        if not _all_still_waiting(connection, earlier):
+            # Its groups went to somebody else: this poll starts over.
+            tables.update_delivery(connection, earlier.key, poll_id=None)
+            return None
+        _lease_again(connection, now, earlier, poll)
+    elif earlier.state == "leased":
+        _renew(connection, now, earlier, poll)
+    return _as_delivery(earlier)
+
+
+def _returned(
+    connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
+) -> Delivery | None:
+    expired = tables.oldest_expired_delivery(connection, job.key)
+    if expired is None or not _all_still_waiting(connection, expired):
+        return None
+    if limit is not None and len(tables.groups_in_delivery(connection, expired.key)) > limit:
+        return None
+    tables.update_delivery(connection, expired.key, consumer_id=poll.consumer_id, poll_id=poll.poll_id)
+    _lease_again(connection, now, expired, poll)
+    return _as_delivery(expired)
+
+
+def _all_still_waiting(connection: tables.Connection, delivery: DeliveryRecord) -> bool:
+    return all(
+        group.state is GroupState.READY and group.delivery_key == delivery.key
+        for group in tables.groups_in_delivery(connection, delivery.key)
+    )
+
+
+def _lease_again(connection: tables.Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
+    state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
+    tables.set_groups_of_delivery(connection, delivery.key, GroupState.READY, state)
+    tables.update_delivery(connection, delivery.key, **_lease_columns(now, poll))
+
+
+def _renew(connection: tables.Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
+    lease_s = poll.lease_s or delivery.lease_s or 0.0
+    tables.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=now + lease_s)
+
+
+def _lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
+    if poll.lease_s is None:
+        return {"state": "popped", "lease_s": None, "lease_expires_at": None}
+    return {"state": "leased", "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}
+
+
+def _new_delivery(
+    connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
+) -> Delivery | None:
+    ready = tables.ready_groups(connection, job.key, limit)
+    if not ready:
+        return None
+    for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
+        # Part of a delivery that had come back goes out in another one: what it reported is reported anew.
+        tables.dissolve_delivery(connection, broken_up)
+    delivery_id = uuid.uuid4().hex
+    key = tables.insert_delivery(
+        connection,
+        delivery_id=delivery_id,
+        job_key=job.key,
+        consumer_id=poll.consumer_id,
+        poll_id=poll.poll_id,
+        created_at=now,
+        meta_info={},
+        **_lease_columns(now, poll),
+    )
+    state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
+    for group in ready:
+        tables.update_group(connection, group.key, state=state.value, delivery_key=key)
+    tables.insert_delivery_groups(connection, key, [group.key for group in ready])
+    meta_info = _meta_info(connection, job, key, delivery_id, ready)
+    tables.set_meta_info(connection, key, meta_info)
+    return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
+
+
+def _meta_info(
+    connection: tables.Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord]
+) -> dict[str, Any]:
+    ended = tables.report_in(connection, job.key, key)
+    sums, outcomes = tables.sum_unreported(connection, job.key, key)
+    statistics = group_rules.summarize_rewards(
+        samples=sums.samples,
+        groups=sums.groups,
+        total=sums.total,
+        square_total=sums.square_total,
+        low=sums.low,
+        high=sums.high,
+    )
+    return {
+        **statistics,
+        **tables.get_job(connection, job.key).meta_info,
+        "finished_groups": [*ended, *(group.instance_id for group in ready)],
+        "delivery_id": delivery_id,
+        "job_id": job.job_id,
+        "outcomes": outcomes,
+        "exhausted": is_exhausted(connection, job.key),
+    }
+
+
+def is_exhausted(connection: tables.Connection, job_key: int) -> bool:
+    """Nothing will ever be ready again. A job without input may still get items until somebody ends it."""
+    job = tables.get_job(connection, job_key)
+    if not job.has_input and job.state in job_rules.OPEN_STATES:
+        return False
+    return not tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY)
+
+
+def acknowledge(connection: tables.Connection, delivery_id: str) -> str:
+    """Counts one delivery as received and returns ``acked``, ``expired`` or ``unknown``; see ``Buffer.acknowledge``."""
+    delivery = tables.find_delivery(connection, delivery_id)
+    if delivery is None:
+        return "unknown"
+    if delivery.state in ("acked", "popped"):
+        return "acked"
+    if delivery.state == "expired" and not _all_still_waiting(connection, delivery):
+        return "expired"
+    for state in (GroupState.LEASED, GroupState.READY):
+        tables.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
+    tables.update_delivery(connection, delivery.key, state="acked")
+    return "acked"
+
+
+def expire_leases(connection: tables.Connection, now: float) -> None:
+    """Makes what was not acknowledged in time ready again, each delivery as a whole."""
+    for delivery in tables.lapsed_deliveries(connection, now):
+        tables.update_delivery(connection, delivery.key, state="expired")
+        tables.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
+
+
+def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:
+    if poll.batch_size is None:
+        return poll.max_groups
+    if poll.batch_size < job.group_size:
+        raise ConflictError(
+            f"batch_size {poll.batch_size} is less than one group of job {job.job_id}, which has {job.group_size} "
+            "samples: groups are delivered whole"
+        )
+    return poll.batch_size // job.group_size
+
+
+def _as_delivery(record: DeliveryRecord) -> Delivery:
+    return Delivery(key=record.key, delivery_id=record.delivery_id, meta_info=record.meta_info)

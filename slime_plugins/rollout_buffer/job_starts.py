@@ -1,0 +1,134 @@
+"""How a payload becomes a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer import jobs as job_rules
+from slime_plugins.rollout_buffer import tables
+from slime_plugins.rollout_buffer.errors import ConflictError
+from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE, StartPayload
+from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState
+
+__all__ = ["StartedJob", "end_job", "start_job"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedJob:
+    """The outcome of ``start_job``."""
+
+    job: JobRecord
+    attached: bool
+    message: str
+
+
+def start_job(
+    connection: tables.Connection, now: float, payload: StartPayload, instances: Sequence[Instance]
+) -> StartedJob:
+    """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``."""
+    job = _job_to_attach_to(connection, payload)
+    if job is None:
+        return _create_job(connection, now, payload, instances)
+    repeated = payload.start_id is not None and payload.start_id == job.start_id
+    if payload.fresh and not repeated:
+        _supersede(connection, now, job)
+        return _create_job(connection, now, payload, instances)
+    return _attach(connection, now, job, payload, repeated=repeated)
+
+
+def _job_to_attach_to(connection: tables.Connection, payload: StartPayload) -> JobRecord | None:
+    identity = payload.identity()
+    if payload.job_id is not None:
+        job = tables.find_job(connection, payload.job_id)
+        if job is not None and job.identity != identity and not payload.fresh:
+            raise ConflictError(
+                f"job {payload.job_id} exists with other settings ({_difference(job, payload)}): send the same "
+                "payload to attach, another job_id, or fresh: true to start anew",
+                {"job_id": job.job_id},
+            )
+        return job
+    unfinished = tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+    return next((job for job in unfinished if job.identity == identity), None)
+
+
+def _create_job(
+    connection: tables.Connection, now: float, payload: StartPayload, instances: Sequence[Instance]
+) -> StartedJob:
+    ids = [instance.instance_id for instance in instances]
+    key = tables.insert_job(
+        connection,
+        job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
+        task_type=payload.task_type,
+        state=JobState.RUNNING.value,
+        identity=payload.identity(),
+        start_id=payload.start_id,
+        engine_url=payload.remote_engine_url,
+        settings=payload.settings(),
+        has_input=bool(ids),
+        has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
+        group_size=payload.num_repeat_per_sample,
+        instance_count=len(ids),
+        num_epoch=payload.num_epoch,
+        created_at=now,
+        updated_at=now,
+    )
+    lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
+    tables.insert_instances(connection, key, lines)
+    planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
+    tables.insert_groups(connection, key, ids, planned)
+    return StartedJob(job=tables.get_job(connection, key), attached=False, message="Rollout started")
+
+
+def _supersede(connection: tables.Connection, now: float, job: JobRecord) -> None:
+    """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
+    if job.state in job_rules.OPEN_STATES:
+        end_job(connection, now, job, JobState.CANCELLED, "a fresh start took its id")
+    for delivery in tables.leased_deliveries(connection, job.key):
+        tables.update_delivery(connection, delivery.key, state="expired")
+    for state in (GroupState.READY, GroupState.LEASED):
+        tables.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
+    tables.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
+
+
+def _attach(
+    connection: tables.Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool
+) -> StartedJob:
+    changes: dict[str, Any] = {"start_id": payload.start_id, "updated_at": now}
+    if payload.remote_engine_url is not None:
+        changes["engine_url"] = payload.remote_engine_url
+    if job.state is JobState.FAILED:
+        changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
+    tables.update_job(connection, job.key, **changes)
+    if payload.skip_instance_ids is not None and not repeated:
+        _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
+    return StartedJob(job=tables.get_job(connection, job.key), attached=True, message="Rollout attached")
+
+
+def _apply_skip_list(connection: tables.Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
+    known = tables.known_groups(connection, job.key)
+    resumption = job_rules.wanted_again(known, skip_instance_ids)
+    for delivery in tables.leased_deliveries(connection, job.key):
+        tables.update_delivery(connection, delivery.key, state="expired")
+    tables.make_ready_again(connection, resumption.ready_again)
+    tables.make_unreported(connection, resumption.reported_again)
+    tables.skip_groups(connection, resumption.skipped, "in the skip list")
+    # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
+    tables.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, "in the skip list")
+
+
+def end_job(connection: tables.Connection, now: float, job: JobRecord, state: JobState, cause: str) -> None:
+    tables.give_up_running_attempts(connection, job.key, now)
+    tables.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
+    tables.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
+
+
+def _difference(job: JobRecord, payload: StartPayload) -> str:
+    new = payload.settings()
+    keys = sorted(key for key in {*new, *job.settings} if new.get(key) != job.settings.get(key))
+    return "different: " + (", ".join(keys[:8]) or "instances")
