@@ -1,0 +1,169 @@
+"""The programs that make input files, run as a user runs them, and the files that ship."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_plugins.rollout_buffer.tools.assign_instance_id import assign_instance_ids, main
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "data"
+PACKAGED = ROOT / "slime_plugins" / "rollout_buffer" / "tools" / "assign_instance_id.py"
+
+
+def run(program: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=program.parent)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+# ---- assign_instance_id ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", [PACKAGED, ROOT / "tools" / "assign_instance_id.py"])
+def test_both_paths_number_the_lines_of_a_file(program: Path, tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"prompt": "ä"}\n\n{"prompt": "b"}\n', encoding="utf-8")
+    done = run(program, "--input_path", problems)
+    assert done.returncode == 0, done.stderr
+    assert "2 lines, 2 of them with a new instance_id" in done.stdout
+    assert lines_of(tmp_path / "problems_instance_id.jsonl") == [
+        {"prompt": "ä", "instance_id": "math_0"},
+        {"prompt": "b", "instance_id": "math_1"},
+    ]
+
+
+def test_task_type_and_output_path_are_the_users(tmp_path: Path) -> None:
+    problems, output = tmp_path / "problems.jsonl", tmp_path / "out.jsonl"
+    problems.write_text("{}\n", encoding="utf-8")
+    arguments = ["--input_path", str(problems), "--task_type", "code", "--output_path", str(output)]
+    assert main(arguments) == 0
+    assert lines_of(output) == [{"instance_id": "code_0"}]
+
+
+@given(st.lists(st.none() | st.integers(0, 5) | st.sampled_from(["math_0", "math_1", "own", ""]), max_size=8))
+def test_given_ids_stay_and_new_ones_avoid_them(given_ids: list[Any]) -> None:
+    lines = [{} if given_id is None else {"instance_id": given_id} for given_id in given_ids]
+    kept = [str(given_id) for given_id in given_ids if given_id not in (None, "")]
+    if len(set(kept)) != len(kept):
+        with pytest.raises(ValueError, match="already"):
+            assign_instance_ids(lines, "math")
+        return
+    numbered = [line["instance_id"] for line in assign_instance_ids(lines, "math")]
+    assert len(set(numbered)) == len(lines)
+    assert all(new == str(old) for new, old in zip(numbered, given_ids, strict=True) if old not in (None, ""))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b'{"instance_id": "a"}\n{"instance_id": "a"}\n', "line 2: instance_id 'a' is that of line 1 already"),
+        (b'{"instance_id": [1]}\n', "line 1: instance_id must be text or a whole number"),
+        (b"{}\n{broken\n", "line 2 is not JSON"),
+        (b"[1]\n", "line 1 is not a JSON object"),
+        (b"\n", "has no lines"),
+        (b"PAR1\xff\xfe", "not a UTF-8 text file"),
+    ],
+)
+def test_a_bad_file_gets_a_sentence_and_nothing_is_written(
+    content: bytes, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_bytes(content)
+    assert main(["--input_path", str(problems)]) == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [problems]
+
+
+def test_a_missing_file_or_folder_gets_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--input_path", str(tmp_path / "none.jsonl")]) == 2
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("{}\n", encoding="utf-8")
+    assert main(["--input_path", str(problems), "--output_path", str(tmp_path / "no" / "out.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert "No such file" in said
+    assert "does not exist" in said
+
+
+def test_the_input_may_be_replaced_by_the_output(tmp_path: Path) -> None:
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("{}\n", encoding="utf-8")
+    assert main(["--input_path", str(problems), "--output_path", str(problems)]) == 0
+    assert lines_of(problems) == [{"instance_id": "math_0"}]
+
+
+# ---- generate_tasks --------------------------------------------------------------------------------------------------
+
+
+def test_the_task_file_that_ships_is_what_the_tool_writes(tmp_path: Path) -> None:
+    done = run(ROOT / "tools" / "generate_tasks.py", "--output", tmp_path / "tasks.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tasks.jsonl").read_bytes() == (DATA / "tasks.jsonl").read_bytes()
+
+
+def test_every_task_has_each_of_its_twenty_variations_once() -> None:
+    lines = lines_of(DATA / "tasks.jsonl")
+    assert len(lines) == len({line["instance_id"] for line in lines}) == 2320
+    counts = Counter(line["metadata"]["task_name"] for line in lines)
+    assert len(counts) == 116
+    assert set(counts.values()) == {20}
+    assert all(
+        line["instance_id"] == f"{line['metadata']['task_name']}-{line['metadata']['params_idx']}" for line in lines
+    )
+
+
+def test_the_tasks_are_shuffled() -> None:
+    names = [line["metadata"]["task_name"] for line in lines_of(DATA / "tasks.jsonl")]
+    assert sum(one == other for one, other in itertools.pairwise(names)) < 60
+
+
+def test_a_few_tasks_can_be_chosen(tmp_path: Path) -> None:
+    output = tmp_path / "few.jsonl"
+    tool = ROOT / "tools" / "generate_tasks.py"
+    done = run(tool, "--tasks", "ContactsAddContact", "ClockTimerEntry", "--params", "3", "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert len(lines_of(output)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--tasks", "MakeCoffee"], "MakeCoffee: not in"),
+        (["--params", "21"], "--params must be between 1 and 20"),
+        (["--task-list", "/no/such/list"], "No such file"),
+        (["--output", "/no/such/folder/tasks.jsonl"], "No such file"),
+    ],
+)
+def test_a_wrong_argument_gets_a_sentence_and_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = run(ROOT / "tools" / "generate_tasks.py", "--output", tmp_path / "x.jsonl", *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- generate_math ---------------------------------------------------------------------------------------------------
+
+
+def test_the_math_file_that_ships_is_what_the_tool_writes(tmp_path: Path) -> None:
+    done = run(ROOT / "tools" / "generate_math.py", "--output", tmp_path / "math.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "math.jsonl").read_bytes() == (DATA / "demo_math.jsonl").read_bytes()
+
+
+def test_every_problem_has_a_prompt_and_a_label_of_its_own() -> None:
+    lines = lines_of(DATA / "demo_math.jsonl")
+    assert len({line["prompt"][0]["content"] for line in lines}) == len(lines) == 200
+    assert all(line["label"] and line["prompt"][0]["role"] == "user" for line in lines)

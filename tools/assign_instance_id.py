@@ -1,0 +1,16 @@
+"""Gives every line of a JSONL file an ``instance_id``. The program itself ships with the package; this runs it.
+
+python tools/assign_instance_id.py --input_path problems.jsonl --task_type math --output_path out.jsonl
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+PROGRAM = (
+    Path(__file__).resolve().parent.parent / "slime_plugins" / "rollout_buffer" / "tools" / "assign_instance_id.py"
+)
+
+if __name__ == "__main__":
+    runpy.run_path(str(PROGRAM), run_name="__main__")
