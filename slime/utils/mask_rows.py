@@ -17,6 +17,7 @@ __all__ = [
     "expand_image_tokens",
     "get_response_lengths",
     "pack_training_rows",
+    "pack_training_rows_within",
     "response_length_of",
 ]
 
@@ -94,9 +95,26 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
     Raises:
         ValueError: a trained token's recorded log-prob is not finite.
     """
-    carried = any(generation.output_log_probs is not None for generation in generations)
+    return _pack(list(enumerate(generations)))
+
+
+def pack_training_rows_within(
+    generations: Sequence[Generation], max_tokens: int
+) -> tuple[list[TrainingRow], list[int]]:
+    """Packs the generations that fit a row of ``max_tokens``, and names those that do not.
+
+    A generation is kept whole or dropped whole: it is dropped when its prompt and output together are too long for any
+    row. Indices count all generations given.
+    """
+    long = [at for at, one in enumerate(generations) if len(one.prompt_ids) + len(one.output_ids) > max_tokens]
+    dropped = set(long)
+    return _pack([(at, one) for at, one in enumerate(generations) if at not in dropped]), long
+
+
+def _pack(numbered: Sequence[tuple[int, Generation]]) -> list[TrainingRow]:
+    carried = any(generation.output_log_probs is not None for _, generation in numbered)
     rows: list[_OpenRow] = []
-    for index, generation in enumerate(generations):
+    for index, generation in numbered:
         if not rows or not rows[-1].continued_by(generation):
             rows.append(_OpenRow())
         rows[-1].append(index, generation)

@@ -352,7 +352,7 @@ class DeepSeekDialect:
         cursor = 0
         written = [(index, message) for index, message in enumerate(messages) if self._is_written(message)]
         roles = [message.get("role") for _, message in written]
-        for (index, message), next_role in zip(written, [*roles[1:], None], strict=True):
+        for (index, message), next_role in zip(written, [*roles, None][1:], strict=True):
             opening, cursor = self._opening(shadow, message, cursor)
             if message.get("role") == "assistant":
                 turn = self._turn(shadow, (index, message), opening, cursor, next_role)

@@ -27,6 +27,7 @@ from slime.utils.mask_rows import (
     expand_image_tokens,
     get_response_lengths,
     pack_training_rows,
+    pack_training_rows_within,
 )
 from slime.utils.mask_template import (
     ChatTemplate,
@@ -53,6 +54,7 @@ __all__ = [
     "expand_image_tokens",
     "get_response_lengths",
     "pack_training_rows",
+    "pack_training_rows_within",
     "register_loss_mask_type",
 ]
 
@@ -338,11 +340,10 @@ class MultiTurnLossMaskGenerator:
             quiet = self._undecided_was_told or one.reason is UndecidedReason.EMPTY_THINKING
             logger.log(
                 logging.DEBUG if quiet else logging.WARNING,
-                "message %s, token %s is not trained: %s %s (later ones are logged at level DEBUG)",
+                "message %s, token %s is not trained: %s (later ones are logged at level DEBUG)",
                 one.message_index,
                 one.position,
-                one.reason,
-                one.detail,
+                one.detail or one.reason,
             )
             self._undecided_was_told |= not quiet
 
