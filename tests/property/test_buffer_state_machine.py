@@ -51,6 +51,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.written[uid] = status
         assert status in ("stored", "late")
 
+    @rule(name=st.sampled_from(INSTANCES))
+    def write_a_whole_group(self, name: str) -> None:
+        for reward in (0.0, 1.0):
+            self.write_one(name, reward)
+
     @rule(data=st.data())
     def write_again(self, data: st.DataObject) -> None:
         if self.written:
@@ -93,7 +98,7 @@ class BufferMachine(RuleBasedStateMachine):
         else:
             assert answer["expired"] == [delivery_id]
 
-    @rule(seconds=st.sampled_from([1.0, 6.0, 11.0, 101.0]))
+    @rule(seconds=st.sampled_from([6.0, 11.0, 11.0, 101.0]))
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.buffer.expire_leases()
@@ -123,6 +128,7 @@ class BufferMachine(RuleBasedStateMachine):
         books = slots(self.buffer, self.job)
         assert books["submitted"] == len(INSTANCES) * 2 * GROUP_SIZE
         assert books["delivered"] == len(self.delivered)
+        assert books["leased"] == sum(len(got) for got, _ in self.leased.values())
         assert len(set(self.delivered)) == len(self.delivered)
 
     def teardown(self) -> None:
@@ -142,5 +148,5 @@ class BufferMachine(RuleBasedStateMachine):
         assert all(self.written[uid] == "stored" for uid in got), "never stored"
 
 
-BufferMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestBufferMachine = BufferMachine.TestCase
