@@ -1,0 +1,131 @@
+"""Imports go one way. This file is the list of who may import whom; ``docs/architecture.md`` says why."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUFFER = "slime_plugins.rollout_buffer"
+GENERATOR = f"{BUFFER}.generator"
+ANDROID = f"{GENERATOR}.android_world"
+
+# A room may import from rooms to its left only. Rooms in one string stand on the same level.
+LEVELS = [
+    "errors types",
+    "wire config sglang_protocol demo_tokenizer groups",
+    "payloads engine client jobs inputs processes",
+    "store fake_engine engine_contract",
+    "tables",
+    "deliveries job_starts",
+    "buffer",
+    "generator",
+    "runner server progress stand_in_engine",
+    "supervisor runner_main",
+    "trainer_stand_in",
+    "demo",
+    "cli",
+    "__main__",
+]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+KEEPERS = tuple(f"{BUFFER}.{room}" for room in ("buffer", "store", "tables", "server", "runner", "supervisor"))
+RAY_USERS = (f"{ANDROID}.device_pool", f"{ANDROID}.device_registry", f"{ANDROID}.device_worker")
+FILES = {
+    module_name(path): imports_of(path) for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py")
+}
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def room_of(name: str) -> str | None:
+    if not name.startswith(f"{BUFFER}."):
+        return None
+    return name.removeprefix(f"{BUFFER}.").split(".")[0]
+
+
+def level_of(room: str) -> int:
+    return next(index for index, rooms in enumerate(LEVELS) if room in rooms.split())
+
+
+def offenders(who: tuple[str, ...], whom: tuple[str, ...], *, but: tuple[str, ...] = ()) -> list[str]:
+    return sorted(
+        f"{name} imports {target}"
+        for name, targets in FILES.items()
+        if within(name, *who) and not within(name, *but)
+        for target in targets
+        if within(target, *whom)
+    )
+
+
+def test_every_room_has_its_level() -> None:
+    rooms = {room for name in FILES if (room := room_of(name)) is not None and room != "tools"}
+    listed = {room for rooms_of_level in LEVELS for room in rooms_of_level.split()}
+    assert rooms == listed
+
+
+def test_a_room_imports_only_from_rooms_below_it() -> None:
+    wrong = []
+    for name, targets in FILES.items():
+        room = room_of(name)
+        if room is None or room == "tools":
+            continue
+        for target in {t for target in targets if (t := room_of(target)) is not None and f"{BUFFER}.{t}" in ROOMS}:
+            if target != room and level_of(target) >= level_of(room):
+                wrong.append(f"{name} ({room}) imports {target}")
+    assert wrong == []
+
+
+ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_level.split()}
+
+
+@pytest.mark.parametrize(
+    ("who", "whom", "but"),
+    [
+        # The server is HTTP over the store and knows nothing of playing.
+        ((f"{BUFFER}.server",), (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
+        # A generator plays; where its trajectories go is not its business.
+        ((GENERATOR,), KEEPERS, ()),
+        # Ray is known to the device pool alone.
+        (("slime", "slime_plugins"), ("ray",), RAY_USERS),
+        # The trainer's environment has requests and aiohttp, and no more of ours than the client.
+        (("slime.rollout",), (f"{BUFFER}",), ("slime.rollout.agent_rollout_probe",)),
+        (("slime.utils",), (BUFFER, "slime.rollout"), ()),
+        # Nothing needs torch, and the stand-in engine is used by nothing but the command line.
+        (("slime", "slime_plugins"), ("torch",), ()),
+        (("slime", "slime_plugins"), (f"{BUFFER}.stand_in_engine",), (f"{BUFFER}.stand_in_engine", f"{BUFFER}.cli")),
+    ],
+)  # fmt: skip
+def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
+    allowed_for_the_trainer = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors"))
+    found = offenders(who, whom, but=but)
+    if who == ("slime.rollout",):
+        found = [line for line in found if not within(line.split(" imports ")[1], *allowed_for_the_trainer)]
+    assert found == []
+
+
+def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
+    third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
+    rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors"))
+    assert offenders((*rooms, "slime"), tuple(third_party), but=("slime.rollout.agent_rollout_probe",)) == []
