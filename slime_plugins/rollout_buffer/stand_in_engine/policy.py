@@ -7,7 +7,7 @@ from typing import Final
 from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
 from slime_plugins.rollout_buffer.stand_in_engine.math_policy import read_question, solve, work_out, wrong_answer
-from slime_plugins.rollout_buffer.stand_in_engine.phone_policy import is_phone_task, play_phone
+from slime_plugins.rollout_buffer.stand_in_engine.phone.policy import is_phone_task, play_phone
 
 __all__ = ["POLITE_REPLY", "reply_to"]
 

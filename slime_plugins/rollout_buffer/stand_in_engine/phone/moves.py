@@ -1,0 +1,106 @@
+"""What the policy does in one turn, and what it says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = [
+    "BELIEF",
+    "Move",
+    "Point",
+    "answer",
+    "give_up",
+    "long_press",
+    "open_app",
+    "press",
+    "swipe",
+    "tap",
+    "terminate",
+    "type_text",
+]
+
+Point = tuple[int, int]
+
+BELIEF: Final = "That should do it."
+"""Ends the conclusion of a move that the task stands or falls with."""
+
+LONG_PRESS_S: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """One action in the words of the ``mobile_use`` tool, the thought before it and the conclusion after it.
+
+    The conclusions of earlier turns are all that the policy remembers, so they say what has to be known later.
+    ``decisive`` marks the move that makes (a part of) the task succeed.
+    """
+
+    arguments: Mapping[str, Any]
+    thought: str
+    conclusion: str
+    decisive: bool = field(default=False)
+
+    @property
+    def target(self) -> Point | None:
+        """Where it touches the screen, if it does."""
+        point = self.arguments.get("coordinate")
+        return None if point is None else (point[0], point[1])
+
+
+def tap(point: Point, thought: str, conclusion: str, *, decisive: bool = False) -> Move:
+    """A short touch."""
+    arguments = {"action": "click", "coordinate": list(point)}
+    return Move(arguments=arguments, thought=thought, conclusion=_closed(conclusion, decisive), decisive=decisive)
+
+
+def long_press(point: Point, thought: str, conclusion: str) -> Move:
+    """A long touch."""
+    arguments = {"action": "long_press", "coordinate": list(point), "time": LONG_PRESS_S}
+    return Move(arguments=arguments, thought=thought, conclusion=conclusion)
+
+
+def swipe(start: Point, end: Point, thought: str, conclusion: str) -> Move:
+    """A finger dragged over the screen."""
+    arguments = {"action": "swipe", "coordinate": list(start), "coordinate2": list(end)}
+    return Move(arguments=arguments, thought=thought, conclusion=conclusion)
+
+
+def type_text(text: str, thought: str, conclusion: str) -> Move:
+    """Text for the field that has the focus."""
+    return Move(arguments={"action": "type", "text": text}, thought=thought, conclusion=conclusion)
+
+
+def press(button: str, thought: str, conclusion: str) -> Move:
+    """A system button: Back, Home, Menu or Enter."""
+    arguments = {"action": "system_button", "button": button}
+    return Move(arguments=arguments, thought=thought, conclusion=conclusion)
+
+
+def open_app(name: str, thought: str, conclusion: str, *, decisive: bool = False) -> Move:
+    """Starts an app."""
+    arguments = {"action": "open", "text": name}
+    return Move(arguments=arguments, thought=thought, conclusion=_closed(conclusion, decisive), decisive=decisive)
+
+
+def answer(text: str, thought: str) -> Move:
+    """The answer to the user's question; it ends the task."""
+    arguments = {"action": "answer", "text": text}
+    return Move(arguments=arguments, thought=thought, conclusion="Answered the question.", decisive=True)
+
+
+def terminate(thought: str) -> Move:
+    """Ends the task as done."""
+    arguments = {"action": "terminate", "status": "success"}
+    return Move(arguments=arguments, thought=thought, conclusion="The task is done.")
+
+
+def give_up(thought: str) -> Move:
+    """Ends the task as failed."""
+    arguments = {"action": "terminate", "status": "failure"}
+    return Move(arguments=arguments, thought=thought, conclusion="Gave the task up.")
+
+
+def _closed(conclusion: str, decisive: bool) -> str:
+    return f"{conclusion} {BELIEF}" if decisive else conclusion
