@@ -264,6 +264,11 @@ class MultiTurnLossMaskGenerator:
         """
         return self._rebuild(messages, tools)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that are remembered between calls; never more than ``max_cache_bytes``."""
+        return self._chunks.cache_bytes
+
     @cached_property
     def _added_tokens(self) -> list[str]:
         return added_token_texts(self.tokenizer)

@@ -1,0 +1,279 @@
+"""How long rebuilding loss masks takes, against slime's published per-message algorithm restated here.
+
+    python tests/fetch_tokenizers.py && python benchmarks/bench_masks.py --json masks.json
+
+Four questions, each for four pairs of template and type: one conversation never seen before; the same one again; a mask
+after each turn of a growing conversation, as an episode asks for them; and a batch of conversations. Then packing rows
+from generations. Contenders take turns within each round, every round on conversations of its own; the table gives
+medians, their spread (lowest to highest round) and the ratio of the medians.
+
+Caveats: the ancestor's masks are wrong in known ways, so this compares cost, not worth. Texts are random words, which
+tokenise at about five characters a token. On a busy machine look at the ratios, not at the milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TOKENIZERS_PARALLELISM"] = "true"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import chat_tokenizers  # type: ignore[import-not-found]  # noqa: E402 - the tests' tokenizers, found on the path just set
+from rich.console import Console  # noqa: E402 - as above
+from rich.table import Table  # noqa: E402 - as above
+
+from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, pack_training_rows  # noqa: E402 - as above
+
+Message = dict[str, Any]
+IdsAndMask = tuple[list[int], list[int]]
+PAIRS = {"qwen2.5": "qwen", "qwen3-2507": "qwen3", "qwen3-hybrid": "qwen3", "qwen3.5": "qwen3_5"}
+WORDS = re.findall(
+    r"\w+",
+    """
+    the quick settings screen opens and shows a list of networks tap on button value result error message contact
+    please find where it says that information about account number before going back to main menu then scroll
+    down again until you see what was expected coordinate window application notification permission storage
+    """,
+)
+TURNS = 30
+TOKENS = 19_000
+
+
+class PerMessageMask:
+    """Renders and tokenises every message on its own and glues the parts: what ``qwen`` and ``qwen3`` do in slime."""
+
+    def __init__(self, tokenizer: Any, *, with_prefix: bool) -> None:
+        self._tokenizer = tokenizer
+        self._prefix = [{"role": "user", "content": "a message to be cut off again"}] if with_prefix else []
+        probe = {"role": "user", "content": "probe text"}
+        twice, text = self._ids([probe, probe]), self._ids([probe])
+        self._system = 2 * len(text) - len(twice)
+        self._header = len(self._ids([probe], add_generation_prompt=True)) - len(text)
+        self._prefix_ids = self._ids(self._prefix) if self._prefix else []
+
+    def __call__(self, messages: Sequence[Message]) -> IdsAndMask:
+        token_ids: list[int] = []
+        loss_mask: list[int] = []
+        for at, message in enumerate(messages):
+            ids = self._ids_of(at, message)
+            token_ids += ids
+            if message["role"] == "assistant":
+                loss_mask += [0] * self._header + [1] * (len(ids) - self._header)
+            else:
+                loss_mask += [0] * len(ids)
+        return token_ids, loss_mask
+
+    def _ids_of(self, at: int, message: Message) -> list[int]:
+        if not self._prefix:
+            return self._ids([message])[0 if at == 0 or message["role"] == "system" else self._system :]
+
+        if at == 0:
+            return self._ids([message, *self._prefix])[: -len(self._prefix_ids)]
+
+        return self._ids([*self._prefix, message])[len(self._prefix_ids) :]
+
+    def _ids(self, messages: Sequence[Message], **options: Any) -> list[int]:
+        ids: list[int] = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+        return ids
+
+
+class SearchedTextMask:
+    """Renders the whole conversation, tokenises it twice, and searches it for headers: ``qwen3_5`` in slime."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, messages: Sequence[Message]) -> IdsAndMask:
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        again = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+        if encoding["input_ids"] != again:
+            raise ValueError("the render tokenises in two ways")
+
+        ones_before = [0]
+        for value in self._character_mask(text, messages):
+            ones_before.append(ones_before[-1] + value)
+        mask = [int(ones_before[end] > ones_before[start]) for start, end in encoding["offset_mapping"]]
+        return encoding["input_ids"], mask
+
+    @staticmethod
+    def _character_mask(text: str, messages: Sequence[Message]) -> list[int]:
+        mask = [0] * len(text)
+        cursor = 0
+        for _ in filter(lambda message: message["role"] == "assistant", messages):
+            start = text.index("<|im_start|>assistant\n", cursor) + len("<|im_start|>assistant\n")
+            cursor = text.index("<|im_end|>", start) + len("<|im_end|>") + 1
+            start += len("<think>\n") if text.startswith("<think>\n", start) else 0
+            for at in range(start, cursor):
+                mask[at] = 1
+        return mask
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of both contenders, round by round, for one question about one pair."""
+
+    question: str
+    pair: str
+    ancestor_s: list[float]
+    ours_s: list[float]
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster ours is, by medians."""
+        return statistics.median(self.ancestor_s) / statistics.median(self.ours_s)
+
+    def as_json(self) -> dict[str, Any]:
+        """Gives the numbers as the baseline file keeps them."""
+        return {
+            "question": self.question,
+            "pair": self.pair,
+            "ancestor_s": self.ancestor_s,
+            "ours_s": self.ours_s,
+            "ratio_of_medians": round(self.ratio, 2),
+            "note": self.note,
+        }
+
+
+def make_conversation(seed: str, turns: int = TURNS, tokens: int = TOKENS) -> list[Message]:
+    """Makes a conversation of so many turns and about so many tokens."""
+    chance = random.Random(seed)
+    per_message = tokens // (2 * turns)
+
+    def write() -> str:
+        count = int(per_message / 1.15 * chance.uniform(0.6, 1.4))
+        return " ".join(chance.choice(WORDS) + chance.choice(["", "", "", ",", ".", ".\n"]) for _ in range(count))
+
+    messages: list[Message] = [{"role": "system", "content": "You are an agent on a phone."}]
+    for _ in range(turns):
+        messages += [{"role": "user", "content": write()}, {"role": "assistant", "content": write()}]
+    return messages
+
+
+def ancestor_of(tokenizer: Any, tokenizer_type: str) -> Callable[[Sequence[Message]], IdsAndMask]:
+    """Gives slime's algorithm for one type."""
+    if tokenizer_type == "qwen3_5":
+        return SearchedTextMask(tokenizer)
+
+    return PerMessageMask(tokenizer, with_prefix=tokenizer_type == "qwen3")
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Times one call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def prefixes(messages: list[Message]) -> list[list[Message]]:
+    """Gives what an episode asks about after each of its turns."""
+    return [messages[: end + 1] for end, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def measure_pair(pair: str, tokenizer_type: str, rounds: int, batch: int) -> list[Measured]:
+    """Asks the four questions about one pair."""
+    tokenizer = chat_tokenizers.load(pair)
+    ancestor = ancestor_of(tokenizer, tokenizer_type)
+    ours = MultiTurnLossMaskGenerator(tokenizer, tokenizer_type)
+    ours.get_loss_mask(make_conversation("warming up", 2, 200))
+    ancestor(make_conversation("warming up", 2, 200))
+    names = ["one, never seen", "one, seen before", f"after each of {TURNS} turns"]
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
+    tokens = 0
+    for at in range(rounds):
+        one, grown = make_conversation(f"one {at}"), make_conversation(f"grown {at}")
+        growing = prefixes(grown)
+        tokens = len(ours.get_loss_mask(make_conversation(f"count {at}"))[0])
+        for name, conversations in zip(names, ([one], [one], growing), strict=True):
+            old, new = times[name]
+            old.append(seconds(lambda: [ancestor(messages) for messages in conversations]))  # noqa: B023 - called at once
+            new.append(seconds(lambda: [ours.get_loss_mask(messages) for messages in conversations]))  # noqa: B023 - as above
+    measured = [Measured(name, pair, *times[name], note=f"{tokens} tokens") for name in names]
+    return [*measured, measure_batch(pair, tokenizer_type, ancestor, batch)] if batch else measured
+
+
+def measure_batch(
+    pair: str, tokenizer_type: str, ancestor: Callable[[Sequence[Message]], IdsAndMask], batch: int
+) -> Measured:
+    """Asks about many conversations at once, and how many cores that keeps busy."""
+    ours = MultiTurnLossMaskGenerator(chat_tokenizers.load(pair), tokenizer_type)
+    conversations = [make_conversation(f"batch {at}") for at in range(batch)]
+    sample = conversations[: max(1, batch // 8)]
+    old = seconds(lambda: [ancestor(messages) for messages in sample]) * len(conversations) / len(sample)
+    processor = time.process_time()
+    new = seconds(lambda: ours.get_loss_masks(conversations))
+    cores = (time.process_time() - processor) / new
+    cache = ours.cache_bytes / 2**20
+    note = f"{cores:.1f} of {os.cpu_count()} cores busy, cache {cache:.0f} MiB, ancestor from {len(sample)} of them"
+    return Measured(f"{batch} at once", pair, [old], [new], note)
+
+
+def measure_rows(trajectories: int, rounds: int, turns: int = 50, tokens: int = 30_000) -> dict[str, Any]:
+    """Times packing of append-only trajectories, the prompts held as full lists."""
+    step = tokens // turns
+    whole = [at % 150_000 for at in range(tokens)]
+    generations = [
+        Generation(whole[: at * step + step - 200], whole[at * step + step - 200 : (at + 1) * step], [-0.5] * 200)
+        for at in range(turns)
+    ]
+    times = [seconds(lambda: [pack_training_rows(generations) for _ in range(trajectories)]) for _ in range(rounds)]
+    return {"trajectories": trajectories, "turns": turns, "tokens": tokens, "seconds": times}
+
+
+def show(results: list[Measured], rows: dict[str, Any]) -> None:
+    """Prints the table."""
+    table = Table(title=f"Loss masks, {TURNS} turns, about {TOKENS} tokens: milliseconds, median (lowest to highest)")
+    for column in ("template", "question", "per message", "ours", "times faster", "note"):
+        table.add_column(column, justify="right" if column in ("per message", "ours", "times faster") else "left")
+    for one in results:
+        table.add_row(
+            one.pair, one.question, _spread(one.ancestor_s), _spread(one.ours_s), f"{one.ratio:.1f}", one.note
+        )
+    console = Console(width=150)
+    console.print(table)
+    console.print(
+        f"packing rows: {rows['trajectories']} trajectories of {rows['turns']} turns and {rows['tokens']} tokens "
+        f"in {statistics.median(rows['seconds']):.2f} s"
+    )
+
+
+def _spread(values: list[float]) -> str:
+    low, middle, high = (f"{1000 * value:.1f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low} to {high})" if len(values) > 1 else middle
+
+
+def main() -> int:
+    """Runs the benchmark and writes what it found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each question")
+    parser.add_argument("--batch", type=int, default=256, help="conversations at once; 0 leaves that question out")
+    parser.add_argument("--pairs", nargs="+", choices=sorted(PAIRS), default=list(PAIRS), help="templates to measure")
+    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    options = parser.parse_args()
+    results = [one for pair in options.pairs for one in measure_pair(pair, PAIRS[pair], options.rounds, options.batch)]
+    rows = measure_rows(256, min(3, options.rounds))
+    show(results, rows)
+    if options.json:
+        machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
+        found = {"machine": machine, "results": [one.as_json() for one in results], "packing": rows}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
