@@ -6,33 +6,39 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from slime_plugins.rollout_buffer.stand_in_engine.phone.errands import (
-    AddContact,
-    AnswerAboutCalendar,
+from slime_plugins.rollout_buffer.stand_in_engine.phone.errand import Errand
+from slime_plugins.rollout_buffer.stand_in_engine.phone.file_errands import (
     ChangeNote,
-    CopyText,
     CreateFolder,
     CreateNote,
     DeleteAllNotes,
-    DeleteEvent,
     DeleteFile,
     DeleteNewestNote,
-    DraftContact,
     EditNote,
-    Errand,
-    ForwardReceived,
     MoveFile,
-    OpenApp,
+)
+from slime_plugins.rollout_buffer.stand_in_engine.phone.media_errands import (
+    AnswerAboutCalendar,
+    DeleteEvent,
     RecordSound,
+    TakePhoto,
+    TakeVideo,
+)
+from slime_plugins.rollout_buffer.stand_in_engine.phone.people_errands import (
+    AddContact,
+    DraftContact,
+    ForwardReceived,
     Reply,
     SendAgain,
     SendMessage,
+)
+from slime_plugins.rollout_buffer.stand_in_engine.phone.system_errands import (
+    CopyText,
+    OpenApp,
     SetBrightness,
     SetTimer,
     Stopwatch,
     Switches,
-    TakePhoto,
-    TakeVideo,
 )
 
 __all__ = ["errands_for"]

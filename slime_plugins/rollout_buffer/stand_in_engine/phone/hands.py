@@ -33,6 +33,7 @@ __all__ = [
     "scrolled_to",
     "stepped_back",
     "tapped_row",
+    "titled",
 ]
 
 _FIELD_MENU: Final = "Edit text"
@@ -51,6 +52,14 @@ def app_opened(situation: Situation, name: str) -> Move | None:
 def find_row(situation: Situation, text: str) -> Row | None:
     """The list entry that says exactly this."""
     return next((row for row in situation.rows if row.text == text), None)
+
+
+def titled(situation: Situation, *titles: str) -> bool:
+    """Whether the page bears one of these titles; a long one ends in an ellipsis on the screen."""
+    shown = situation.screen.title
+    if shown.endswith("…"):
+        return any(title.startswith(shown[:-1].rstrip()) for title in titles)
+    return shown in titles
 
 
 def tapped_row(situation: Situation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final, cast
 
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
-from slime_plugins.rollout_buffer.stand_in_engine.phone.errands import Errand
+from slime_plugins.rollout_buffer.stand_in_engine.phone.errand import Errand
 from slime_plugins.rollout_buffer.stand_in_engine.phone.moves import Move, give_up, tap, terminate
 
 __all__ = ["Flaw", "Mistakes", "Slip"]

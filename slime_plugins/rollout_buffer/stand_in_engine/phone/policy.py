@@ -7,7 +7,7 @@ from random import Random
 
 from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
-from slime_plugins.rollout_buffer.stand_in_engine.phone.errands import Errand, is_believed_done
+from slime_plugins.rollout_buffer.stand_in_engine.phone.errand import Errand, is_believed_done
 from slime_plugins.rollout_buffer.stand_in_engine.phone.goals import errands_for
 from slime_plugins.rollout_buffer.stand_in_engine.phone.mistakes import Mistakes, Slip, call_text
 from slime_plugins.rollout_buffer.stand_in_engine.phone.moves import Move, give_up, terminate
@@ -38,7 +38,9 @@ def play_phone(conversation: Conversation, *, skill: float, luck: Luck) -> str:
     goal, step = read_goal(conversation) or "", step_number(conversation)
     errands = errands_for(goal)
     if errands is None:
-        return _reply(give_up(f'I am a stand-in and know no way to do this: "{goal}".'), None, luck.about("words", step))
+        return _reply(
+            give_up(f'I am a stand-in and know no way to do this: "{goal}".'), None, luck.about("words", step)
+        )
     mistakes = Mistakes.drawn(goal, errands, skill=skill, luck=luck)
     slip = mistakes.slip(step)
     move = _move(conversation, errands, step, mistakes)
