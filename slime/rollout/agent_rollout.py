@@ -319,7 +319,6 @@ class _TrainingRollout:
             raise InputExhaustedError(f"{so_far}: {advice}", error.detail) from error
         if not self._progress.groups_in_pass:
             raise InputExhaustedError(f"{so_far}; a whole pass over it gave no group", error.detail) from error
-        await self._feed.settle()
         self._progress.begin_next_pass()
         logger.info("%s; pass %d begins", so_far, self._progress.pass_number)
         await self._start(fresh=True)

@@ -61,7 +61,6 @@ async def _all_groups(args: Any, eval_set: EvalSet, feed: JobFeed) -> list[Group
         try:
             delivery = await feed.next_delivery()
         except InputExhaustedError:
-            await feed.settle()
             return groups
         groups += converter.groups(delivery.items)
         feed.received(delivery)

@@ -177,7 +177,7 @@ class JobFeed:
         """Waits until groups are ready and returns at most ``max_groups``; call ``received`` when they are safe.
 
         Raises:
-            InputExhaustedError: no group will ever be ready again.
+            InputExhaustedError: no group will ever be ready again; everything received is acknowledged by then.
             JobEndedError: the job was cancelled or has failed.
             RetriesUsedUpError: the buffer stayed out of reach.
         """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from slime.rollout import agent_rollout_feed
-from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout import forget_jobs, start_rollout
 from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -22,6 +25,7 @@ from slime_plugins.rollout_buffer.server import create_app
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
 
+ROOT = Path(__file__).resolve().parents[2]
 INSTANCES = [f"task-{number}" for number in range(12)]
 SAMPLES = 4
 
@@ -144,6 +148,49 @@ def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path
     again = trainer_of(url, tmp_path, start=1).train(1)
 
     assert sorted(instances(again)) == sorted(instances(lost))
+
+
+TRAINER_PROGRAM = """
+import json, sys, time
+from slime_plugins.rollout_buffer.trainer_stand_in import TrainerStandIn, trainer_args
+
+options = json.loads(sys.argv[1])
+trainer = TrainerStandIn(trainer_args(**options["args"]), start_rollout_id=options["start"])
+
+def say(record):
+    print(json.dumps([group[0].metadata["instance_id"] for group in record.groups]), flush=True)
+
+for save_interval in options["saves"]:
+    trainer.train(1, save_interval=save_interval, on_rollout=say)
+time.sleep(60)
+"""
+
+
+def killed_trainer(args: Any, *, start: int, saves: list[int | None]) -> list[str]:
+    """Runs a trainer in a process of its own, kills it after its last rollout, and returns what it had received."""
+    options = json.dumps({"args": vars(args), "start": start, "saves": saves})
+    command = [sys.executable, "-c", TRAINER_PROGRAM, options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        received = [name for _ in saves for name in json.loads(process.stdout.readline())]
+        process.kill()
+    return received
+
+
+def test_nothing_is_lost_or_trained_twice_when_trainers_are_killed(url: str, tmp_path: Path) -> None:
+    args = trainer_of(url, tmp_path).args
+    start_rollout(url, args, {})
+    play(url, INSTANCES)
+    args.rollout_batch_size = 3
+
+    # The first trainer starts anew at rollout 0, so it is told to go on from the job that was filled beforehand.
+    first = killed_trainer(args, start=1, saves=[1, None])
+    second = killed_trainer(args, start=2, saves=[1, 1])
+    third = killed_trainer(args, start=4, saves=[1])
+
+    trained = [*first[:3], *second, *third]
+    assert second[:3] == first[3:]
+    assert sorted(trained) == sorted(INSTANCES)
 
 
 def test_rollout_0_of_a_new_process_starts_anew(url: str, tmp_path: Path) -> None:

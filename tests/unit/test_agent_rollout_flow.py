@@ -118,8 +118,11 @@ def test_consumed_ids_are_written_down_before_they_are_acknowledged(buffer: Loop
     seen: list[tuple[str, list[str]]] = []
     trainer = trainer_of(buffer)
     buffer.on_request = lambda path, body: seen.append((path, list(trainer.data_source.get_metadata().get("0", []))))
+    buffer.most_groups_of_a_poll = 1
     trainer.train(1)
+    second_poll = [consumed for path, consumed in seen if path == "/get_rollout_data"][1]
 
+    assert second_poll == ["task-0"]
     assert seen[-1] == ("/ack", ["task-0", "task-1"])
 
 
@@ -280,6 +283,7 @@ def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: 
 
     expected = [f"task-{number % 8}" for number in range(12)]
     assert instances(records) == expected
+    assert [{group.state for group in job.groups[:4]} for job in buffer.jobs.values()] == [{"delivered"}] * 2
     forget_jobs()
     resumed = trainer_of(buffer, start=4, load=str(tmp_path), **choices)
     assert instances(resumed.train(1)) == ["task-4", "task-5", "task-6"]
@@ -438,6 +442,7 @@ def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> No
         data = trainer.evaluate(7)
         evaluation = buffer.bodies("/start_rollout")[-1]
 
+        assert {group.state for group in buffer.jobs[evaluation["job_id"]].groups} == {"delivered"}
         assert data["held-out"]["rewards"] == [0.0, 0.0, 1.0]
         assert data["held-out"]["truncated"] == [False] * 3
         assert [sample.prompt for sample in data["held-out"]["samples"]] == ["task-0.0.0", "task-1.0.0", "task-1.0.1"]

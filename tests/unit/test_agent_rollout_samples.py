@@ -103,6 +103,13 @@ def test_the_tokenizer_is_loaded_once() -> None:
     assert mask_generator(str(DEMO_TOKENIZER_PATH), "qwen") is mask_generator(str(DEMO_TOKENIZER_PATH), "qwen")
 
 
+def test_the_first_token_of_all_is_never_trained() -> None:
+    """Nothing before it could predict it, and slime would read its log-prob from before the sequence."""
+    sample = only_sample(generations=(Generation([], [5, 6, 7], [-0.5, -1.0, -2.0]),))
+
+    assert (sample.response_length, sample.loss_mask, sample.rollout_log_probs) == (2, [1, 1], [-1.0, -2.0])
+
+
 def test_a_broken_prefix_gives_rows_that_share_reward_and_trajectory() -> None:
     group = group_of(item(generations=BROKEN_PREFIX), item(uid="u-1"))
     (batch,) = finish_batch([group], 2)
