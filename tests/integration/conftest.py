@@ -1,0 +1,126 @@
+"""Real processes for integration tests: a buffer, a stand-in engine, each on a port and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.processes import ChildProcess
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], Any], patience_s: float = 30.0, what: str = "it") -> Any:
+    """Returns the condition's first true value."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {patience_s} s")
+
+
+def answers(url: str) -> bool:
+    """Tells whether somebody answers with success."""
+    try:
+        return requests.get(url, timeout=5).ok
+    except requests.RequestException:
+        return False
+
+
+class BufferProcess:
+    """``rollout-buffer serve`` with the arguments of a test."""
+
+    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.client = RolloutBufferClient(self.url, timeout_s=30)
+        self._arguments = arguments
+        self._environment = environment or {}
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, again on the same port and data, and waits until it is well."""
+        command = [
+            sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
+            "--data-dir", str(self.folder / "data"), "--data-root", str(self.folder), *self._arguments,
+        ]  # fmt: skip
+        log = self.folder / "serve.log"
+        self.process = ChildProcess("buffer", command, log_file=log, environment=self._environment)
+        wait_until(lambda: answers(f"{self.url}/health"), 60, f"start of the buffer\n{self.process.last_words(20)}")
+
+    def stop(self) -> None:
+        """Asks it to stop, and sees that it does."""
+        self.process.stop(40)
+
+    def kill_supervisor(self) -> None:
+        """As a crash would: no chance to tidy up."""
+        os.kill(self.process.pid, signal.SIGKILL)
+        wait_until(lambda: self.process.exit_code() is not None, what="death of the supervisor")
+
+    def children(self) -> dict[int, str]:
+        """The processes that the supervisor parents, by id, with their command lines."""
+        return {pid: command for pid, parent, command in process_table() if parent == self.process.pid}
+
+    def runner_pid(self) -> int:
+        """The process of the only runner."""
+        found: int = wait_until(
+            lambda: next((pid for pid, command in self.children().items() if "runner_main" in command), None),
+            what="a runner",
+        )
+        return found
+
+
+def process_table() -> list[tuple[int, int, str]]:
+    """Every process as (id, parent, command line)."""
+    table = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            except (OSError, IndexError):
+                continue
+            table.append((int(folder.name), parent, command))
+    return table
+
+
+@pytest.fixture
+def start_buffer(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
+    """Starts buffers, and ends them after the test."""
+    started: list[BufferProcess] = []
+
+    def start(*arguments: str, environment: dict[str, str] | None = None) -> BufferProcess:
+        started.append(BufferProcess(tmp_path, *arguments, environment=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
+def stand_in_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A stand-in engine for the whole session; yields its port."""
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port), "--skill", "0.5"]
+    process = ChildProcess("engine", command, log_file=tmp_path_factory.mktemp("engine") / "engine.log")
+    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the stand-in engine")
+    yield port
+    process.stop(10)

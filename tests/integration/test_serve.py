@@ -1,0 +1,312 @@
+"""``rollout-buffer serve`` as its users run it: processes, crashes, restarts, and a trainer on the other side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.rollout.agent_rollout import forget_jobs
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import UnknownTaskTypeError
+from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
+from tests.support import written
+
+pytestmark = pytest.mark.timeout(180)
+
+StartBuffer = Callable[..., BufferProcess]
+
+
+def math_file(folder: Path, count: int) -> Path:
+    path = folder / "math.jsonl"
+    lines = [
+        {
+            "instance_id": f"sum-{i}",
+            "prompt": [{"role": "user", "content": f"What is {i} + {i * 3}? Put the result in \\boxed{{}}."}],
+            "label": str(i * 4),
+        }
+        for i in range(10, 10 + count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def math_args(buffer: BufferProcess, engine_port: int, count: int = 40, **changes: Any) -> Namespace:
+    return trainer_args(
+        **{
+            "rollout_buffer_url": buffer.url,
+            "rollout_task_type": "math",
+            "prompt_data": str(math_file(buffer.folder, count)),
+            "sglang_router_port": engine_port,
+            "hf_checkpoint": str(DEMO_TOKENIZER_PATH),
+            "save": str(buffer.folder / "checkpoints"),
+            "load": str(buffer.folder / "checkpoints"),
+            "rollout_num_process": 16,
+            **changes,
+        }
+    )
+
+
+def groups_of(record: RolloutRecord) -> list[str]:
+    return [str(group[0].index) for group in record.groups]
+
+
+# --- a trainer -------------------------------------------------------------------------------------------------------
+
+
+def test_three_rollouts_bring_48_samples_in_exact_groups(start_buffer: StartBuffer, stand_in_engine: int) -> None:
+    buffer = start_buffer()
+    forget_jobs()
+    records = TrainerStandIn(math_args(buffer, stand_in_engine)).train(3)
+    samples = [sample for record in records for sample in record.samples]
+    assert len(samples) == 48
+    assert len({str(sample.group_index) for sample in samples}) == 12
+    assert {sample.reward for sample in samples} == {0.0, 1.0}
+    (job,) = buffer.client.jobs()
+    assert job["slots"]["delivered"] == 48
+    assert not job["attempts"].get("failed")
+
+
+def test_a_trainer_killed_after_its_checkpoint_goes_on_with_the_rest(
+    start_buffer: StartBuffer, stand_in_engine: int
+) -> None:
+    buffer = start_buffer()
+    args = math_args(buffer, stand_in_engine)
+    forget_jobs()
+    first = TrainerStandIn(args).train(1)
+    forget_jobs()  # a new process knows nothing but the checkpoint
+    rest = TrainerStandIn(args, start_rollout_id=1).train(2)
+    seen = [name for record in (*first, *rest) for name in groups_of(record)]
+    assert len(set(seen)) == len(seen) == 12
+
+
+def test_a_trainer_killed_before_its_checkpoint_gets_the_same_again(
+    start_buffer: StartBuffer, stand_in_engine: int
+) -> None:
+    buffer = start_buffer()
+    args = math_args(buffer, stand_in_engine)
+    forget_jobs()
+    trainer = TrainerStandIn(args)
+    (first,) = trainer.train(1)
+    (lost,) = trainer.train(1, save_interval=None)
+    forget_jobs()
+    rest = TrainerStandIn(args, start_rollout_id=1).train(2)
+    again = {name for record in rest for name in groups_of(record)}
+    assert set(groups_of(lost)) <= again
+    assert not set(groups_of(first)) & again
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def poll_all(client: RolloutBufferClient, job_id: str, patience_s: float = 90.0) -> list[str]:
+    """Polls until the input is exhausted; returns every uid that came."""
+    got: list[str] = []
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        data = client.get_rollout_data(job_id=job_id, wait_s=2, lease_s=60)
+        got += [item.uid for item in data.items]
+        if data.delivery_id is not None:
+            client.ack([data.delivery_id])
+        if data.exhausted:
+            return got
+    raise AssertionError(f"not exhausted after {patience_s} s: {client.job(job_id)}")
+
+
+def start_math(buffer: BufferProcess, engine_port: int, count: int, **changes: Any) -> str:
+    payload = {
+        "task_type": "math",
+        "input_file": str(math_file(buffer.folder, count)),
+        "remote_engine_url": f"http://127.0.0.1:{engine_port}",
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "num_repeat_per_sample": "2",
+        "num_process": "4",
+        "max_tokens": "256",
+        "evaluation": True,  # groups with one reward are delivered as well: every slot can be counted
+        **changes,
+    }
+    return buffer.client.start_rollout(payload).job_id
+
+
+def test_a_killed_runner_is_replaced_and_nothing_is_lost_or_played_twice(
+    start_buffer: StartBuffer, stand_in_engine: int
+) -> None:
+    buffer = start_buffer()
+    job_id = start_math(buffer, stand_in_engine, 150)
+    for _ in range(2):
+        seen = buffer.client.job(job_id)["outcomes"].get("completed", 0)
+        wait_until(lambda seen=seen: buffer.client.job(job_id)["outcomes"].get("completed", 0) > seen + 10, 60)  # type: ignore[misc]  # mypy cannot type a lambda with a default
+        os.kill(buffer.runner_pid(), signal.SIGKILL)
+    got = poll_all(buffer.client, job_id)
+    assert len(got) == len(set(got)) == 300
+    job = buffer.client.job(job_id)
+    assert job["slots"]["delivered"] == 300
+    assert job["attempts"]["finished"] == 300
+
+
+def test_a_killed_supervisor_takes_its_children_along_and_all_is_there_afterwards(
+    start_buffer: StartBuffer, stand_in_engine: int
+) -> None:
+    buffer = start_buffer()
+    job_id = start_math(buffer, stand_in_engine, 60)
+    wait_until(lambda: buffer.client.job(job_id)["outcomes"].get("completed", 0) > 5, 60)
+    children = set(buffer.children())
+    buffer.kill_supervisor()
+    wait_until(lambda: not children & {pid for pid, _, _ in process_table()}, 20, "end of the children")
+    buffer.start()
+    got = poll_all(buffer.client, job_id)
+    assert len(got) == len(set(got)) == 120
+
+
+def test_cancelling_ends_the_runner(start_buffer: StartBuffer, stand_in_engine: int) -> None:
+    buffer = start_buffer()
+    job_id = start_math(buffer, stand_in_engine, 500)
+    pid = buffer.runner_pid()
+    assert buffer.client.cancel(job_id)["state"] == "cancelled"
+    wait_until(lambda: pid not in buffer.children(), 30, "end of the runner")
+    assert buffer.client.job(job_id)["slots"]["open"] == 0
+
+
+# --- generators of other people --------------------------------------------------------------------------------------
+
+PLAIN_GENERATOR = """
+import json, requests
+TASK_TYPE = "plain"
+REWARD_RANGE = (-1, 1)
+
+def run_rollout(data):
+    for line in open(data["input_file"]):
+        name = json.loads(line)["instance_id"]
+        if name in data["skip_instance_ids"]:
+            continue
+        for i in range(int(data["num_repeat_per_sample"])):
+            item = {"uid": f"{name}/{i}", "instance_id": name, "reward": -1 + i, "extra_info": {"i": i},
+                    "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(i)}]}
+            requests.post(data["remote_buffer_url"] + "/buffer/write", json=item, timeout=30).raise_for_status()
+
+def normalize_group_data(group):
+    name, items = group
+    return name, [{**item, "raw_reward": item["reward"], "reward": item["reward"] * 10} for item in items]
+"""
+
+
+def test_slimes_plain_form_of_a_generator_is_understood(start_buffer: StartBuffer, tmp_path: Path) -> None:
+    folder = tmp_path / "generators"
+    folder.mkdir()
+    (folder / "plain.py").write_text(PLAIN_GENERATOR)
+    (folder / "broken.py").write_text("TASK_TYPE = 'broken'\nimport no_such_module\n")
+    buffer = start_buffer("--generator-dir", str(folder))
+    with pytest.raises(UnknownTaskTypeError, match="no_such_module"):
+        buffer.client.start_rollout({"task_type": "broken"})
+    payload = {
+        "task_type": "plain",
+        "input_file": str(math_file(tmp_path, 3)),
+        "remote_engine_url": "http://127.0.0.1:1",
+        "num_repeat_per_sample": 3,
+        "skip_instance_ids": ["sum-11"],
+    }
+    job_id = buffer.client.start_rollout(payload).job_id
+    assert sorted(poll_all(buffer.client, job_id)) == [f"sum-{n}/{i}" for n in (10, 12) for i in range(3)]
+    job = buffer.client.job(job_id)
+    assert job["slots"]["skipped"] == 3
+
+
+# --- polling and serving ---------------------------------------------------------------------------------------------
+
+
+def test_a_waiting_poll_gets_a_group_soon_after_it_is_complete(start_buffer: StartBuffer) -> None:
+    buffer = start_buffer()
+    job_id = buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1}).job_id
+    latencies = []
+    for number in range(5):
+        arrived: list[float] = []
+
+        def wait_for_it(arrived: list[float] = arrived) -> None:
+            assert buffer.client.get_rollout_data(job_id=job_id, wait_s=20).items
+            arrived.append(time.monotonic())
+
+        poller = threading.Thread(target=wait_for_it)
+        poller.start()
+        time.sleep(0.3)
+        buffer.client.write([written(f"u{number}", f"i{number}")], job_id=job_id)
+        complete = time.monotonic()
+        poller.join(20)
+        latencies.append(arrived[0] - complete)
+    # Far above what is aimed for (tens of milliseconds), far below the wait: polls must be woken, not run out.
+    assert sorted(latencies)[2] < 5
+
+
+def test_waiting_polls_never_starve_other_requests(start_buffer: StartBuffer) -> None:
+    buffer = start_buffer("--workers", "1", "--threads", "4")
+    job_id = buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1}).job_id
+    threads = [
+        threading.Thread(target=lambda: buffer.client.get_rollout_data(job_id=job_id, wait_s=6)) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    started = time.monotonic()
+    assert buffer.client.job(job_id)["job_id"] == job_id
+    assert time.monotonic() - started < 4
+    for thread in threads:
+        thread.join()
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_second_server_on_the_same_data_or_port_says_why_not(start_buffer: StartBuffer, tmp_path: Path) -> None:
+    buffer = start_buffer()
+    same_data = run_cli("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert same_data.returncode == 2
+    assert "another rollout-buffer serve uses" in " ".join(same_data.stderr.split())
+    same_port = run_cli("serve", "--port", str(buffer.port), "--data-dir", str(tmp_path / "other"))
+    assert same_port.returncode == 2
+    assert "give another --port" in " ".join(same_port.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["serve", "--host", "0.0.0.0"], "give --token-file"),
+        (["serve", "--token-file", "/no/such/file"], "cannot be read"),
+        (["serve", "--data-root", "/no/such/folder"], "is not a folder"),
+        (["serve", "--workers", "0"], "workers"),
+        (["jobs", "--url", "http://127.0.0.1:9"], "Is `rollout-buffer serve` up?"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_a_wrong_call_ends_with_a_sentence_and_an_exit_code(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    if arguments[0] == "serve":
+        arguments += ["--data-dir", str(tmp_path / "data")]
+    result = run_cli(*arguments)
+    assert result.returncode != 0
+    assert sentence in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+def test_a_token_guards_the_server_and_clients_send_it(start_buffer: StartBuffer, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("a-token-of-enough-length\n")
+    buffer = start_buffer("--token-file", str(token_file))
+    assert answers(f"{buffer.url}/health")
+    refused = run_cli("jobs", "--url", buffer.url)
+    assert refused.returncode == 2
+    assert "ROLLOUT_BUFFER_TOKEN" in refused.stderr
+    assert RolloutBufferClient(buffer.url, token="a-token-of-enough-length").jobs() == []
