@@ -10,16 +10,19 @@ the whole text is one chunk.
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
 __all__ = ["Chunk", "ChunkTokenizer", "added_token_texts"]
 
 _SHORT = 64  # characters of header or trailer that are worth tokenising on their own
+_MANY = 256  # chunks that are worth several threads
 _BYTES_PER_TOKEN = 12  # one id, and two offsets in the chunks that need them
 
 
@@ -110,7 +113,15 @@ class ChunkTokenizer:
             return encoded
 
         encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
-        return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
+        if len(texts) < _MANY:
+            return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
+
+        # The tokenizer's own threads are off in many trainers (TOKENIZERS_PARALLELISM, fork); it lets go of the
+        # interpreter while it works, so that ours do as well.
+        slices = [list(texts[start : start + _MANY // 4]) for start in range(0, len(texts), _MANY // 4)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            done = pool.map(lambda some: [one.ids for one in encode(some, add_special_tokens=False)], slices)
+            return [ids for some in done for ids in some]
 
     def _remember(self, chunks: Sequence[Chunk]) -> None:
         with self._lock:

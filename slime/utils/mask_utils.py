@@ -279,9 +279,10 @@ class MultiTurnLossMaskGenerator:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.all_special_ids) | frozenset(
-            self.tokenizer.convert_tokens_to_ids([self._dialect.end_marker])
-        )
+        flags = getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {token_id for token_id, token in flags.items() if getattr(token, "special", False)}
+        end = self.tokenizer.convert_tokens_to_ids([self._dialect.end_marker])
+        return frozenset({*special, *self.tokenizer.all_special_ids, *end})
 
     @cached_property
     def _vision(self) -> VisionTokens:
