@@ -69,6 +69,16 @@ Result = TypeVar("Result")
 
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 LONGEST_WAIT_OF_ONE_POLL_S = 20.0
+COUNTED = (
+    "dummies",
+    "malformed_items",
+    "rows",
+    "surplus_items",
+    "tokens_from_generations",
+    "tokens_from_messages",
+    "untrained_trajectories",
+)
+"""What a rollout counts of the items it received, logged as ``rollout/buffer/<name>``."""
 
 _progress_by_job: dict[tuple[str, str], JobProgress] = {}
 """What this process started, per (URL, job). Losing it costs one more start, which attaches to the job."""
@@ -343,15 +353,12 @@ class _TrainingRollout:
 
     def _metrics(self) -> dict[str, float]:
         counts = self._converter.counts
+        drift = {f"rollout/{name}": count for name, count in counts.items() if name.startswith("token_drift/")}
         return {
             **no_filter_metrics(self._all_meta_info),
+            **drift,
             "rollout/buffer/wait_s": self._feed.waited_s,
-            "rollout/buffer/dummies": counts["dummies"],
-            "rollout/buffer/malformed_items": counts["malformed_items"],
-            "rollout/buffer/untrained_trajectories": counts["untrained_trajectories"],
-            "rollout/buffer/tokens_from_generations": counts["tokens_from_generations"],
-            "rollout/buffer/tokens_from_messages": counts["tokens_from_messages"],
-            "rollout/buffer/rows": counts["rows"],
+            **{f"rollout/buffer/{name}": counts[name] for name in COUNTED},
         }
 
 

@@ -107,13 +107,28 @@ class SampleConverter:
 
     def _rows(self, item: RolloutItem) -> tuple[str, list[_Row]]:
         if item.generations:
+            self._count_drift(item)
             packed = pack_training_rows(item.generations)
             rows = [_response_row(row.token_ids, row.loss_mask, row.log_probs, _versions(item, row)) for row in packed]
             return TOKENS_FROM_GENERATIONS, [row for row in rows if row is not None]
-        generator = mask_generator(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
-        token_ids, loss_mask = generator.get_loss_mask(list(item.messages), tools=_tools(item))
+        token_ids, loss_mask = self._mask_generator().get_loss_mask(list(item.messages), tools=_tools(item))
         row = _response_row(token_ids, loss_mask, None, [])
         return TOKENS_FROM_MESSAGES, [] if row is None else [row]
+
+    def _count_drift(self, item: RolloutItem) -> None:
+        """Counts what rebuilding the tokens from messages would have changed; the sampled ones are trained anyway."""
+        if not getattr(self._args, "rollout_buffer_report_drift", False) or not item.messages:
+            return
+        try:
+            report = self._mask_generator().report_drift(item.messages, item.generations, _tools(item))
+        except Exception:  # a report that fails must not cost the trajectory
+            logger.exception("the token drift of %s cannot be measured", item.uid)
+            self.counts["token_drift/unknown"] += 1
+        else:
+            self.counts.update(f"token_drift/{kind}" for kind in report.kinds or ["clean"])
+
+    def _mask_generator(self) -> MultiTurnLossMaskGenerator:
+        return mask_generator(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
 
 
 @functools.lru_cache(maxsize=4)

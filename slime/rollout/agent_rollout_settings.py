@@ -10,6 +10,7 @@ sets, each with a default here:
     rollout_buffer_wait_s        how long one poll waits for a group (20)
     rollout_buffer_lease_s       how long a delivery may stay unacknowledged before it comes back (600)
     rollout_buffer_timeout_s     how long one call may take beyond that (100)
+    rollout_buffer_report_drift  true counts in ``rollout/token_drift/*`` what re-tokenising would have changed (false)
     rollout_num_process          episodes played at once (100)
 """
 
