@@ -191,6 +191,8 @@ class EngineState:
     def _plan(self, call: GenerateCall, rid: str) -> _Plan:
         """What the policy says to this prompt. Runs in a thread: it reads screenshots."""
         ids = self._encode(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
+        if not ids:
+            raise BadRequestError({"message": "The prompt is empty."})
         images = self._matched_images(ids, call.images)
         image_tokens = [image_token_count(image) for image in images]
         prompt_ids = self._expanded(ids, image_tokens)

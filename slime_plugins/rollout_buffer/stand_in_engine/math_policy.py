@@ -1,8 +1,9 @@
-"""Answers to simple sums and equations, worked out and put in a box."""
+"""Answers to sums, and to linear and quadratic equations with one unknown: worked out exactly, and put in a box."""
 
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import random
 import re
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-__all__ = ["MathQuestion", "read_question", "solve"]
+__all__ = ["MathQuestion", "read_question", "solve", "work_out", "wrong_answer"]
 
 _OPERATIONS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: operator.add,
@@ -19,7 +20,8 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fract
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_LARGEST_POWER: Final = 64
+_LARGEST_POWER_BITS: Final = 4096
+_LONGEST_QUESTION: Final = 2000
 # Letters of other alphabets and signs for the four operations, as people and LaTeX write them.
 _SPELLINGS: Final = (
     (r"\\(?:times|cdot)\b|[×·]", "*"),
@@ -36,43 +38,51 @@ _EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}+)=({_TERM}+)(?![\w=])")
 _EXPRESSION: Final = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|[()+\-*/\s])+")
 
 
+_NUMBER: Final = r"(-?\d+(?:/\d+)?)"
+_LISTED: Final = re.compile(
+    rf"\b(add|sum|multiply|product)\b(?: the| of| fractions| numbers)* {_NUMBER} (?:and|by) {_NUMBER}(?!\d)",
+    re.IGNORECASE,
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MathQuestion:
-    """``expression`` to compute; or, with ``unknown``, an equation ``expression`` = ``other_side`` to solve for it."""
+    """``expression`` to compute; or, with ``unknown``, an equation ``expression`` = ``other_side`` to solve for it.
+
+    ``largest`` says which of two solutions is asked for; None when the question does not say.
+    """
 
     expression: str
     other_side: str = ""
     unknown: str = ""
+    largest: bool | None = None
 
 
 def read_question(text: str) -> MathQuestion | None:
-    """The sum or linear equation that ``text`` asks about; None if it asks about something else."""
+    """The sum or equation that ``text`` asks about; None if it asks about something else, or has no one answer."""
+    text = text[-_LONGEST_QUESTION:]
     for pattern, replacement in _SPELLINGS:
         text = re.sub(pattern, replacement, text)
-    for match in _EQUATION.finditer(text):
-        left, right = match.group(1).strip(), match.group(2).strip()
-        letters = set(re.findall(r"[a-z]", left + right))
-        question = MathQuestion(expression=left, other_side=right, unknown="".join(sorted(letters)))
-        if len(letters) == 1 and solve(question) is not None:
-            return question
-    candidates = [match.group().strip() for match in _EXPRESSION.finditer(text)]
-    sums = [MathQuestion(expression=found) for found in candidates if re.search(r"\d\s*[-+*/)]", found)]
-    return max((sum_ for sum_ in sums if solve(sum_) is not None), key=lambda sum_: len(sum_.expression), default=None)
+    question = _read_equation(text) or _read_listed(text) or _read_sum(text)
+    return question if question is not None and solve(question) is not None else None
 
 
 def solve(question: MathQuestion) -> Fraction | None:
-    """The exact answer; None where there is none, or not exactly one, or the question is no linear one."""
+    """The exact answer; None where there is none, or more than the one that is asked for, or no rational one."""
     try:
         if not question.unknown:
             return _value(question.expression, {})
-        return _root(question)
+        roots = _roots(question)
     except (SyntaxError, ValueError, ZeroDivisionError, KeyError, RecursionError):
         return None
+    if len(roots) == 2 and question.largest is not None:
+        return max(roots) if question.largest else min(roots)
+    return roots[0] if len(roots) == 1 else None
 
 
 def work_out(question: MathQuestion, answer: Fraction, randomness: random.Random) -> str:
     """A short working that ends in ``answer``, right or wrong, in its box."""
-    shown = _shown(answer)
+    shown = _shown(answer, question)
     if question.unknown:
         equation = f"{question.expression} = {question.other_side}"
         opening = randomness.choice(
@@ -92,16 +102,65 @@ def wrong_answer(answer: Fraction, randomness: random.Random) -> Fraction:
     return answer + randomness.choice(slips)
 
 
-def _root(question: MathQuestion) -> Fraction | None:
-    """Where both sides meet, from three points of their difference, which a linear equation has on one line."""
-    at_0, at_1, at_2 = (
-        _value(question.expression, {question.unknown: point}) - _value(question.other_side, {question.unknown: point})
-        for point in map(Fraction, (0, 1, 2))
-    )
-    slope = at_1 - at_0
-    if slope == 0 or at_2 - at_1 != slope:
+def _read_equation(text: str) -> MathQuestion | None:
+    for match in _EQUATION.finditer(text):
+        left, right = match.group(1).strip(), match.group(2).strip()
+        letters = sorted(set(re.findall(r"[a-z]", left + right)))
+        if len(letters) == 1:
+            return MathQuestion(expression=left, other_side=right, unknown=letters[0], largest=_largest(text))
+    return None
+
+
+def _largest(text: str) -> bool | None:
+    if re.search(r"\b(larger|largest|greater|greatest|bigger)\b", text, re.IGNORECASE):
+        return True
+    return False if re.search(r"\b(smaller|smallest|lesser|least)\b", text, re.IGNORECASE) else None
+
+
+def _read_listed(text: str) -> MathQuestion | None:
+    match = _LISTED.search(text)
+    if match is None:
         return None
-    return -at_0 / slope
+    sign = "+" if match.group(1).lower() in ("add", "sum") else "*"
+    return MathQuestion(expression=f"{match.group(2)} {sign} {match.group(3)}")
+
+
+def _read_sum(text: str) -> MathQuestion | None:
+    """The longest stretch of the text that can be computed."""
+    found = (match.group().strip() for match in _EXPRESSION.finditer(text))
+    sums = [MathQuestion(expression=stretch) for stretch in found if re.search(r"\d[\s)]*[-+*/]", stretch)]
+    return max((sum_ for sum_ in sums if solve(sum_) is not None), key=lambda sum_: len(sum_.expression), default=None)
+
+
+def _roots(question: MathQuestion) -> list[Fraction]:
+    """Where both sides meet. Their difference is known by its values at 0, 1 and 2 if it is at most quadratic.
+
+    Raises:
+        ValueError: it is of a higher degree, always or never zero, or has no rational roots.
+    """
+    at = [_difference(question, Fraction(point)) for point in range(4)]
+    a = (at[2] - 2 * at[1] + at[0]) / 2
+    b, c = at[1] - at[0] - a, at[0]
+    if 9 * a + 3 * b + c != at[3]:
+        raise ValueError("more than quadratic")
+    if a == 0:
+        return [-c / b]
+    root = _square_root(b * b - 4 * a * c)
+    return sorted({(-b - root) / (2 * a), (-b + root) / (2 * a)})
+
+
+def _difference(question: MathQuestion, point: Fraction) -> Fraction:
+    unknowns = {question.unknown: point}
+    return _value(question.expression, unknowns) - _value(question.other_side, unknowns)
+
+
+def _square_root(number: Fraction) -> Fraction:
+    if number < 0:
+        raise ValueError("no real root")
+    root = Fraction(math.isqrt(number.numerator), math.isqrt(number.denominator))
+    if root * root != number:
+        raise ValueError("no rational root")
+    return root
 
 
 def _value(expression: str, unknowns: dict[str, Fraction]) -> Fraction:
@@ -126,16 +185,18 @@ def _node_value(node: ast.expr, unknowns: dict[str, Fraction]) -> Fraction:
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1 or not 0 <= exponent <= _LARGEST_POWER:
+    digits = base.numerator.bit_length() + base.denominator.bit_length()
+    if exponent.denominator != 1 or exponent < 0 or exponent * digits > _LARGEST_POWER_BITS:
         raise ValueError("a power that is not worked out here")
     return base**exponent.numerator
 
 
-def _shown(answer: Fraction) -> str:
+def _shown(answer: Fraction, question: MathQuestion) -> str:
+    """The answer as one would write it: a decimal to a question in decimals, else a fraction."""
     if answer.denominator == 1:
         return str(answer.numerator)
-    decimal = float(answer)
-    if Fraction(str(decimal)) == answer:
-        return str(decimal)
+    decimal = str(float(answer))
+    if "." in question.expression + question.other_side and Fraction(decimal) == answer:
+        return decimal
     sign = "-" if answer < 0 else ""
     return f"{sign}\\frac{{{abs(answer.numerator)}}}{{{answer.denominator}}}"
