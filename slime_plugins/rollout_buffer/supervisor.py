@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -200,15 +201,15 @@ class Supervisor:
         ]  # fmt: skip
         for folder in self.settings.generator_dirs:
             command += ["--generator-dir", str(folder)]
+        environment = self._local_ray_token() if task["needs_ray"] else {}
         if task["needs_ray"]:
             try:
                 command += ["--ray-address", self._ray_address()]
             except ConfigError as error:
                 self._buffer.fail_job(job.key, error.message)
                 return
-        slot.process = ChildProcess(
-            f"runner of job {job.job_id}", command, log_file=self._log_file(f"runner-{job.key}")
-        )
+        log_file = self._log_file(f"runner-{job.key}")
+        slot.process = ChildProcess(f"runner of job {job.job_id}", command, log_file=log_file, environment=environment)
         slot.started_at = time.monotonic()
 
     def _ray_address(self) -> str:
@@ -222,7 +223,8 @@ class Supervisor:
             command += ["--address-file", str(address_file.resolve())]
             if self.settings.ray_num_cpus is not None:
                 command += ["--num-cpus", str(self.settings.ray_num_cpus)]
-            self._ray = ChildProcess("local Ray", command, log_file=self._log_file("ray"))
+            environment = self._local_ray_token()
+            self._ray = ChildProcess("local Ray", command, log_file=self._log_file("ray"), environment=environment)
         deadline = time.monotonic() + RAY_START_TIMEOUT_S
         while time.monotonic() < deadline and not self._stopping and self._ray.exit_code() is None:
             if address_file.exists() and (address := address_file.read_text(encoding="utf-8").strip()):
@@ -230,6 +232,19 @@ class Supervisor:
             time.sleep(TICK_S)
             self._beat_if_due()
         raise ConfigError(f"local Ray does not start: {self._ray.last_words() or 'no word from it'}")
+
+    def _local_ray_token(self) -> dict[str, str]:
+        """Returns the environment that guards the local Ray with a token of its own: Ray listens on every interface.
+
+        A cluster that somebody else runs (``--ray-address``) has its own guard: its settings come from our environment.
+        """
+        if self.settings.ray_address is not None:
+            return {}
+        path = self.settings.data_dir.resolve() / "ray_token"
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_hex(32))
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
 
     def _beat_if_due(self) -> None:
         beat = self._buffer.heartbeat(SUPERVISOR)
