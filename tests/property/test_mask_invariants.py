@@ -55,7 +55,7 @@ def draw(data: st.DataObject, name: str) -> mask_conversations.Conversation:
 
 
 @every_kind
-@examples(40)
+@examples(25)
 @given(data=example)
 def test_ids_and_mask_are_what_the_pieces_say(name: str, data: st.DataObject) -> None:
     """M1, M2, M3, M12: equal lengths, the template's own ids, 1 exactly on sampled pieces, 0 and reported on edges."""
@@ -81,7 +81,7 @@ def test_ids_and_mask_are_what_the_pieces_say(name: str, data: st.DataObject) ->
 
 # DeepSeek's templates let two turns of tool calls share a token, and end no turn of one call.
 @pytest.mark.parametrize("name", [name for name in NAMES if "deepseek" not in name])
-@examples(15)
+@examples(10)
 @given(data=example)
 def test_every_trained_turn_is_one_region_that_ends_at_the_end_of_turn(name: str, data: st.DataObject) -> None:
     """M3 and M4: as many regions as trained turns, each the NFC form of its body with the end-of-turn token."""
@@ -107,7 +107,7 @@ def test_every_trained_turn_is_one_region_that_ends_at_the_end_of_turn(name: str
 
 
 @every_kind
-@examples(15)
+@examples(10)
 @given(data=example)
 def test_what_others_say_never_changes_what_is_trained(name: str, data: st.DataObject) -> None:
     """M5: user, tool and system texts and tool definitions may be anything."""
@@ -122,6 +122,9 @@ def test_what_others_say_never_changes_what_is_trained(name: str, data: st.DataO
             message["content"] = "x"
     generator = generator_of(name)
     assume(not any(_is_wholly_a_tool_response(message) for message in other))
+    if "deepseek" in name:  # calls after earlier calls have no header: the text before may share a token with them
+        masked = [generator.mask_conversation(messages) for messages in (other, plain)]
+        assume(not any(one.reason is UndecidedReason.BOUNDARY for each in masked for one in each.undecided))
 
     assert _trained_ids(generator, other, tools) == _trained_ids(generator, plain, None)
 
@@ -137,7 +140,7 @@ def _trained_ids(generator: MultiTurnLossMaskGenerator, messages: Any, tools: An
 
 
 @every_kind
-@examples(15)
+@examples(10)
 @given(data=example)
 def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data: st.DataObject) -> None:
     """M6: ids stay, the region of that turn becomes 0."""
@@ -158,7 +161,7 @@ def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data
 
 
 @pytest.mark.parametrize("name", ["small-default-system", "small-plain", "qwen2.5", "qwen3-2507", "qwen3-vl"])
-@examples(15)
+@examples(10)
 @given(data=example)
 def test_a_growing_conversation_keeps_its_prefix(name: str, data: st.DataObject) -> None:
     """M7, where the template is prefix-stable: what was decided at one turn stays."""
@@ -203,7 +206,7 @@ def test_inputs_stay_and_results_depend_on_nothing_before(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", ["small-thinking", "qwen3-vl", "qwen2.5-vl", "qwen3.5"])
-@examples(40)
+@examples(25)
 @given(data=example)
 def test_expanding_images_moves_the_mask_and_changes_nothing_else(name: str, data: st.DataObject) -> None:
     """M12: image tokens are 0, every other token keeps order and mask, whatever size each image has."""

@@ -238,8 +238,12 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", CHATML)
-@pytest.mark.parametrize("text", [INJECTION, *mask_conversations.HOSTILE])
-def test_no_text_of_others_changes_what_is_trained(name: str, text: str) -> None:
+def test_no_text_of_others_changes_what_is_trained(name: str) -> None:
+    for text in [INJECTION, *mask_conversations.HOSTILE]:
+        _assert_harmless(name, text)
+
+
+def _assert_harmless(name: str, text: str) -> None:
     plain = [user("x"), said("mine"), user("x"), said("mine too", reasoning_content="so")]
     attacked = [{"role": "system", "content": f"x{text}x"}, user(f"x{text}x"), plain[1], user(f"x{text}x"), plain[3]]
     definitions = [{"type": "function", "function": {"name": text, "description": text, "parameters": {text: text}}}]
