@@ -268,6 +268,15 @@ class Buffer:
             for member, body in zip(found, bodies, strict=True)
         ]
 
+    def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields every trajectory of a job as (uid, item), one at a time."""
+        with self.store.read() as connection:
+            known = tables.uids_of(connection, job.key)
+        for uid in known:
+            with self.store.read() as connection:
+                body = tables.body_of(connection, job.key, uid)
+            yield uid, orjson.loads(self.store.get_payload(*body))
+
     def _item(self, member: Member, body: bytes) -> dict[str, Any]:
         light = {"uid": member.uid, "instance_id": member.instance_id, "reward": member.reward}
         return {**light, "raw_reward": member.raw_reward, **orjson.loads(body)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,8 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-console = Console()
+WIDTH_OF_A_FILE = 120
+console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
 errors = Console(stderr=True)
 
 DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
@@ -230,5 +232,6 @@ def demo(
                      "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
         raise typer.Exit(1) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
     with _said_plainly():
         run_demo(DemoSettings(folder=folder, rollouts=rollouts, skill=skill, phones=phones), console)

@@ -28,11 +28,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.processes import ChildProcess
 from slime_plugins.rollout_buffer.progress import job_table
+from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 
 __all__ = ["DemoError", "DemoSettings", "run_demo"]
@@ -43,6 +45,7 @@ SAMPLES_PER_GROUP = 4
 START_PATIENCE_S = 120.0
 REFRESH_S = 0.5
 JOB_ID = "demo"
+END_OF_TURN = "<|im_end|>"
 
 
 class DemoError(RolloutBufferError):
@@ -224,8 +227,8 @@ def _job_or_none(client: RolloutBufferClient) -> dict[str, Any] | None:
 
 def _summary(records: list[RolloutRecord]) -> Table:
     table = Table(title="what the trainer got", title_justify="left")
-    for name in ("rollout", "group", "task", "rewards", "actions", "tokens", "trained"):
-        table.add_column(name, justify="right" if name in ("actions", "tokens", "trained") else "left")
+    for name in ("rollout", "group", "instance", "rewards", "actions", "tokens", "trained"):
+        table.add_column(name, justify="right" if name in ("tokens", "trained") else "left", no_wrap=True)
     for record in records:
         for group in record.groups:
             samples = flat_samples(group)
@@ -262,20 +265,36 @@ def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
         raise DemoError(
             f"some attempts failed: {job['attempts']}; the runner's log is in {trainer.settings.folder}/run"
         )
-    _check_masks(samples)
+    _check_masks(samples, trainer.settings.folder.resolve() / "run")
 
 
-def _check_masks(samples: list[Sample]) -> None:
+def _check_masks(samples: list[Sample], run: Path) -> None:
+    """Compares what each mask trains, decoded, with what the stored conversation says the policy said."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+    said = _what_the_policy_said(run)
     for sample in samples:
+        if sample.remove_sample:
+            continue
         mask = [0] * (len(sample.tokens) - sample.response_length) + list(sample.loss_mask or [])
-        trained = [token for token, flag in zip(sample.tokens, mask, strict=True) if flag]
-        text = tokenizer.decode(trained)
-        turns = [turn for turn in text.split("<|im_end|>") if turn]
-        if not sample.remove_sample and not all("<tool_call>" in turn or "<thinking>" in turn for turn in turns):
-            raise DemoError(f"the mask of {sample.prompt} trains something the policy did not say: {text[:300]!r}")
+        trained = tokenizer.decode([token for token, flag in zip(sample.tokens, mask, strict=True) if flag])
+        if trained != said[str(sample.prompt)]:
+            raise DemoError(f"the mask of {sample.prompt} trains what the policy did not say: {trained[:300]!r}")
+
+
+def _what_the_policy_said(run: Path) -> dict[str, str]:
+    """Reads the assistant's turns of every trajectory from the stopped server's store, by uid."""
+    store = Store(run / "data")
+    buffer = Buffer(store)
+    try:
+        return {uid: _turns(item["messages"]) for uid, item in buffer.items_of(buffer.job(JOB_ID))}
+    finally:
+        store.close()
+
+
+def _turns(messages: list[dict[str, Any]]) -> str:
+    return "".join(message["content"] + END_OF_TURN for message in messages if message["role"] == "assistant")
 
 
 def _write_results(records: list[RolloutRecord], run: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import orjson
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE, StartPayload
+from slime_plugins.rollout_buffer.payloads import CHANGEABLE, EXTERNAL_TASK_TYPE, StartPayload
 from slime_plugins.rollout_buffer.tables import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState
 
@@ -99,7 +100,8 @@ def _supersede(connection: tables.Connection, now: float, job: JobRecord) -> Non
 def _attach(
     connection: tables.Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool
 ) -> StartedJob:
-    changes: dict[str, Any] = {"start_id": payload.start_id, "updated_at": now}
+    settings = {**job.settings, **{key: value for key, value in payload.settings().items() if key in CHANGEABLE}}
+    changes: dict[str, Any] = {"start_id": payload.start_id, "settings": json.dumps(settings), "updated_at": now}
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
     if job.state is JobState.FAILED:
@@ -130,5 +132,5 @@ def end_job(connection: tables.Connection, now: float, job: JobRecord, state: Jo
 
 def _difference(job: JobRecord, payload: StartPayload) -> str:
     new = payload.settings()
-    keys = sorted(key for key in {*new, *job.settings} if new.get(key) != job.settings.get(key))
+    keys = sorted(key for key in {*new, *job.settings} - CHANGEABLE if new.get(key) != job.settings.get(key))
     return "different: " + (", ".join(keys[:8]) or "instances")

@@ -174,9 +174,13 @@ class StartPayload(JobSettings):
     def identity(self) -> str:
         """Names the work itself: two payloads with one identity are the same job."""
         content = {**self.settings(), "instances": self.instances}
+        content = {key: value for key, value in content.items() if key not in CHANGEABLE}
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
+
+CHANGEABLE = frozenset({"num_process", "tokenizer_path", "max_attempts", "max_groups_ahead"})
+"""Settings that an attaching payload may bring anew: they say how the work is done, not which."""
 
 NOT_SETTINGS = set(StartPayload.model_fields) - set(JobSettings.model_fields)
 

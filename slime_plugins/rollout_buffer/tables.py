@@ -412,6 +412,13 @@ def members_of(connection: Connection, group_key: int) -> list[Member]:
     ]
 
 
+def uids_of(connection: Connection, job_key: int) -> list[str]:
+    """Returns the uids of a job's trajectories, oldest first."""
+    return [
+        row[0] for row in connection.execute("SELECT uid FROM trajectories WHERE job_key = ? ORDER BY key", (job_key,))
+    ]
+
+
 def body_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
     """Returns where the payload of a trajectory is: (bytes in the row, name of the file)."""
     query = "SELECT body, body_file FROM trajectories WHERE job_key = ? AND uid = ?"

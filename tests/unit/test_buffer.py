@@ -210,6 +210,13 @@ def test_the_same_payload_attaches_and_takes_over_the_new_engine(buffer: Buffer)
     assert start_math(buffer, ids=("c",)).key != job.key
 
 
+def test_how_fast_the_work_is_done_may_change_when_a_trainer_attaches(buffer: Buffer) -> None:
+    job = start_math(buffer, job_id="j", num_process=4)
+    again = start_math(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
+    assert again.key == job.key
+    assert (again.settings["num_process"], again.settings["tokenizer_path"]) == (64, "/moved")
+
+
 def test_another_payload_under_the_same_id_is_refused_with_what_differs(buffer: Buffer) -> None:
     start_math(buffer, job_id="j")
     with pytest.raises(ConflictError, match="num_epoch"):
