@@ -328,6 +328,10 @@ class TestNonsense:
             (answered([7, 8], output_ids=[7, 9]), "do not belong together"),
             (answered([7], output_token_logprobs=[[None, 7, None]]), "not a finite number"),
             (web.Response(text=json.dumps({"meta_info": {"output_token_logprobs": [[float("nan"), 7]]}})), "not JSON"),
+            (
+                web.Response(text='{"meta_info": {"output_token_logprobs": [[-1e999, 7]]}}'),
+                "not (JSON|a finite number)",
+            ),
             (answered([7], output_token_logprobs=[[-0.1, "7", None]]), "not \\[log-prob, id, text\\]"),
             (answered([7], output_token_logprobs=[[-0.1, True, None]]), "not \\[log-prob, id, text\\]"),
             (answered([7], output_token_logprobs=[7]), "not \\[log-prob, id, text\\]"),

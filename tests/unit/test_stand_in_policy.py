@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TypedDict
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.android_world import prompts
 from slime_plugins.rollout_buffer.generator.android_world.actions import MalformedAction, parse_reply
-from slime_plugins.rollout_buffer.generator.android_world.device import ActionKind, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation, Turn, read_conversation
@@ -53,20 +54,29 @@ class Episode:
         self.seen = phone.reset(task, params_idx)
         self.replies: list[str] = []
         self.ended = ""
+        self._budget = self.seen.step_budget or 10
         self._rebuilt = rebuilt_prompts
         self._turns = [Turn(role="system", text=prompts.SYSTEM_PROMPT), self._user(self._first_text(), self.seen)]
 
     def play(self, skill: float, luck: Luck) -> float:
         """Plays to the end, or to the last turn, and returns the success."""
-        budget = self.seen.step_budget or 10
-        while not self.ended and len(self.replies) < budget:
-            reply = play_phone(self._conversation(), skill=skill, luck=luck)
-            self.replies.append(reply)
-            self._turns.append(Turn(role="assistant", text=reply))
-            self._act(reply, budget)
+        while not self.ended and len(self.replies) < self._budget:
+            self.play_turn(skill, luck)
         return self.phone.score()
 
-    def _act(self, reply: str, budget: int) -> None:
+    def play_turn(self, skill: float, luck: Luck) -> None:
+        """Plays one turn."""
+        reply = play_phone(self._conversation(), skill=skill, luck=luck)
+        self.replies.append(reply)
+        self._turns.append(Turn(role="assistant", text=reply))
+        self._act(reply)
+
+    def disturb(self, action: Action) -> None:
+        """Does something that the policy did not ask for; it sees the outcome instead of its own."""
+        self.seen = self.phone.step(action)
+        self._turns[-1] = replace(self._turns[-1], images=(self.seen.screenshot.data,))
+
+    def _act(self, reply: str) -> None:
         action = parse_reply(reply, screen_width=1080, screen_height=2400).action
         if isinstance(action, MalformedAction):
             note = prompts.malformed_reply_note(action.reason)
@@ -75,7 +85,7 @@ class Episode:
             note = self.seen.note
             if action.action.kind in (ActionKind.TERMINATE, ActionKind.ANSWER):
                 self.ended = action.action.status or "answer"
-        message = prompts.later_turn_message(len(self.replies) + 1, budget, "00", note)
+        message = prompts.later_turn_message(len(self.replies) + 1, self._budget, "00", note)
         self._turns.append(self._user(text_of(message), self.seen))
 
     def _conversation(self) -> Conversation:
@@ -112,6 +122,21 @@ class TestPhone:
     @pytest.mark.parametrize("task", ["SimpleSmsSendReceivedAddress", "MarkorAddNoteHeader", "MarkorCreateNoteAndSms"])
     def test_prompts_rebuilt_for_each_step_do_as_well(self, phone: SimulatedPhone, task: str) -> None:
         episode = Episode(phone, task, 3, rebuilt_prompts=True)
+        assert episode.play(**PERFECT) == 1.0, episode.replies
+
+    def test_text_that_does_not_belong_into_a_field_is_cleared_away(self, phone: SimulatedPhone) -> None:
+        episode = Episode(phone, "SimpleSmsReply", 4)
+        for _ in range(3):
+            episode.play_turn(**PERFECT)
+        episode.disturb(Action(kind=ActionKind.TYPE, text="xyz"))
+        assert episode.play(**PERFECT) == 1.0, episode.replies
+
+    @pytest.mark.parametrize("turns", [1, 3, 5])
+    def test_being_sent_home_is_no_obstacle(self, phone: SimulatedPhone, turns: int) -> None:
+        episode = Episode(phone, "MarkorMoveNote", 4)
+        for _ in range(turns):
+            episode.play_turn(**PERFECT)
+        episode.disturb(Action(kind=ActionKind.SYSTEM_BUTTON, button=SystemButton.HOME))
         assert episode.play(**PERFECT) == 1.0, episode.replies
 
     def test_the_skill_is_about_the_share_of_successes(self, phone: SimulatedPhone) -> None:
