@@ -289,7 +289,8 @@ class MultiTurnLossMaskGenerator:
         return discover_vision_tokens(self._template, self._added_tokens)
 
     @cached_property
-    def _vision_ids(self) -> frozenset[int]:
+    def image_token_ids(self) -> frozenset[int]:
+        """Ids that the template writes for images and videos; they are never trained. Empty for a text template."""
         return frozenset(self.tokenizer.convert_tokens_to_ids(sorted(self._vision.written)))
 
     @cached_property
@@ -388,10 +389,10 @@ class MultiTurnLossMaskGenerator:
         return MaskedTurn(turn.message_index, first, max(first, last), trained), list(dict.fromkeys(shared))
 
     def _images_in(self, token_ids: list[int], turn: MaskedTurn) -> list[int]:
-        if not self._vision_ids or self._vision_ids.isdisjoint(token_ids[turn.start : turn.end]):
+        if not self.image_token_ids or self.image_token_ids.isdisjoint(token_ids[turn.start : turn.end]):
             return []
 
-        return [at for at in range(turn.start, turn.end) if token_ids[at] in self._vision_ids]
+        return [at for at in range(turn.start, turn.end) if token_ids[at] in self.image_token_ids]
 
 
 _BATCH = 64  # conversations rendered before their chunks are tokenised together
