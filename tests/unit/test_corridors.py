@@ -22,7 +22,8 @@ LEVELS = [
     "deliveries job_starts",
     "buffer",
     "generator",
-    "runner server progress stand_in_engine",
+    "runner web progress stand_in_engine",
+    "server",
     "supervisor runner_main",
     "trainer_stand_in",
     "demo",
@@ -104,7 +105,7 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
     ("who", "whom", "but"),
     [
         # The server is HTTP over the store and knows nothing of playing.
-        ((f"{BUFFER}.server",), (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
+        ((f"{BUFFER}.server", f"{BUFFER}.web"), (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
         # A generator plays; where its trajectories go is not its business.
         ((GENERATOR,), KEEPERS, ()),
         # Ray is known to the device pool alone.

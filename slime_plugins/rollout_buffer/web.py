@@ -1,0 +1,165 @@
+"""What all routes share: the context of a process, the token, reading bodies, writing replies, errors as replies.
+
+Route files (``server``, ``server_inspect`` …) import from here and never from each other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from flask import Response, current_app, request
+from werkzeug.exceptions import HTTPException
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.config import ServeSettings, read_token
+from slime_plugins.rollout_buffer.errors import (
+    InvalidPayloadError,
+    PayloadTooLargeError,
+    RolloutBufferError,
+    UnauthorizedError,
+)
+from slime_plugins.rollout_buffer.payloads import PollPayload
+from slime_plugins.rollout_buffer.store import Store
+
+__all__ = [
+    "SUPERVISOR",
+    "ServerContext",
+    "check_token",
+    "delivery_chunks",
+    "error_reply",
+    "json_reply",
+    "read_body",
+    "the_buffer",
+    "the_context",
+]
+
+SUPERVISOR = "supervisor"
+"""The name under which the supervisor's heartbeat is stored."""
+
+OPEN_ROUTES = frozenset({"/health"})
+
+logger = logging.getLogger(__name__)
+
+
+class ServerContext:
+    """What every request of one process needs: settings, the buffer, the token, and places for waiting polls."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.buffer = Buffer(Store(settings.data_dir))
+        self.token = read_token(settings.token_file) if settings.token_file is not None else None
+        self._waiting = threading.BoundedSemaphore(max(1, settings.threads // 2))
+
+    @contextmanager
+    def place_to_wait(self) -> Iterator[bool]:
+        """Gives one of the places for waiting polls; False when all are taken, so that other routes stay answered."""
+        taken = self._waiting.acquire(blocking=False)
+        try:
+            yield taken
+        finally:
+            if taken:
+                self._waiting.release()
+
+
+def the_context() -> ServerContext:
+    """Returns the context of this process."""
+    context: ServerContext = current_app.extensions["rollout_buffer"]
+    return context
+
+
+def the_buffer() -> Buffer:
+    """Returns the buffer of this process."""
+    return the_context().buffer
+
+
+def check_token() -> None:
+    """Lets a request pass that carries the token, when the server has one.
+
+    Raises:
+        UnauthorizedError: it does not.
+    """
+    token = the_context().token
+    if token is None or request.path in OPEN_ROUTES:
+        return
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+        raise UnauthorizedError("send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)")
+
+
+def error_reply(error: Exception) -> Response:
+    """The one error handler: a sentence and a code for the caller, a traceback only in the log."""
+    if isinstance(error, RolloutBufferError):
+        if error.http_status >= 500:
+            logger.warning("%s %s: %s", request.method, request.path, error.message)
+        body = {"code": error.code, "message": error.message, "detail": error.detail}
+        return json_reply({"error": body}, error.http_status)
+    if isinstance(error, HTTPException):
+        code = PayloadTooLargeError.code if error.code == 413 else (error.name or "error").lower().replace(" ", "_")
+        message = _http_message(error)
+        return json_reply({"error": {"code": code, "message": message, "detail": {}}}, error.code or 500)
+    logger.exception("%s %s failed", request.method, request.path)
+    message = "the server has a defect; its log has the traceback"
+    return json_reply({"error": {"code": "internal", "message": message, "detail": {}}}, 500)
+
+
+def _http_message(error: HTTPException) -> str:
+    if error.code == 413:
+        limit = the_context().settings.max_body_bytes
+        return f"the body is larger than {limit} bytes: write fewer items at once, or raise --max-body-bytes"
+    if error.code == 404:
+        return f"there is no {request.path} here; see docs/http_api.md for the routes"
+    if error.code == 405:
+        return f"{request.path} does not take {request.method}"
+    return error.description or error.name
+
+
+def json_reply(body: Any, status: int = 200) -> Response:
+    """Answers with JSON."""
+    content = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+    return Response(content, status=status, mimetype="application/json")
+
+
+def read_body() -> dict[str, Any]:
+    """Reads a JSON object; an empty body counts as an empty object."""
+    content = request.get_data(cache=False)
+    if not content.strip():
+        return {}
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidPayloadError("the body must be a JSON object")
+    return body
+
+
+def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, acknowledged: Any) -> Iterator[bytes]:
+    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once."""
+    meta_info = dict(delivery.meta_info)
+    if acknowledged is not None:
+        meta_info["acknowledged"] = acknowledged
+    head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
+    yield head + b',"data":{"meta_info":' + orjson.dumps(meta_info) + b',"data":['
+    separator = b""
+    for light, body in buffer.delivered_items(delivery):
+        if poll.images == "inline":
+            body = _with_inline_images(buffer, body)
+        yield separator + orjson.dumps(light)[:-1] + b"," + body[1:]
+        separator = b","
+    yield b"]}}"
+
+
+def _with_inline_images(buffer: Buffer, body: bytes) -> bytes:
+    """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
+    for sha256 in wire.image_hashes(body):
+        path = buffer.store.image_path(sha256)
+        if path.is_file():
+            body = wire.inline_image(body, sha256, path.read_bytes())
+    return body
