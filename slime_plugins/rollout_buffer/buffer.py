@@ -28,13 +28,15 @@ from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, St
 from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
 from slime_plugins.rollout_buffer.job_starts import StartedJob
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.staleness import versions_of
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
-from slime_plugins.rollout_buffer.types import GroupState, Image, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.types import Generation, GroupState, Image, Instance, JobState, Trajectory
 
 __all__ = ["Buffer", "Delivery", "StartedJob", "WriteResult"]
 
 DEFAULT_REWARD_RANGE = (0.0, 1.0)
+IDLE = "nobody polls it; the next poll resumes it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +226,7 @@ class Buffer:
                     stop_reason=trajectory.stop_reason.value,
                     reward=trajectory.reward,
                     raw_reward=trajectory.raw_reward,
+                    oldest_version=self._note_versions(connection, group.job_key, trajectory.generations),
                     late=late,
                     body=body,
                     body_file=body_file,
@@ -236,6 +239,16 @@ class Buffer:
         except BaseException:
             self.store.drop_payload(body_file)
             raise
+
+    def _note_versions(
+        self, connection: tables.Connection, job_key: int, generations: Sequence[Generation]
+    ) -> int | None:
+        """Returns the oldest weight version of a trajectory, and tells the job of its newest."""
+        versions = versions_of(generations)
+        if versions is None:
+            return None
+        tables.raise_weight_version(connection, job_key, versions[1])
+        return versions[0]
 
     def fail_attempt(
         self,
@@ -389,6 +402,7 @@ class Buffer:
             stop_reason=item.stop_reason.value,
             reward=item.reward,
             raw_reward=item.raw_reward,
+            oldest_version=self._note_versions(connection, job.key, item.generations),
             late=group is None,
             body=body,
             body_file=body_file,
@@ -488,9 +502,26 @@ class Buffer:
         return {**statistics, **about, "exhausted": exhausted, "job_id": job.job_id, "job_state": state}
 
     def polled(self, job: JobRecord) -> None:
-        """Notes that a trainer asked for a job's data."""
+        """Notes that a trainer asked for a job's data; a job that had paused itself goes on."""
         with self.store.write() as connection:
             tables.update_job(connection, job.key, last_poll_at=self._clock())
+            current = tables.get_job(connection, job.key)
+            if current.state is JobState.PAUSED and current.cause == IDLE:
+                tables.update_job(connection, job.key, state=JobState.RUNNING.value, cause="")
+
+    def pause_idle_jobs(self) -> list[str]:
+        """Pauses jobs whose groups nobody has asked for in ``pause_when_idle_s``: their devices are free for others."""
+        paused = []
+        for job in self.unfinished_jobs():
+            patience = job.settings["pause_when_idle_s"]
+            asked_at = job.last_poll_at or job.created_at
+            if not job.has_runner or job.state is not JobState.RUNNING or patience is None:
+                continue
+            if self._clock() - asked_at > patience and self.groups_ahead(job.key):
+                with self.store.write() as connection:
+                    tables.update_job(connection, job.key, state=JobState.PAUSED.value, cause=IDLE)
+                paused.append(job.job_id)
+        return paused
 
     def delivered_items(self, delivery: Delivery) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Yields the members of a delivery as (light keys, payload JSON), one at a time."""
@@ -503,6 +534,7 @@ class Buffer:
                 "reward": 0.0 if member.reward is None else member.reward,
                 "raw_reward": member.raw_reward,
                 "group_index": member.group_key,
+                "weight_version": member.oldest_version,
                 "epoch": member.epoch,
                 "slot": member.slot,
                 "outcome": member.outcome,

@@ -19,6 +19,8 @@ from slime_plugins.rollout_buffer.payloads import PollPayload
 from slime_plugins.rollout_buffer.tables import DeliveryRecord, GroupRecord, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
+STALE = "stale: sampled by weights more than max_weight_version_lag versions old"
+
 __all__ = ["Delivery", "acknowledge", "expire_leases", "is_exhausted", "take"]
 
 
@@ -35,8 +37,25 @@ def take(connection: tables.Connection, now: float, job: JobRecord, poll: PollPa
     """Hands out ready groups; see ``Buffer.take``."""
     limit = _group_limit(poll, job)
     expire_leases(connection, now)
+    if poll.weight_version is not None:
+        tables.raise_weight_version(connection, job.key, poll.weight_version)
+    if job.settings["stale_groups"] == "drop":
+        _drop_stale_groups(connection, now, job)
     repeated = _repeated(connection, now, job, poll) or _returned(connection, now, job, poll, limit)
     return repeated or _new_delivery(connection, now, job, poll, limit)
+
+
+def _stale_groups(connection: tables.Connection, job: JobRecord) -> list[tuple[int, int]]:
+    lag, newest = job.settings["max_weight_version_lag"], tables.get_job(connection, job.key).weight_version
+    if lag is None or newest is None:
+        return []
+    return tables.stale_ready_groups(connection, job.key, newest - lag)
+
+
+def _drop_stale_groups(connection: tables.Connection, now: float, job: JobRecord) -> None:
+    """Filters groups that waited for so long that training on them would be too far off policy."""
+    for key, _ in _stale_groups(connection, job):
+        tables.update_group(connection, key, state=GroupState.FILTERED.value, cause=STALE, closed_at=now)
 
 
 def _repeated(connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
@@ -113,11 +132,15 @@ def _new_delivery(
         meta_info={},
         **_lease_columns(now, poll),
     )
+    stale = {stale_key for stale_key, _ in _stale_groups(connection, job)}
     state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
     for group in ready:
         tables.update_group(connection, group.key, state=state.value, delivery_key=key)
     tables.insert_delivery_groups(connection, key, [group.key for group in ready])
-    meta_info = _meta_info(connection, job, key, delivery_id, ready)
+    meta_info = {
+        **_meta_info(connection, job, key, delivery_id, ready),
+        "stale_groups": [group.key for group in ready if group.key in stale],
+    }
     tables.set_meta_info(connection, key, meta_info)
     return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
 
@@ -142,6 +165,7 @@ def _meta_info(
         "delivery_id": delivery_id,
         "job_id": job.job_id,
         "outcomes": outcomes,
+        "weight_version": tables.get_job(connection, job.key).weight_version,
         "exhausted": is_exhausted(connection, job.key),
     }
 

@@ -118,8 +118,14 @@ class JobSettings(BaseModel):
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
     max_attempts: Annotated[Count, Field(ge=1, le=100)] = 3
     """How often a slot is tried before it is given up as failed."""
-    max_groups_ahead: Annotated[Count, Field(ge=1)] | None = None
+    max_groups_ahead: Annotated[Count, Field(ge=1)] | None = 256
     """New groups wait while this many are ready or leased. None is unlimited."""
+    max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
+    """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
+    stale_groups: Literal["drop", "flag"] = "drop"
+    """Stale groups are filtered before they are handed out, or handed out and named in ``meta_info``."""
+    pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0
+    """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -179,7 +185,7 @@ class StartPayload(JobSettings):
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-CHANGEABLE = frozenset({"num_process", "tokenizer_path", "max_attempts", "max_groups_ahead"})
+CHANGEABLE = frozenset({"num_process", "tokenizer_path", "max_attempts", "max_groups_ahead", "pause_when_idle_s"})
 """Settings that an attaching payload may bring anew: they say how the work is done, not which."""
 
 NOT_SETTINGS = set(StartPayload.model_fields) - set(JobSettings.model_fields)
@@ -198,6 +204,8 @@ class PollPayload(_Body):
     consumer_id: Identifier | None = None
     poll_id: Identifier | None = None
     images: Literal["inline", "hash"] = "inline"
+    weight_version: Annotated[Count, Field(ge=0)] | None = None
+    """The trainer's newest weight version; staleness is measured by it or by what the engine said, whichever is newer."""
 
     @model_validator(mode="after")
     def _asks_in_one_way(self) -> PollPayload:

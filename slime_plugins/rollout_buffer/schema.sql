@@ -16,6 +16,7 @@ CREATE TABLE jobs (
     instance_count INTEGER NOT NULL,
     num_epoch      INTEGER NOT NULL,
     fence          INTEGER NOT NULL DEFAULT 0,  -- number of the runner that may write
+    weight_version INTEGER,                     -- the newest that any of its trajectories was sampled with
     meta_info      TEXT    NOT NULL DEFAULT '{}', -- what the generator's own get_group_data_meta_info said last
     created_at     REAL    NOT NULL,
     updated_at     REAL    NOT NULL,
@@ -76,6 +77,7 @@ CREATE TABLE trajectories (
     stop_reason  TEXT    NOT NULL,
     reward       REAL    NOT NULL,
     raw_reward   REAL,
+    oldest_version INTEGER,                     -- of the weights that sampled it; NULL when nobody told
     late         INTEGER NOT NULL DEFAULT 0,    -- came after its group had closed; never delivered
     body         BLOB,                          -- small payloads; large ones are a file named by the key
     body_file    TEXT,

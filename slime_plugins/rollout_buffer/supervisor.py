@@ -118,6 +118,8 @@ class Supervisor:
     def _turn_clock(self) -> None:
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
+        for job_id in self._buffer.pause_idle_jobs():
+            logger.warning("job %s is paused: nobody polls it", job_id)
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner and job.has_input:
                 self._buffer.finish_if_done(job.key)

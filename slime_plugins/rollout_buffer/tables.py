@@ -37,6 +37,7 @@ class JobRecord:
     instance_count: int
     num_epoch: int
     fence: int
+    weight_version: int | None
     meta_info: dict[str, Any]
     created_at: float
     updated_at: float
@@ -87,6 +88,7 @@ class DeliveredMember:
     remove_sample: bool
     outcome: str
     stop_reason: str
+    oldest_version: int | None
     body: bytes | None
     body_file: str | None
 
@@ -564,6 +566,23 @@ def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -
     connection.executemany("UPDATE groups SET state = 'skipped', cause = ? WHERE key = ?", rows)
 
 
+def raise_weight_version(connection: Connection, job_key: int, version: int) -> None:
+    """Notes a newer weight version of a job's engine; an older one changes nothing."""
+    connection.execute(
+        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?), ?) WHERE key = ?",
+        (version, version, job_key),
+    )
+
+
+def stale_ready_groups(connection: Connection, job_key: int, oldest_allowed: int) -> list[tuple[int, int]]:
+    """Returns ready groups with a member sampled by weights older than allowed, as (key, oldest version)."""
+    query = (
+        "SELECT groups.key, min(oldest_version) FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
+        "WHERE groups.job_key = ? AND groups.state = 'ready' GROUP BY groups.key HAVING min(oldest_version) < ?"
+    )
+    return [(row[0], row[1]) for row in connection.execute(query, (job_key, oldest_allowed))]
+
+
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:
     """Moves the groups of a delivery from one state to another."""
     connection.execute(
@@ -602,7 +621,8 @@ def delivered_members(connection: Connection, delivery_key: int) -> Iterator[Del
     query = (
         "SELECT members.uid, members.source_uid, members.reward, members.raw_reward, members.remove_sample, "
         "groups.key AS group_key, groups.instance_id, groups.epoch, members.ordinal AS slot, "
-        "trajectories.outcome, trajectories.stop_reason, trajectories.body, trajectories.body_file "
+        "trajectories.outcome, trajectories.stop_reason, trajectories.oldest_version, "
+        "trajectories.body, trajectories.body_file "
         "FROM delivery_groups JOIN groups ON groups.key = delivery_groups.group_key "
         "JOIN members ON members.group_key = groups.key "
         "LEFT JOIN trajectories ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
@@ -621,6 +641,7 @@ def delivered_members(connection: Connection, delivery_key: int) -> Iterator[Del
             remove_sample=bool(row["remove_sample"]),
             outcome=row["outcome"] or "failed",
             stop_reason=row["stop_reason"] or "aborted",
+            oldest_version=row["oldest_version"],
             body=row["body"],
             body_file=row["body_file"],
         )

@@ -47,9 +47,10 @@ class StartReply:
 class RolloutItem:
     """One delivered member of a group, as the trainer sees it.
 
-    ``group_index`` is one integer per (job, epoch, instance). ``remove_sample`` marks a dummy that stands for a member
-    that could not be played. ``error`` is set when this one item came malformed: it is then a dummy as well, and the
-    rest of the delivery is not affected. ``raw`` is the item exactly as it came over the wire.
+    ``group_index`` is one integer per (job, epoch, instance). ``weight_version`` is the oldest that sampled some of its
+    tokens, None when nobody told. ``remove_sample`` marks a dummy that stands for a member that could not be played.
+    ``error`` is set when this one item came malformed: it is then a dummy as well, and the rest of the delivery is not
+    affected. ``raw`` is the item exactly as it came over the wire.
     """
 
     uid: str
@@ -61,6 +62,7 @@ class RolloutItem:
     generations: Sequence[Generation] = ()
     images: Sequence[str] = ()
     group_index: int = -1
+    weight_version: int | None = None
     epoch: int = 0
     slot: int = 0
     outcome: str = Outcome.COMPLETED.value
@@ -103,6 +105,7 @@ class WrittenItem:
     stop_reason: StopReason
     body: dict[str, Any]
     images: tuple[Image, ...]
+    generations: tuple[Generation, ...] = ()
 
 
 # --- generations -----------------------------------------------------------------------------------------------------
@@ -255,6 +258,7 @@ def decode_written_item(entry: Any, *, where: str = "item") -> WrittenItem:
         stop_reason=stop_reason,
         body=body,
         images=tuple(images.values()),
+        generations=generations,
     )
 
 
@@ -420,6 +424,7 @@ def _decode_item(item: Mapping[str, Any]) -> RolloutItem:
         generations=decode_generations(item.get("generations")),
         images=tuple(_expect(item.get("images", []), list, "images")),
         group_index=_expect(item.get("group_index", -1), int, "group_index"),
+        weight_version=None if item.get("weight_version") is None else _expect(item["weight_version"], int, "version"),
         epoch=_expect(item.get("epoch", 0), int, "epoch"),
         slot=_expect(item.get("slot", 0), int, "slot"),
         outcome=str(item.get("outcome", Outcome.COMPLETED.value)),

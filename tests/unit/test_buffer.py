@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slime_plugins.rollout_buffer import payloads
 from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.deliveries import STALE
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.groups import judge_group
 from slime_plugins.rollout_buffer.payloads import StartPayload
@@ -330,3 +333,56 @@ def test_a_group_that_waits_too_long_is_closed_by_the_clock(buffer: Buffer, cloc
     assert delivered[:2] == ["a0", "a1"]
     assert all("dummy" in uid for uid in delivered[2:])
     assert write(buffer, job, written("b1", "b")) == ["late"]
+
+
+# --- staleness and idleness ------------------------------------------------------------------------------------------
+
+
+def sampled_by(version: str) -> dict[str, Any]:
+    return {"generations": [{"prompt_ids": [1], "output_ids": [2], "weight_version": version}]}
+
+
+def test_groups_sampled_by_weights_too_old_are_dropped_and_counted(buffer: Buffer) -> None:
+    job = start_external(buffer, max_weight_version_lag=2)
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("3")), written("a1", "a", **sampled_by("5")))
+    write(buffer, job, written("b0", "b", reward=0, **sampled_by("5")), written("b1", "b", **sampled_by("6")))
+    delivery = poll(buffer, job)
+    assert uids(buffer, delivery) == ["b0", "b1"]
+    assert delivery is not None
+    assert delivery.meta_info["finished_groups"] == ["a", "b"]
+    assert list(buffer.describe(job)["causes"]["filtered"]) == [STALE]
+    assert slots(buffer, job)["filtered"] == 2
+
+
+def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
+    job = start_external(buffer, max_weight_version_lag=0, stale_groups="flag")
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    (first, _) = buffer.delivered_items(delivery)
+    assert first[0]["weight_version"] == 0
+    assert delivery.meta_info["stale_groups"] == [first[0]["group_index"]]
+
+
+def test_the_trainer_may_say_which_version_it_is_at(buffer: Buffer) -> None:
+    job = start_external(buffer, max_weight_version_lag=3)
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("1")), written("a1", "a", **sampled_by("1")))
+    assert poll(buffer, job, weight_version=5) is None
+    assert slots(buffer, job)["filtered"] == 2
+
+
+def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_math(buffer, pause_when_idle_s=60)
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    for slot in (0, 1):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
+    clock.advance(61)
+    assert buffer.pause_idle_jobs() == []  # nothing is ready yet: nobody has reason to poll
+    buffer.close_group(group, judge_group(buffer.members(group, with_items=False), group_policy(job)))
+    assert buffer.pause_idle_jobs() == [job.job_id]
+    assert buffer.job(job.job_id).state.value == "paused"
+    buffer.polled(job)
+    assert buffer.job(job.job_id).state.value == "running"

@@ -15,7 +15,7 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
-    "wire config sglang_protocol demo_tokenizer groups",
+    "wire config sglang_protocol demo_tokenizer groups staleness",
     "payloads engine client jobs inputs processes",
     "store fake_engine engine_contract",
     "tables",
