@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import NAMESPACE, REGISTRY_NAME, RayDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
+from tests.android_world_expert import expert_replies, turn_of
 
-ray = pytest.importorskip("ray", reason="Ray is not installed")
-
+tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [
     pytest.mark.slow,
+    # Not imported here: Ray reads its token's place when it is imported, and the cluster is not up yet.
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.timeout(180),
     # Ray leaves sockets and subprocesses to the garbage collector, and announces its own future changes.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
@@ -45,14 +56,23 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    path = tmp_path_factory.mktemp("token") / "token"
+    path.write_text("a secret of this test\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(token: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address_file = tmp_path_factory.mktemp("ray") / "address"
     command = [sys.executable, "-m", LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
     process = subprocess.Popen(command)
     try:
         yield wait_for(address_file, process)
     finally:
-        ray.shutdown()
         process.terminate()
         assert process.wait(timeout=60) == 0
         assert not address_file.exists()
@@ -75,6 +95,18 @@ def processes_below(group: int) -> list[str]:
 
 def is_alive(process: str) -> bool:
     return Path(f"/proc/{process}").exists()
+
+
+def kill_registry() -> None:
+    ray = importlib.import_module("ray")
+    ray.kill(ray.get_actor(REGISTRY_NAME, namespace=NAMESPACE), no_restart=False)
+
+
+async def until_gone(process: str) -> None:
+    deadline = time.monotonic() + 30
+    while is_alive(process):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
 
 
 def settings(**changes: Any) -> AndroidWorldSettings:
@@ -186,7 +218,7 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
     assert await asyncio.to_thread(victim.stdout.readline) == b"holding\n"
     async with pool_at(cluster, acquire_timeout_s=30) as pool:
         waiting = asyncio.create_task(pool.acquire())
-        await asyncio.sleep(3)
+        await asyncio.sleep(2.5)
         assert not waiting.done(), "a living runner lost its lease"
         victim.send_signal(signal.SIGKILL)
         async with await waiting as device:
@@ -198,12 +230,38 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
 async def test_a_registry_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
     async with pool_at(cluster) as pool, await pool.acquire() as device:
         before = (await device.reset("Solved", 0)).details["pid"]
-        registry = ray.get_actor(REGISTRY_NAME, namespace=NAMESPACE)
-        ray.kill(registry, no_restart=False)
-        async with await pool.acquire() as other:
-            assert (await other.reset("Solved", 0)).details["pid"] != before
+        kill_registry()
+        await until_gone(before)
         with pytest.raises(DeviceError):
             await device.step(CLICK)
+        async with await pool.acquire() as other:
+            assert (await other.reset("Solved", 0)).details["pid"] != before
+
+
+async def test_nobody_without_the_token_gets_in(cluster: str) -> None:
+    program = "import ray, sys; ray.init(address=sys.argv[1]); sys.stderr.write('I am in')"
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cluster, env=without_token(), stdout=DEVNULL, stderr=PIPE
+    )
+    assert stranger.stderr is not None
+    said = b""
+    while b"uthentica" not in said:  # it would go on trying for a while
+        said = await stranger.stderr.readline()
+        assert b"I am in" not in said
+        assert said, "the stranger left without a word"
+    stranger.kill()
+    await stranger.communicate()
+
+
+def without_token() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+
+
+def test_no_cluster_is_started_without_a_token(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", LOCAL_RAY, "--address-file", str(tmp_path / "address")]
+    done = subprocess.run(command, env=without_token(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "RAY_AUTH_TOKEN_PATH must name a file" in done.stderr
 
 
 async def test_the_loop_goes_on_while_devices_are_slow(cluster: str) -> None:
@@ -229,7 +287,35 @@ async def test_the_loop_goes_on_while_devices_are_slow(cluster: str) -> None:
     assert longest_pause < 0.4
 
 
-def test_local_ray_ends_with_its_parent(tmp_path: Path) -> None:
+async def test_simulated_phones_play_whole_episodes_in_their_workers(cluster: str) -> None:
+    async with pool_at(cluster, device="simulated", screenshot_max_pixels=100_000) as pool:
+        generator = AndroidWorldGenerator(pool)
+        engine = FakeEngine(expert, tokenizer=tokenizer)
+        await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4))
+        played = await asyncio.gather(*(generator.play(request_for(task)) for task in ("SystemWifiTurnOn",) * 4))
+        assert all(trajectory.extra_info["success"] for trajectory in played)
+        assert {trajectory.extra_info["device_id"] for trajectory in played} == {"device-0", "device-1"}
+        assert all(trajectory.images[0].data.startswith(b"\x89PNG") for trajectory in played)
+
+
+def expert(request: GenerateRequest) -> str:
+    return expert_replies(request.session_id, 0)[turn_of(request)]
+
+
+def request_for(task_name: str) -> EpisodeRequest:
+    data = {"metadata": {"task_name": task_name, "params_idx": 0}}
+    return EpisodeRequest(
+        uid=task_name,
+        job_id="job",
+        instance=Instance(instance_id=task_name, data=data),
+        epoch=0,
+        slot=0,
+        attempt=0,
+        sampling_params=SamplingParams(max_new_tokens=1024),
+    )
+
+
+def test_local_ray_ends_with_its_parent(token: None, tmp_path: Path) -> None:
     address_file = tmp_path / "address"
     shell = subprocess.Popen(
         [

@@ -160,6 +160,12 @@ async def registry_of_fakes(
         await registry.close()
 
 
+async def test_a_registry_that_knows_no_settings_says_so_instead_of_letting_runners_wait() -> None:
+    registry = DeviceRegistry(lambda _settings, index, before: FakeWorker(index, before))
+    with pytest.raises(DeviceError, match="was not told its settings"):
+        await registry.acquire("a", 1, 60)
+
+
 async def test_a_runner_gets_at_most_what_it_wants_and_at_least_one() -> None:
     async with registry_of_fakes(num_workers=3) as (registry, _):
         first = await registry.acquire("a", 2, 5)

@@ -138,6 +138,14 @@ def test_a_few_tasks_can_be_chosen(tmp_path: Path) -> None:
     assert len(lines_of(output)) == 6
 
 
+def test_the_demo_file_is_what_the_tool_writes_for_its_tasks(tmp_path: Path) -> None:
+    tasks = sorted({line["metadata"]["task_name"] for line in lines_of(DATA / "demo_android_world.jsonl")})
+    done = run(ROOT / "tools" / "generate_tasks.py", "--params", "2", "--output", tmp_path / "demo", "--tasks", *tasks)
+    assert done.returncode == 0, done.stderr
+    assert sorted(lines_of(tmp_path / "demo"), key=str) == sorted(lines_of(DATA / "demo_android_world.jsonl"), key=str)
+    assert len(tasks) == 12
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -89,6 +89,7 @@ class AndroidWorldSettings(_Section):
     resources_per_worker: WorkerResources = WorkerResources()
     screenshot_max_pixels: int = Field(default=648_000, ge=1024)
     image_format: ImageFormat = ImageFormat.PNG
+    simulated_latency_s: float = Field(default=0.0, ge=0)
 
     boot_timeout_s: float = Field(default=300, gt=0)
     acquire_timeout_s: float = Field(default=3600, gt=0)

@@ -15,8 +15,6 @@ __all__ = ["DeviceFactory", "create_device"]
 DeviceFactory = Callable[[AndroidWorldSettings, int], Device]
 """Makes device number ``index``. May take as long as a phone takes to boot."""
 
-_SIMULATED = "slime_plugins.rollout_buffer.generator.android_world.simulated_phone.factory:create_device"
-
 
 def create_device(settings: AndroidWorldSettings, index: int) -> Device:
     """Returns a device, ready for its first ``reset``.
@@ -29,7 +27,22 @@ def create_device(settings: AndroidWorldSettings, index: int) -> Device:
     """
     if settings.device == "android_world":
         raise ConfigError("device: android_world needs the emulator adapter, which this version does not have yet")
-    return _factory(_SIMULATED if settings.device == "simulated" else settings.device)(settings, index)
+    factory = _simulated_phone if settings.device == "simulated" else _factory(settings.device)
+    return factory(settings, index)
+
+
+def _simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device:
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
+        SimulatedPhone,
+        SimulatedPhoneConfig,
+    )
+
+    config = SimulatedPhoneConfig(
+        screenshot_max_pixels=settings.screenshot_max_pixels,
+        image_format=settings.image_format.value,
+        step_latency_s=settings.simulated_latency_s,
+    )
+    return SimulatedPhone(config)
 
 
 def _factory(address: str) -> DeviceFactory:

@@ -4,6 +4,8 @@ One detached ``DeviceRegistry`` actor per cluster keeps detached device workers,
 namespace. Both outlive the runner that started them, and the next one finds them there. A registry that dies is
 restarted by Ray and begins by ending the workers of its earlier life: the episodes on them cost one attempt each.
 
+How to sign in to the cluster Ray takes from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH``, when it is imported.
+
 Object references are awaited as they are: no ``ray.get`` holds up an event loop, and no pool of threads caps how many
 calls are under way.
 """

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.held_device import DIED, HUNG, DeviceCounters, LeaseReport
 from slime_plugins.rollout_buffer.generator.android_world.leasing import Lease, LeaseTable, next_in_line
@@ -141,7 +142,11 @@ class DeviceRegistry:
         """Lends up to ``wanted`` devices; waits until at least one is free, at most ``wait_s``. May return none.
 
         An owner has one such call at a time: a second one ends the first, whose reply nobody awaits any more.
+
+        Raises:
+            DeviceError: nobody has configured the registry since it was started, perhaps after a crash.
         """
+        self._current()
         waiter = self._enqueue(owner, wanted)
         self._serve()
         try:
@@ -230,7 +235,7 @@ class DeviceRegistry:
 
     def _current(self) -> AndroidWorldSettings:
         if self._settings is None:
-            raise AssertionError("the registry was not configured")
+            raise DeviceError("the device registry has just started and was not told its settings yet")
         return self._settings
 
     def _drop_surplus_and_outdated(self) -> None:

@@ -5,6 +5,10 @@
 Starts a Ray head without dashboard, writes its address to the file once it can be used, and stays until SIGTERM, SIGINT
 or the death of its parent. Then everything it started ends with it, device workers included, and nothing else: it
 adopts its descendants, so it knows them all. Ray itself is started through its own command, not imported here.
+
+Ray listens on every network interface and runs whatever it is sent. So this program starts no cluster without a token:
+``RAY_AUTH_TOKEN_PATH`` names a file with one, and whoever uses the cluster has the same in its environment, together
+with ``RAY_AUTH_MODE=token``.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ _SET_CHILD_SUBREAPER = 36
 _START_TIMEOUT_S = 120.0
 _GRACE_S = 3.0
 _POLL_S = 0.1
+_TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"
 _LONGEST_TEMP_ROOT = 24
 """Ray puts unix sockets about 60 characters below its folder, and their paths end at 107."""
@@ -73,6 +78,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--num-cpus must be at least 1")
     if len(os.path.abspath(options.temp_root)) > _LONGEST_TEMP_ROOT:
         parser.error(f"--temp-root may be {_LONGEST_TEMP_ROOT} characters long: Ray's socket paths would not fit")
+    if not os.environ.get(_TOKEN_VARIABLE):
+        parser.error(f"{_TOKEN_VARIABLE} must name a file with a token: anybody on the network could use this cluster")
     return options
 
 
@@ -101,6 +108,7 @@ def _start_head(num_cpus: int, temp_dir: Path, address: str) -> subprocess.Popen
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            env=os.environ | {"RAY_AUTH_MODE": "token"},
             start_new_session=True,
             preexec_fn=_fall_with_me(os.getpid()),
         )
