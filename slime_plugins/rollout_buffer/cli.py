@@ -200,7 +200,8 @@ def engine(
     tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.")] = DEMO_TOKENIZER_PATH,
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of its luck.")] = 0,
-    latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds to wait before each answer.")] = 0.0,
+    latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")] = 0.0,
+    token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")] = 0.0,
 ) -> None:
     """Serve the stand-in engine: SGLang's HTTP interface played by a scripted policy. It is no model."""
     try:
@@ -213,7 +214,15 @@ def engine(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     with _said_plainly():
         stand_in.serve(
-            StandInSettings(host=host, port=port, tokenizer_path=tokenizer, skill=skill, seed=seed, latency_s=latency_s)
+            StandInSettings(
+                host=host,
+                port=port,
+                tokenizer_path=tokenizer,
+                skill=skill,
+                seed=seed,
+                latency_s=latency_s,
+                token_latency_s=token_latency_s,
+            )
         )
 
 

@@ -205,7 +205,7 @@ class PollPayload(_Body):
     poll_id: Identifier | None = None
     images: Literal["inline", "hash"] = "inline"
     weight_version: Annotated[Count, Field(ge=0)] | None = None
-    """The trainer's newest weight version; staleness is measured by it or by what the engine said, whichever is newer."""
+    """The trainer's newest weight version. Staleness is measured by it, or by what the engine said if that is newer."""
 
     @model_validator(mode="after")
     def _asks_in_one_way(self) -> PollPayload:
