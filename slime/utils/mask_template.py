@@ -123,6 +123,21 @@ class ChatTemplate:
         )
         return rendered
 
+    def prompt_for(self, messages: Messages, tools: Tools, continued: str) -> str:
+        """Gives what the engine was shown before the next turn, which stands in ``continued`` as it was written.
+
+        Where thinking can be switched, that is the mode whose prompt the written turn begins with, longest first.
+        """
+        prompts = []
+        for switches in _THINKING_SWITCHES:
+            try:
+                prompts.append(self.text(messages, tools, generation_prompt=True, switches=switches))
+            except Exception:  # a template may refuse a switch; the plain prompt must do
+                if not switches:
+                    raise
+        matching = [prompt for prompt in prompts if continued.startswith(prompt)]
+        return max(matching, key=len, default=prompts[0])
+
     def render(self, dialect: Dialect, messages: Messages, tools: Tools = None) -> Rendering:
         """Renders a conversation and finds its turns.
 

@@ -209,6 +209,19 @@ class MultiTurnLossMaskGenerator:
         expanded = _flat(input_ids)
         return input_ids, align_with_expanded(token_ids, loss_mask, expanded, self._placeholder_ids)
 
+    def rebuild_generations(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Generation]:
+        """Rebuilds what an engine would have been shown and would have sampled, turn by turn, without log-probs.
+
+        ``pack_training_rows`` of these trains every turn in full where a template drops earlier reasoning (one row for
+        each stretch that the template left alone) and gives ``get_loss_mask``'s one row where it drops nothing. Text is
+        tokenised anew, so that this is still a fallback for conversations that come without generations.
+        """
+        return [
+            self._rebuild_generation(messages, at, tools)
+            for at, message in enumerate(messages)
+            if message.get("role") == "assistant"
+        ]
+
     def report_drift(
         self, messages: Sequence[Message], generations: Sequence[Generation], tools: Sequence[Any] | None = None
     ) -> DriftReport:
@@ -341,6 +354,37 @@ class MultiTurnLossMaskGenerator:
         masked = self.mask_conversation(messages, tools)
         self._tell(masked.undecided)
         return masked.token_ids, masked.loss_mask
+
+    def _rebuild_generation(self, messages: Sequence[Message], at: int, tools: Sequence[Any] | None) -> Generation:
+        message = messages[at]
+        rendering = self._template.render(self._dialect, messages[: at + 1], tools)
+        prompt = self._template.prompt_for(messages[:at], tools, rendering.text)
+        turn = rendering.turns[-1] if rendering.turns else None
+        if turn is None or turn.message_index != at:
+            raise ValueError(f"message {at} cannot be told apart in its render: {rendering.problem}")
+
+        sampled = rendering.text[len(prompt) : turn.end] if rendering.text.startswith(prompt) else None
+        reasoning = _reasoning_of(message)
+        if sampled is None or (reasoning and reasoning not in sampled):
+            sampled = self._sampled_text(message, prompt, rendering.text[turn.start : turn.end])
+        (prompt_chunks, output_chunks) = self._chunks.chunks([prompt, sampled])
+        return Generation(
+            prompt_ids=[token_id for chunk in prompt_chunks for token_id in chunk.ids],
+            output_ids=[token_id for chunk in output_chunks for token_id in chunk.ids],
+            trained=message.get("step_loss_mask", 1) == 1,
+        )
+
+    def _sampled_text(self, message: Message, prompt: str, rendered: str) -> str:
+        """Puts back the reasoning that the template dropped from what a turn sampled."""
+        reasoning, content = _reasoning_of(message), message.get("content")
+        opened = prompt.endswith("<think>\n")
+        if isinstance(content, str) and "</think>" in content:
+            before, mark, after = content.rpartition("</think>")
+            space = after[: len(after) - len(after.lstrip())]
+            rest = rendered if rendered.startswith(space) else space + rendered.lstrip()
+            return (before.removeprefix("<think>\n") if opened else before) + mark + rest
+
+        return f"{'' if opened else '<think>' + chr(10)}{reasoning}\n</think>\n\n{rendered}" if reasoning else rendered
 
     def _tell(self, undecided: Sequence[Undecided]) -> None:
         for one in undecided:

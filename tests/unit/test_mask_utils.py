@@ -14,7 +14,12 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from slime.utils import mask_utils
-from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, register_loss_mask_type
+from slime.utils.mask_utils import (
+    MultiTurnLossMaskGenerator,
+    UndecidedReason,
+    pack_training_rows,
+    register_loss_mask_type,
+)
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers, mask_conversations
@@ -406,6 +411,44 @@ def test_image_tokens_in_an_assistants_text_are_not_trained() -> None:
     masked = generator("small-thinking").mask_conversation(messages)
     assert trained("small-thinking", messages) == ["so\n</think>\n\na", "b<|im_end|>"]
     assert [one.reason for one in masked.undecided] == [UndecidedReason.IMAGE]
+
+
+# Turn by turn.
+
+
+def row_texts(name: str, messages: list[Message]) -> list[list[str]]:
+    """What is trained in each row packed from rebuilt generations."""
+    one = generator(name)
+    rows = pack_training_rows(one.rebuild_generations(messages))
+    return [one.get_text_from_loss_mask(row.token_ids, row.loss_mask) for row in rows]
+
+
+THINKING = [user("one"), said("<think>\nwhy\n</think>\n\ntwo"), user("three"), said("<think>\nso\n</think>\n\nfour")]
+
+
+@pytest.mark.parametrize("name", ["small-hybrid", "qwen3-hybrid", "qwen3-first-release"])
+def test_reasoning_of_every_turn_is_trained_turn_by_turn(name: str) -> None:
+    assert row_texts(name, THINKING) == [
+        ["<think>\nwhy\n</think>\n\ntwo<|im_end|>"],
+        ["<think>\nso\n</think>\n\nfour<|im_end|>"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
+def test_a_distilled_model_is_trained_on_its_reasoning_turn_by_turn(name: str) -> None:
+    """Its prompt opens the thinking block, so that the model samples what follows, and its end of turn."""
+    end = "<｜end▁of▁sentence｜>"
+    wanted = [[f"why\n</think>\n\ntwo{end}"], [f"so\n</think>\n\nfour{end}"]]
+    assert row_texts(name, THINKING) == wanted
+    without_opening = [user("one"), said("why\n</think>\n\ntwo"), user("three"), said("so\n</think>\n\nfour")]
+    assert row_texts(name, without_opening) == wanted
+
+
+def test_turn_by_turn_is_one_row_where_the_template_drops_nothing() -> None:
+    messages = [*THINKING, user("x"), said("y", step_loss_mask=0), tool("z"), said("done")]
+    (row,) = pack_training_rows(generator("small-plain").rebuild_generations(messages))
+    token_ids, loss_mask = generator("small-plain").get_loss_mask(messages)
+    assert (row.token_ids, row.loss_mask) == (token_ids[:-1], loss_mask[:-1])
 
 
 # Types.
