@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from typing import Literal
 
 import pytest
 from PIL import Image
@@ -20,8 +21,10 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone 
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.letters import sizes_on
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import rng_for
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Widget, WidgetKind
-from tests.simulated_phone_player import Player
+from tests.simulated_phone_player import SOLUTIONS, Player
 
 _HALF = 648_000
 _FULL = 2_592_000
@@ -188,6 +191,32 @@ def test_reading_is_fast() -> None:
 
 
 # Other sizes and formats
+
+
+@pytest.mark.parametrize(
+    ("max_pixels", "image_format"), [(_HALF, "jpeg"), (_FULL, "jpeg"), (1_200_000, "png")], ids=str
+)
+def test_a_lossy_or_resized_settings_page_is_still_read(max_pixels: int, image_format: Literal["png", "jpeg"]) -> None:
+    phone = SimulatedPhone(SimulatedPhoneConfig(screenshot_max_pixels=max_pixels, image_format=image_format))
+    player = Player(phone, phone.reset("TurnOnWifiAndOpenApp", 0))
+    player.open("Settings")
+    player.tap_row("Network & internet")
+    screen = player.screen
+    assert screen.title == "Network & internet"
+    assert [(switch.label, switch.is_on) for switch in screen.switches] == [
+        ("Wi-Fi", False),
+        ("Mobile data", True),
+        ("Airplane mode", False),
+    ]
+    assert screen.find_icon("back") is not None
+
+
+@pytest.mark.parametrize("task_name", ["SimpleSmsSend", "MarkorDeleteNote", "SystemBrightnessMin", "ClockTimerEntry"])
+def test_tasks_can_be_solved_by_looking_at_jpegs(task_name: str) -> None:
+    phone = SimulatedPhone(SimulatedPhoneConfig(image_format="jpeg"))
+    player = Player(phone, phone.reset(task_name, 1))
+    SOLUTIONS[task_name](player, TASKS[task_name].make_params(rng_for(task_name, 1)))
+    assert phone.score() == 1.0
 
 
 def test_bytes_that_are_no_image_are_a_value_error() -> None:

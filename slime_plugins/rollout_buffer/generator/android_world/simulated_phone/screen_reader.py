@@ -12,7 +12,12 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.keyboard import KEYBOARD_TOP
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface, TextColor
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading import shapes
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.letters import Line, read_lines
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.faded_letters import read_faded_line
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.letters import (
+    Line,
+    line_boxes,
+    read_line,
+)
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.pixels import (
     SurfaceMap,
     read_surfaces,
@@ -47,7 +52,10 @@ _ROLE_BY_SURFACE = {
 
 
 def read_screen(image_bytes: bytes) -> ReadScreen:
-    """Returns what the screenshot shows; PNG or JPEG, at 1080x2400 or halved (other sizes: as well as it can).
+    """Returns what the screenshot shows; exactly for PNG at 1080x2400 or halved.
+
+    JPEG of these sizes is read with rare mistakes and some ten times slower. Other sizes: most of it down to about
+    750,000 pixels, little below 500,000.
 
     Raises:
         ValueError: the bytes are no image.
@@ -55,8 +63,9 @@ def read_screen(image_bytes: bytes) -> ReadScreen:
     surfaces = read_surfaces(image_bytes)
     keyboard_visible = surfaces.at(*_KEYBOARD_DOT) is Surface.KEYBOARD
     bottom = KEYBOARD_TOP // 2 if keyboard_visible else surfaces.indices.shape[0]
-    lines = read_lines(surfaces, bottom)
-    texts = tuple(_text_line(line) for line in lines)
+    read = read_line if surfaces.exact else read_faded_line
+    lines = (read(surfaces, box) for box in line_boxes(surfaces, bottom))
+    texts = tuple(_text_line(line) for line in lines if line is not None and line.text)
     signs = shapes.status_icons(surfaces)
     ground = surfaces.at(*_GROUND_DOT)
     return ReadScreen(

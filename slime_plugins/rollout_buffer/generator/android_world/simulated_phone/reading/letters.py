@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.readin
     boxes,
 )
 
-__all__ = ["UNREADABLE", "Line", "Look", "read_lines", "sizes_on"]
+__all__ = ["UNREADABLE", "Line", "Look", "line_boxes", "read_line", "sizes_on"]
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _ROW_GAP = 5  # rows between two lines, in dots; the dot of an i is nearer
@@ -95,13 +95,13 @@ def sizes_on(surface: Surface) -> tuple[TextSize, ...]:
     return (TextSize.SMALL, TextSize.BODY)
 
 
-def read_lines(surfaces: SurfaceMap, bottom: int) -> list[Line]:
-    """Returns all lines above the row ``bottom``, in reading order."""
-    ink = surfaces.indices[:bottom] == INK
-    return [line for box in boxes(ink, row_gap=_ROW_GAP, column_gap=_COLUMN_GAP) if (line := _read(surfaces, box))]
+def line_boxes(surfaces: SurfaceMap, bottom: int) -> list[Box]:
+    """Returns where there is text above the row ``bottom``, in reading order."""
+    return boxes(surfaces.indices[:bottom] == INK, row_gap=_ROW_GAP, column_gap=_COLUMN_GAP)
 
 
-def _read(surfaces: SurfaceMap, box: Box) -> Line | None:
+def read_line(surfaces: SurfaceMap, box: Box) -> Line | None:
+    """Returns the line in the box of a lossless screenshot; None when no text belongs on what is there."""
     surface = surfaces.at(max(0, box.left - 1), (box.top + box.bottom) // 2)
     if surface not in TEXT_COLORS_ON:
         return None

@@ -98,7 +98,7 @@ def read_surfaces(image_bytes: bytes) -> SurfaceMap:
     elif image.size != _DOTS:
         image, lossless = image.resize(_DOTS, Image.Resampling.LANCZOS), False
     pixels = np.asarray(image)
-    indices = _exact_indices(pixels) if lossless else _nearest_indices(pixels)
+    indices = _exact_indices(pixels) if lossless else _cleaned(_nearest_indices(pixels))
     return SurfaceMap(indices=indices, colors=pixels[:, :, :3], exact=lossless)
 
 
@@ -203,3 +203,30 @@ def _nearest_indices(rgba: NDArray[np.uint8]) -> Indices:
         nearest[distance < least] = index
         least = np.minimum(least, distance)
     return np.asarray(nearest[inverse.reshape(packed.shape)], dtype=np.uint8)
+
+
+_STROKE_REACH = 4  # no stroke of a letter is wider than this to both sides
+
+
+def _cleaned(indices: Indices) -> Indices:
+    """Gives letters back what was taken for a surface, and surfaces what was taken for letters.
+
+    Light strokes on dark ground have the colour of the page; blends where two surfaces meet have the colour of none.
+    """
+    dark = np.isin(indices, [index_of(Surface.BUTTON), index_of(Surface.HOME)])
+    enclosed = (_near(dark, 0, 1) & _near(dark, 0, -1)) | (_near(dark, 1, 1) & _near(dark, 1, -1))
+    indices = np.where(enclosed & ~dark, INK, indices).astype(np.uint8)
+    cleaned = indices.copy()
+    for axis in (0, 1):
+        before, after = np.roll(indices, 2, axis=axis), np.roll(indices, -2, axis=axis)
+        edge = (indices == INK) & (before != INK) & (after != INK) & (before != after)
+        cleaned[edge] = before[edge]
+    return cleaned
+
+
+def _near(mask: Mask, axis: int, step: int) -> Mask:
+    """Where the mask is true a few dots away in one direction."""
+    near = np.roll(mask, step, axis=axis)
+    for distance in range(2, _STROKE_REACH + 1):
+        near = near | np.roll(mask, step * distance, axis=axis)
+    return near

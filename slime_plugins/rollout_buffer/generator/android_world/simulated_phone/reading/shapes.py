@@ -107,7 +107,7 @@ def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
             free[box.top : box.bottom, box.left : box.right] = False
             left = box.left + (box.width - ICON_DOTS) // 2
             top = box.top + (box.height - ICON_DOTS) // 2
-            name = _name_of(ink[top : top + ICON_DOTS, left : left + ICON_DOTS])
+            name = _name_on_tile(surfaces, surface, left, top)
             if name is not None:
                 yield IconShape(name=name, box=box, on_app_tile=surface in APP_TILES)
     for box in boxes(free, row_gap=_ROW_ICON_GAP, column_gap=_ROW_ICON_GAP):
@@ -136,13 +136,29 @@ def _icon_arrays() -> dict[str, NDArray[np.bool_]]:
     return {name: np.asarray(icon_mask(name)) > 0 for name in ICON_NAMES}
 
 
-def _name_of(dots: NDArray[np.bool_]) -> str | None:
-    """The icon that these 32x32 dots show; small differences do not matter."""
-    if dots.shape != (ICON_DOTS, ICON_DOTS):
-        return None
-    differences = {name: np.count_nonzero(dots ^ known) for name, known in _icon_arrays().items()}
-    best = min(differences, key=differences.__getitem__)
-    return best if differences[best] <= _WORST_ICON_MATCH * ICON_DOTS * ICON_DOTS else None
+def _name_on_tile(surfaces: SurfaceMap, tile: Surface, left: int, top: int) -> str | None:
+    """The icon whose 32x32 dots stand there; small differences do not matter, in a lossy screenshot nor does a dot."""
+    slack = 0 if surfaces.exact else 1
+    least, best = round(_WORST_ICON_MATCH * ICON_DOTS * ICON_DOTS), None
+    for y in range(max(0, top - slack), top + slack + 1):
+        for x in range(max(0, left - slack), left + slack + 1):
+            dots = _ink_dots(surfaces.colors[y : y + ICON_DOTS, x : x + ICON_DOTS], tile)
+            if dots.shape != (ICON_DOTS, ICON_DOTS):
+                continue
+            for name, known in _icon_arrays().items():
+                difference = int(np.count_nonzero(dots ^ known))
+                if difference < least:
+                    least, best = difference, name
+    return best
+
+
+def _ink_dots(colors: NDArray[np.uint8], tile: Surface) -> NDArray[np.bool_]:
+    """Which dots are nearer to the icons' ink than to the tile."""
+    far_from_ink, far_from_tile = (
+        np.abs(colors.astype(np.int16) - np.array(surface.rgb, dtype=np.int16)).sum(axis=2)
+        for surface in (Surface.ICON_INK, tile)
+    )
+    return np.asarray(far_from_ink < far_from_tile)
 
 
 def _name_of_trimmed(dots: NDArray[np.bool_]) -> str | None:
