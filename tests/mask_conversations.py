@@ -112,7 +112,7 @@ def _exchange(draw: st.DrawFn, oracle: str) -> list[dict[str, Any]]:
     if kind == "user":
         return [{"role": "user", "content": draw(_content(oracle))}]
 
-    turn: dict[str, Any] = {"role": "assistant", "content": draw(texts)}
+    turn: dict[str, Any] = {"role": "assistant", "content": draw(_said(oracle))}
     if draw(st.integers(0, 4)) == 0:
         turn["step_loss_mask"] = 0
     if draw(st.integers(0, 2)) == 0 and not oracle.startswith("deepseek"):
@@ -129,6 +129,14 @@ def _calling(draw: st.DrawFn, oracle: str, turn: dict[str, Any]) -> dict[str, An
 
     as_text = oracle != "thinking" and draw(st.booleans())
     return {**turn, "tool_calls": draw(calls(texts if as_text else argument_objects))}
+
+
+def _said(oracle: str) -> st.SearchStrategy[Any]:
+    if oracle not in ("vision", "thinking", "qwen2_5_vl"):
+        return texts
+
+    part = texts.filter(bool).map(lambda text: {"type": "text", "text": text})
+    return texts | st.lists(part, min_size=1, max_size=3)
 
 
 def _content(oracle: str) -> st.SearchStrategy[Any]:

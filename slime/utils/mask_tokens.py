@@ -60,6 +60,13 @@ class ChunkTokenizer:
         self._max_cache_bytes = max_cache_bytes
         self._lock = Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travels to another process without what it remembers."""
+        return {**self.__dict__, "_cache": OrderedDict(), "_cache_bytes": 0, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
+
     @property
     def cache_bytes(self) -> int:
         """Bytes that the remembered chunks take; never above the bound."""
@@ -119,7 +126,7 @@ class ChunkTokenizer:
         # The tokenizer's own threads are off in many trainers (TOKENIZERS_PARALLELISM, fork); it lets go of the
         # interpreter while it works, so that ours do as well.
         slices = [list(texts[start : start + _MANY // 4]) for start in range(0, len(texts), _MANY // 4)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(min(len(slices), os.cpu_count() or 1)) as pool:
             done = pool.map(lambda some: [one.ids for one in encode(some, add_special_tokens=False)], slices)
             return [ids for some in done for ids in some]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -584,6 +586,21 @@ def test_many_conversations_at_once_give_what_each_gives_alone() -> None:
     conversations = [[user(f"{at}"), said(f"so {at}"), user("x"), said("y" * at)] for at in range(200)]
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
     assert one.get_loss_masks(conversations) == [generator("small-plain").get_loss_mask(c) for c in conversations]
+
+
+def test_a_generator_travels_to_another_process() -> None:
+    one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
+    messages = [user("one"), said("two")]
+    wanted = one.get_loss_mask(messages)
+    assert pickle.loads(pickle.dumps(one)).get_loss_mask(messages) == wanted
+
+
+def test_threads_may_share_a_generator() -> None:
+    one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3", max_cache_bytes=30_000)
+    conversations = [[user(f"{at} " * 20), said(f"so {at} " * 20)] for at in range(60)]
+    with ThreadPoolExecutor(8) as pool:
+        masks = list(pool.map(one.get_loss_mask, conversations))
+    assert masks == [generator("small-plain").get_loss_mask(messages) for messages in conversations]
 
 
 def test_nothing_but_the_standard_library_is_imported() -> None:
