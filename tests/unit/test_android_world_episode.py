@@ -20,7 +20,11 @@ from slime_plugins.rollout_buffer.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
 from slime_plugins.rollout_buffer.generator.android_world.episode import IncrementalEpisode, Task, read_task
-from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
+from slime_plugins.rollout_buffer.generator.android_world.prompts import (
+    first_turn_message,
+    later_turn_message,
+    system_message,
+)
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ScriptedDevice
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
 from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
@@ -253,13 +257,15 @@ async def test_a_prompt_that_does_not_fit_is_truncated_without_a_generation() ->
     assert played.info["turns"] == 0
 
 
-async def test_an_observation_that_leaves_no_room_to_reply_ends_the_episode_before_it_is_shown() -> None:
+@pytest.mark.parametrize(("spare", "turns"), [(-3, 1), (0, 1), (1, 2)])
+async def test_an_observation_is_shown_only_if_a_reply_still_fits(spare: int, turns: int) -> None:
     reply_length = len(tokenizer.encode(CLICK, add_special_tokens=False)) + 1
-    room = first_prompt_length() + reply_length + 3
-    played = await play([CLICK], max_context_len=room, image_pixels_per_token=648_000)
+    shown_length = len(chat.bridge(later_turn_message(2, 10, "0"), turn_is_closed=True))
+    room = first_prompt_length() + reply_length + shown_length + spare
+    played = await play([CLICK, DONE], max_context_len=room, image_pixels_per_token=648_000)
     assert played.trajectory.stop_reason is StopReason.MAX_CONTEXT
     assert played.trajectory.messages[-1]["role"] == "assistant"
-    assert len(played.trajectory.images) == 1
+    assert len(played.trajectory.images) == len(played.trajectory.generations) == turns
 
 
 async def test_image_tokens_count_as_the_engine_counts_them() -> None:
