@@ -13,6 +13,7 @@ Servers, runners and the supervisor each hold a ``Buffer`` of their own on the s
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +24,27 @@ import orjson
 from slime_plugins.rollout_buffer import deliveries, job_starts, tables, wire
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
+from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
 from slime_plugins.rollout_buffer.deliveries import Delivery
-from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
+from slime_plugins.rollout_buffer.errors import (
+    ConflictError,
+    DamagedError,
+    NotFoundError,
+    StaleAttemptError,
+    StorageFullError,
+    UnavailableError,
+)
 from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
 from slime_plugins.rollout_buffer.job_starts import StartedJob
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.staleness import versions_of
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
-from slime_plugins.rollout_buffer.types import Generation, GroupState, Image, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.tables import DeliveredMember, GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.types import Generation, GroupState, Instance, JobState, Outcome, Trajectory
 
 __all__ = ["Buffer", "Delivery", "StartedJob", "WriteResult"]
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_REWARD_RANGE = (0.0, 1.0)
 IDLE = "nobody polls it; the next poll resumes it"
@@ -53,6 +64,7 @@ class Buffer:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         """``clock`` gives seconds since the epoch; tests pass their own."""
         self.store = store
+        self.contents = Contents(store)
         self._clock = clock
 
     # --- jobs --------------------------------------------------------------------------------------------------------
@@ -203,42 +215,62 @@ class Buffer:
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
         """
-        body, body_file, size = self._store_payload(wire.encode_body(trajectory), trajectory.images)
-        try:
-            with self.store.write() as connection:
-                if tables.has_trajectory(connection, group.job_key, trajectory.uid):
-                    self.store.drop_payload(body_file)
-                    return WriteResult(uid=trajectory.uid, status="duplicate")
-                self._check_fence(connection, group.job_key, fence)
-                if tables.attempt_state(connection, group.key, slot, attempt) != "running":
-                    raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
-                now = self._clock()
-                late = tables.get_group(connection, group.key).state is not GroupState.OPEN
-                tables.insert_trajectory(
-                    connection,
-                    job_key=group.job_key,
-                    uid=trajectory.uid,
-                    group_key=group.key,
-                    slot=slot,
-                    attempt=attempt,
-                    instance_id=group.instance_id,
-                    outcome=trajectory.outcome.value,
-                    stop_reason=trajectory.stop_reason.value,
-                    reward=trajectory.reward,
-                    raw_reward=trajectory.raw_reward,
-                    oldest_version=self._note_versions(connection, group.job_key, trajectory.generations),
-                    late=late,
-                    body=body,
-                    body_file=body_file,
-                    body_bytes=size,
-                    created_at=now,
-                )
-                tables.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
-                tables.update_group(connection, group.key, last_write_at=now)
-                return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
-        except BaseException:
-            self.store.drop_payload(body_file)
-            raise
+        with self.store.read() as connection:
+            # Before its bytes are kept: what is refused anyway takes no place on the disk.
+            if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
+                return WriteResult(uid=trajectory.uid, status="duplicate")
+        body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
+        images = {image.sha256: image for image in trajectory.images}
+        (kept,) = self.contents.keep([Draft(body, images, f"trajectory {trajectory.uid}")])
+        return self.store.commit(
+            lambda connection: self._add_trajectory(connection, fence, group, slot, attempt, trajectory, kept)
+        )
+
+    def _is_duplicate(
+        self, connection: tables.Connection, fence: int, group: GroupRecord, slot: int, attempt: int, uid: str
+    ) -> bool:
+        if tables.has_trajectory(connection, group.job_key, uid):
+            return True
+        self._check_fence(connection, group.job_key, fence)
+        if tables.attempt_state(connection, group.key, slot, attempt) != "running":
+            raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
+        return False
+
+    def _add_trajectory(
+        self,
+        connection: tables.Connection,
+        fence: int,
+        group: GroupRecord,
+        slot: int,
+        attempt: int,
+        trajectory: Trajectory,
+        kept: Kept,
+    ) -> WriteResult:
+        if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
+            return WriteResult(uid=trajectory.uid, status="duplicate")
+        now = self._clock()
+        late = tables.get_group(connection, group.key).state is not GroupState.OPEN
+        kept.record(connection)
+        tables.insert_trajectory(
+            connection,
+            job_key=group.job_key,
+            uid=trajectory.uid,
+            group_key=group.key,
+            slot=slot,
+            attempt=attempt,
+            instance_id=group.instance_id,
+            outcome=trajectory.outcome.value,
+            stop_reason=trajectory.stop_reason.value,
+            reward=trajectory.reward,
+            raw_reward=trajectory.raw_reward,
+            oldest_version=self._note_versions(connection, group.job_key, trajectory.generations),
+            late=late,
+            created_at=now,
+            **kept.columns(),
+        )
+        tables.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
+        tables.update_group(connection, group.key, last_write_at=now)
+        return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
 
     def _note_versions(
         self, connection: tables.Connection, job_key: int, generations: Sequence[Generation]
@@ -347,25 +379,19 @@ class Buffer:
             ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
                 the job takes no writes (its own runner plays it, or it is over).
         """
-        stored = [self._store_payload(item.body, item.images) for item in items]
-        kept: set[str] = set()
-        try:
-            with self.store.write() as connection:
-                job = self._job_for_write(connection, job_id)
-                results = []
-                for item, (body, body_file, size) in zip(items, stored, strict=True):
-                    result = self._write_item(connection, job, item, body, body_file, size)
-                    results.append(result)
-                    if result.status != "duplicate" and body_file is not None:
-                        kept.add(body_file)
-        except BaseException:
-            kept.clear()
-            raise
-        finally:
-            for _, body_file, _ in stored:
-                if body_file is not None and body_file not in kept:
-                    self.store.drop_payload(body_file)
-        return job, results
+        with self.store.read() as connection:
+            job = self._job_for_write(connection, job_id)
+            known = {item.uid for item in items if tables.has_trajectory(connection, job.key, item.uid)}
+        drafts = [_draft(item) for item in items if item.uid not in known]
+        kept = iter(self.contents.keep(drafts))
+        keeping = [(item, None if item.uid in known else next(kept)) for item in items]
+        return self.store.commit(lambda connection: self._write_items(connection, job_id, keeping))
+
+    def _write_items(
+        self, connection: tables.Connection, job_id: str | None, items: Sequence[tuple[wire.WrittenItem, Kept | None]]
+    ) -> tuple[JobRecord, list[WriteResult]]:
+        job = self._job_for_write(connection, job_id)
+        return job, [self._write_item(connection, job, item, kept) for item, kept in items]
 
     def _job_for_write(self, connection: tables.Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
@@ -378,18 +404,15 @@ class Buffer:
         return candidates[0]
 
     def _write_item(
-        self,
-        connection: tables.Connection,
-        job: JobRecord,
-        item: wire.WrittenItem,
-        body: bytes | None,
-        body_file: str | None,
-        size: int,
+        self, connection: tables.Connection, job: JobRecord, item: wire.WrittenItem, kept: Kept | None
     ) -> WriteResult:
         if tables.has_trajectory(connection, job.key, item.uid):
             return WriteResult(uid=item.uid, status="duplicate")
+        if kept is None:
+            raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
         group = self._group_for(connection, job, item.instance_id)
         now = self._clock()
+        kept.record(connection)
         tables.insert_trajectory(
             connection,
             job_key=job.key,
@@ -404,10 +427,8 @@ class Buffer:
             raw_reward=item.raw_reward,
             oldest_version=self._note_versions(connection, job.key, item.generations),
             late=group is None,
-            body=body,
-            body_file=body_file,
-            body_bytes=size,
             created_at=now,
+            **kept.columns(),
         )
         if group is None:
             return WriteResult(uid=item.uid, status="late")
@@ -436,12 +457,6 @@ class Buffer:
         members = tables.members_of(connection, group.key)
         if len(members) >= job.group_size:
             self._close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)))
-
-    def _store_payload(self, body: Mapping[str, Any], images: Sequence[Image]) -> tuple[bytes | None, str | None, int]:
-        for image in images:
-            self.store.put_image(image)
-        content = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
-        return (*self.store.put_payload(content), len(content))
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -523,26 +538,48 @@ class Buffer:
                 paused.append(job.job_id)
         return paused
 
-    def delivered_items(self, delivery: Delivery) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yields the members of a delivery as (light keys, payload JSON), one at a time."""
+    def delivered_items(
+        self, delivery: Delivery, *, inline_images: bool = False
+    ) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Yields the members of a delivery as (light keys, payload JSON), one at a time.
+
+        A member whose bytes are gone or damaged is a dummy that says so; the others are not affected.
+        """
+        for light, pieces in self.delivered_pieces(delivery, inline_images=inline_images):
+            yield light, b"".join(pieces)
+
+    def delivered_pieces(
+        self, delivery: Delivery, *, inline_images: bool
+    ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+        """As ``delivered_items``, with each payload in pieces that have not been copied together."""
         with self.store.read() as connection:
-            members = list(tables.delivered_members(connection, delivery.key))
-        for member in members:
-            light = {
-                "uid": member.uid,
-                "instance_id": member.instance_id,
-                "reward": 0.0 if member.reward is None else member.reward,
-                "raw_reward": member.raw_reward,
-                "group_index": member.group_key,
-                "weight_version": member.oldest_version,
-                "epoch": member.epoch,
-                "slot": member.slot,
-                "outcome": member.outcome,
-                "stop_reason": member.stop_reason,
-                "remove_sample": member.remove_sample,
-            }
-            has_payload = member.body is not None or member.body_file is not None
-            yield light, self.store.get_payload(member.body, member.body_file) if has_payload else EMPTY_BODY
+            groups = tables.groups_in_delivery(connection, delivery.key)
+        for group in groups:
+            with self.store.read() as connection:
+                members = tables.delivered_members(connection, group.key)
+            for member in members:
+                yield self._delivered(group.job_key, member, inline_images)
+
+    def _delivered(
+        self, job_key: int, member: DeliveredMember, inline_images: bool
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        if member.body is None and member.body_file is None:
+            return _light(member), [EMPTY_BODY]
+        try:
+            body = self.store.get_payload(member.body, member.body_file)
+            return _light(member), self.contents.inlined(body) if inline_images else [body]
+        except DamagedError as error:
+            logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
+            self._note_damage(job_key, member, error.message)
+            return _light(member, damaged=True), [_dummy_body(error.message)]
+
+    def _note_damage(self, job_key: int, member: DeliveredMember, damage: str) -> None:
+        """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
+        try:
+            with self.store.write() as connection:
+                tables.note_damage(connection, job_key, member.source_uid or member.uid, damage[:500])
+        except (StorageFullError, UnavailableError) as error:
+            logger.error("the damage of trajectory %s is not noted: %s", member.uid, error.message)
 
     def acknowledge(self, delivery_ids: Sequence[str]) -> dict[str, list[str]]:
         """Counts deliveries as received; doing it twice changes nothing.
@@ -605,6 +642,7 @@ class Buffer:
             outcomes = tables.count_outcomes(connection, job.key)
             causes = tables.count_causes(connection, job.key)
             late = tables.count_late(connection, job.key)
+            damaged = tables.count_damaged(connection, job.key)
         slots = {state.value: count * job.group_size for state, count in counted.items()}
         return {
             "job_id": job.job_id,
@@ -624,12 +662,40 @@ class Buffer:
             "attempts": attempts,
             "outcomes": outcomes,
             "late": late,
+            "damaged": damaged,
             "causes": causes,
             "settings": job.settings,
         }
 
 
-EMPTY_BODY = orjson.dumps({"messages": [], "extra_info": {"dummy": True}, "generations": [], "images": []})
+def _dummy_body(error: str | None = None) -> bytes:
+    extra_info = {"dummy": True} if error is None else {"dummy": True, "error": error}
+    return orjson.dumps({"messages": [], "extra_info": extra_info, "generations": [], "images": []})
+
+
+EMPTY_BODY = _dummy_body()
+
+
+def _light(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:
+    """What the buffer itself knows of a delivered member; one whose bytes are damaged is not trained."""
+    return {
+        "uid": member.uid,
+        "instance_id": member.instance_id,
+        "reward": 0.0 if member.reward is None or damaged else member.reward,
+        "raw_reward": None if damaged else member.raw_reward,
+        "group_index": member.group_key,
+        "weight_version": member.oldest_version,
+        "epoch": member.epoch,
+        "slot": member.slot,
+        "outcome": Outcome.FAILED.value if damaged else member.outcome,
+        "stop_reason": member.stop_reason,
+        "remove_sample": member.remove_sample or damaged,
+    }
+
+
+def _draft(item: wire.WrittenItem) -> Draft:
+    body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
+    return Draft(body, {image.sha256: image for image in item.images}, f"item {item.uid!r}")
 
 
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:

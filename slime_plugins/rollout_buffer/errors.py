@@ -12,6 +12,7 @@
     │   └── PayloadTooLargeError      413 payload_too_large
     ├── UnavailableError          503 unavailable: try again later, nothing was lost
     ├── StorageFullError          507 storage_full: the disk or its quota is used up, nothing was lost
+    ├── DamagedError              500 damaged: stored bytes are gone or are not what was written
     ├── ConfigError               a setting is wrong; the process does not start
     ├── GeneratorError            a generator cannot be loaded or broke its contract
     └── EpisodeError              an attempt died of its surroundings; never a reward, retried in a new attempt
@@ -116,6 +117,12 @@ class StorageFullError(RolloutBufferError):
 
     code = "storage_full"
     http_status = 507
+
+
+class DamagedError(RolloutBufferError):
+    """Stored bytes cannot be read or are not what was written; whatever does not need them goes on."""
+
+    code = "damaged"
 
 
 class ConfigError(RolloutBufferError, ValueError):

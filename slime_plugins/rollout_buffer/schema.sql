@@ -79,15 +79,27 @@ CREATE TABLE trajectories (
     raw_reward   REAL,
     oldest_version INTEGER,                     -- of the weights that sampled it; NULL when nobody told
     late         INTEGER NOT NULL DEFAULT 0,    -- came after its group had closed; never delivered
-    body         BLOB,                          -- small payloads; large ones are a file named by the key
-    body_file    TEXT,
+    body         BLOB,                          -- small payloads; large ones are in a pack file
+    body_file    TEXT,                          -- their place there, pack:offset:length
     body_bytes   INTEGER NOT NULL,
+    damage       TEXT,                          -- why the payload could not be read when it was to be delivered
     reported_in  INTEGER,                       -- the delivery whose meta_info counted it
     created_at   REAL    NOT NULL,
     UNIQUE (job_key, uid)
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_key);
+CREATE INDEX trajectories_damaged ON trajectories (job_key) WHERE damage IS NOT NULL;
 CREATE INDEX trajectories_unreported ON trajectories (job_key) WHERE reported_in IS NULL;
+
+CREATE TABLE images (
+    sha256 BLOB PRIMARY KEY,                    -- 32 bytes: a screenshot is kept once, whoever shows it
+    place  TEXT NOT NULL                        -- in a pack file, pack:offset:length
+) WITHOUT ROWID;
+
+CREATE TABLE packs (
+    number  INTEGER PRIMARY KEY,
+    used_to INTEGER NOT NULL                    -- no row names a byte of the pack from here on
+);
 
 CREATE TABLE members (
     group_key     INTEGER NOT NULL REFERENCES groups (key),

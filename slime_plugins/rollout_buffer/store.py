@@ -1,31 +1,36 @@
-"""The store: one SQLite database in WAL mode and two folders of files. It keeps bytes safe and decides nothing.
+"""The store: one SQLite database in WAL mode and a folder of packs. It keeps bytes safe and decides nothing.
 
-Order of a write: image files, then the payload file, each fsynced with its folder, then the row, then the commit (WAL
-with ``synchronous=FULL``: the commit is an fsync). A reader that sees a row therefore finds its files, whatever was
-killed in between. Every process opens its own ``Store``; every thread gets its own connection.
+Order of a write: payloads and screenshots into a pack, fsync, then the rows, then the commit (WAL with
+``synchronous=FULL``: the commit is an fsync), then the answer. A reader that sees a row therefore finds its bytes,
+whatever was killed in between. Writes that wait at the same time share both fsyncs. Every process opens its own
+``Store``; every thread gets its own connection.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import fcntl
 import re
 import sqlite3
 import threading
-import uuid
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any, TypeVar
 
-from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
+from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.packs import Blob, Disk, PackReader, PackWriter, Place
 
 __all__ = ["Store"]
 
-SCHEMA_VERSION = 1
+Result = TypeVar("Result")
+Work = Callable[[sqlite3.Connection], Any]
+
+SCHEMA_VERSION = 2
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
-INLINE_BODY_BYTES = 32 * 1024
-"""Payloads up to here live in their row: one fsync less. Larger ones would bloat the database's pages."""
 BUSY_TIMEOUT_S = 30.0
+TURN_STEP_S = 0.0002
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
 MIGRATIONS: dict[int, str] = {}
 """SQL that takes a database from the version named by the key to the next one."""
@@ -34,21 +39,23 @@ MIGRATIONS: dict[int, str] = {}
 class Store:
     """The single truth on disk. Safe to use from many threads and processes at once."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, disk: Disk | None = None) -> None:
         """Opens the store under ``data_dir`` and creates it when it is not there.
 
         Raises:
             ConfigError: the folder is on a network file system, or was written by a newer version.
         """
         self.data_dir = data_dir.resolve()
-        self.images_dir = self.data_dir / "images"
-        self.payloads_dir = self.data_dir / "payloads"
+        self.packs_dir = self.data_dir / "packs"
+        self.packs_dir.mkdir(parents=True, exist_ok=True)
+        _refuse_network_file_system(self.data_dir)
         self._local = threading.local()
         self._open_connections: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
-        for folder in (self.data_dir, self.images_dir, self.payloads_dir):
-            folder.mkdir(parents=True, exist_ok=True)
-        _refuse_network_file_system(self.data_dir)
+        self._commits: GroupCommit[Work] = GroupCommit(self._commit_batch)
+        self._turns = WriterTurns(self.data_dir)
+        self._writer = PackWriter(self.packs_dir, disk=disk)
+        self._reader = PackReader(self.packs_dir)
         self._create_or_migrate()
 
     # --- transactions ------------------------------------------------------------------------------------------------
@@ -62,7 +69,7 @@ class Store:
             UnavailableError: other writers held the database for longer than ``BUSY_TIMEOUT_S``.
         """
         connection = self._connection()
-        with _translated_errors():
+        with _translated_errors(), self._turns.turn():
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -71,6 +78,22 @@ class Store:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    def commit(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Runs ``work`` as ``write`` would, in one transaction with what other threads bring at the same time.
+
+        Each work stands in a savepoint of its own: one that raises is undone alone. For writes that come in numbers.
+
+        Raises:
+            StorageFullError, UnavailableError: as ``write``; and whatever ``work`` raises.
+        """
+        result: Result = self._commits.run(work)
+        return result
+
+    def _commit_batch(self, batch: Sequence[Ticket[Work]]) -> None:
+        with self.write() as connection:
+            for ticket in batch:
+                _run_in_savepoint(connection, ticket)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -89,50 +112,47 @@ class Store:
         row = self._connection().execute("PRAGMA data_version").fetchone()
         return int(row[0])
 
+    # --- packs -------------------------------------------------------------------------------------------------------
+
+    def append(self, blobs: Sequence[Blob]) -> list[Place]:
+        """Makes bytes durable and returns where they are. Rows that name the places come after.
+
+        Raises:
+            StorageFullError: the disk is full. Nothing of it was kept.
+        """
+        with _translated_errors():
+            return self._writer.append(blobs)
+
+    def fetch(self, place: Place) -> memoryview:
+        """Returns bytes that were appended.
+
+        Raises:
+            DamagedError: they are gone, or are not what was written.
+        """
+        return self._reader.read(place)
+
+    def get_payload(self, body: bytes | None, place: str | None) -> bytes:
+        """Returns a payload from its row or its pack.
+
+        Raises:
+            DamagedError: its bytes are gone, or are not what was written.
+        """
+        if body is not None:
+            return body
+        if place is None:
+            raise DamagedError("a stored trajectory has neither a body nor a place of one")
+        return bytes(self.fetch(Place.parse(place)))
+
     def close(self) -> None:
-        """Closes every connection of this process; a second call does nothing."""
+        """Closes every file and connection of this process; a second call does nothing."""
+        self._writer.close()
+        self._reader.close()
+        self._turns.close()
         with self._lock:
             connections, self._open_connections = self._open_connections, []
         for connection in connections:
             connection.close()
         self._local = threading.local()
-
-    # --- files -------------------------------------------------------------------------------------------------------
-
-    def put_image(self, image: Image) -> None:
-        """Makes a screenshot durable under its hash; one that is there already is not written again."""
-        path = self.image_path(image.sha256)
-        if not path.exists():
-            _write_durably(path, image.data)
-
-    def image_path(self, sha256: str) -> Path:
-        """Returns where the screenshot of that hash is, or would be."""
-        return self.images_dir / sha256[:2] / sha256
-
-    def put_payload(self, body: bytes) -> tuple[bytes | None, str | None]:
-        """Keeps a payload: returns (bytes for the row, None) when small, else (None, name of its durable file)."""
-        if len(body) <= INLINE_BODY_BYTES:
-            return body, None
-        name = uuid.uuid4().hex
-        _write_durably(self.payload_path(name), body)
-        return None, name
-
-    def payload_path(self, name: str) -> Path:
-        """Returns where the payload file of that name is."""
-        return self.payloads_dir / name[:2] / name
-
-    def get_payload(self, body: bytes | None, name: str | None) -> bytes:
-        """Returns a payload from its row or its file."""
-        if body is not None:
-            return body
-        if name is None:
-            raise UnavailableError("a stored trajectory has neither a body nor a file")
-        return self.payload_path(name).read_bytes()
-
-    def drop_payload(self, name: str | None) -> None:
-        """Removes the file of a payload whose row was not kept."""
-        if name is not None:
-            self.payload_path(name).unlink(missing_ok=True)
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -167,10 +187,79 @@ class Store:
                 )
             if version == 0:
                 _run_script(connection, SCHEMA_FILE.read_text("utf-8"))
+            elif version < min(MIGRATIONS, default=SCHEMA_VERSION):
+                raise ConfigError(
+                    f"{self.data_dir} was written by an early version (schema {version}) that cannot be migrated: "
+                    "use another --data-dir"
+                )
             else:
                 for step in range(version, SCHEMA_VERSION):
                     _run_script(connection, MIGRATIONS[step])
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+class WriterTurns:
+    """Lets one process after the other write, in turn.
+
+    SQLite's own waiting sleeps longer each time and is not fair. Two locks are: who waits for the second holds the
+    first, so that who has just written cannot overtake.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._thread_lock = threading.Lock()
+        self._next, self._active = ((folder / name).open("wb") for name in ("writer.next", "writer.active"))
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Holds the turn for a block; raises ``UnavailableError`` when it does not come in ``BUSY_TIMEOUT_S``."""
+        deadline = time.monotonic() + BUSY_TIMEOUT_S
+        if not self._thread_lock.acquire(timeout=BUSY_TIMEOUT_S):
+            raise _too_busy()
+        try:
+            _lock_until(self._next, deadline)
+            try:
+                _lock_until(self._active, deadline)
+            finally:
+                fcntl.flock(self._next, fcntl.LOCK_UN)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._active, fcntl.LOCK_UN)
+        finally:
+            self._thread_lock.release()
+
+    def close(self) -> None:
+        """Closes the lock files."""
+        self._next.close()
+        self._active.close()
+
+
+def _lock_until(file: IO[bytes], deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise _too_busy() from None
+            time.sleep(TURN_STEP_S)
+        else:
+            return
+
+
+def _too_busy() -> UnavailableError:
+    return UnavailableError(f"the store is busy: other processes wrote for more than {BUSY_TIMEOUT_S:.0f} s")
+
+
+def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> None:
+    connection.execute("SAVEPOINT one")
+    try:
+        ticket.result = ticket.work(connection)
+    except sqlite3.OperationalError:
+        raise  # a full disk or the like: nothing of the batch can be kept
+    except BaseException as error:  # noqa: BLE001 - it belongs to the caller who brought the work, and is raised there
+        ticket.error = error
+        connection.execute("ROLLBACK TO one")
+    connection.execute("RELEASE one")
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
@@ -179,33 +268,6 @@ def _run_script(connection: sqlite3.Connection, script: str) -> None:
     for statement in without_comments.split(";"):
         if statement.strip():
             connection.execute(statement)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    """Writes a file that is either complete under its name or absent, and survives a power cut."""
-    with _translated_errors():
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _sync_folder(path.parent.parent)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

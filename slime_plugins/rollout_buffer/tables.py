@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.groups import Member
 from slime_plugins.rollout_buffer.jobs import KnownGroup, PlannedGroup
+from slime_plugins.rollout_buffer.packs import Place
 from slime_plugins.rollout_buffer.types import GroupState, JobState
+
+MAX_MARKS = 500
 
 Connection = sqlite3.Connection
 
@@ -453,6 +456,59 @@ def count_late(connection: Connection, job_key: int) -> int:
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 
 
+# --- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def image_places(connection: Connection, hashes: Sequence[str]) -> dict[str, Place]:
+    """Returns where the screenshots of those hashes are; one that is not stored is left out."""
+    found: dict[str, Place] = {}
+    for start in range(0, len(hashes), MAX_MARKS):
+        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
+        query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
+        found.update({row[0].hex(): Place.parse(row[1]) for row in connection.execute(query, digests)})
+    return found
+
+
+def insert_images(connection: Connection, places: Mapping[str, Place]) -> None:
+    """Keeps where screenshots are. The first place stays: another writer may have been quicker."""
+    rows = [(bytes.fromhex(sha256), str(place)) for sha256, place in places.items()]
+    connection.executemany("INSERT INTO images (sha256, place) VALUES (?, ?) ON CONFLICT DO NOTHING", rows)
+
+
+def replace_image(connection: Connection, sha256: str, place: Place) -> None:
+    """Keeps a new place for a screenshot whose old bytes are damaged."""
+    connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(place), bytes.fromhex(sha256)))
+
+
+def use_packs(connection: Connection, places: Iterable[Place]) -> None:
+    """Notes how far rows name bytes of packs: what lies beyond may be cut off."""
+    ends: dict[int, int] = {}
+    for place in places:
+        ends[place.pack] = max(place.end, ends.get(place.pack, 0))
+    connection.executemany(
+        "INSERT INTO packs (number, used_to) VALUES (?, ?) ON CONFLICT DO UPDATE SET "
+        "used_to = max(used_to, excluded.used_to)",
+        list(ends.items()),
+    )
+
+
+def used_packs(connection: Connection) -> dict[int, int]:
+    """Returns for each pack that rows name how far they name it."""
+    return {row[0]: row[1] for row in connection.execute("SELECT number, used_to FROM packs")}
+
+
+def note_damage(connection: Connection, job_key: int, uid: str, damage: str) -> None:
+    """Keeps why a trajectory could not be read."""
+    query = "UPDATE trajectories SET damage = ? WHERE job_key = ? AND uid = ?"
+    connection.execute(query, (damage, job_key, uid))
+
+
+def count_damaged(connection: Connection, job_key: int) -> int:
+    """Counts trajectories that could not be read when they were to be delivered."""
+    query = "SELECT count(*) FROM trajectories WHERE job_key = ? AND damage IS NOT NULL"
+    return int(connection.execute(query, (job_key,)).fetchone()[0])
+
+
 # --- deliveries ------------------------------------------------------------------------------------------------------
 
 
@@ -616,20 +672,19 @@ def sum_unreported(connection: Connection, job_key: int, delivery_key: int) -> t
     return sums, outcomes
 
 
-def delivered_members(connection: Connection, delivery_key: int) -> Iterator[DeliveredMember]:
-    """Yields the members of a delivery's groups in order, with where their payloads are."""
+def delivered_members(connection: Connection, group_key: int) -> list[DeliveredMember]:
+    """Returns the members of a group as they are delivered, in order, with where their payloads are."""
     query = (
         "SELECT members.uid, members.source_uid, members.reward, members.raw_reward, members.remove_sample, "
         "groups.key AS group_key, groups.instance_id, groups.epoch, members.ordinal AS slot, "
-        "trajectories.outcome, trajectories.stop_reason, trajectories.oldest_version, "
-        "trajectories.body, trajectories.body_file "
-        "FROM delivery_groups JOIN groups ON groups.key = delivery_groups.group_key "
-        "JOIN members ON members.group_key = groups.key "
+        "trajectories.outcome, trajectories.stop_reason, trajectories.oldest_version, trajectories.body, "
+        "trajectories.body_file "
+        "FROM groups JOIN members ON members.group_key = groups.key "
         "LEFT JOIN trajectories ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
-        "WHERE delivery_groups.delivery_key = ? ORDER BY delivery_groups.ordinal, members.ordinal"
+        "WHERE groups.key = ? ORDER BY members.ordinal"
     )
-    for row in connection.execute(query, (delivery_key,)):
-        yield DeliveredMember(
+    return [
+        DeliveredMember(
             uid=row["uid"],
             source_uid=row["source_uid"],
             instance_id=row["instance_id"],
@@ -645,6 +700,8 @@ def delivered_members(connection: Connection, delivery_key: int) -> Iterator[Del
             body=row["body"],
             body_file=row["body_file"],
         )
+        for row in connection.execute(query, (group_key,))
+    ]
 
 
 def _delivery(row: sqlite3.Row) -> DeliveryRecord:

@@ -335,18 +335,20 @@ def image_media_type(data: bytes) -> str | None:
 _STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
 
 
-def image_hashes(body: bytes) -> list[str]:
-    """Returns the screenshots that a stored payload's messages name, each once.
+def image_spots(body: bytes) -> list[tuple[int, int, str]]:
+    """Returns where a stored payload names screenshots: (start, end, hash), in order; what lies between is the URL.
 
     The quotes cannot be forged from inside a message's text: there they are escaped.
     """
-    return list(dict.fromkeys(match.decode("ascii") for match in _STORED_IMAGE.findall(body)))
+    return [
+        (match.start(1) - len(IMAGE_URL_PREFIX), match.end(1), match[1].decode("ascii"))
+        for match in _STORED_IMAGE.finditer(body)
+    ]
 
 
-def inline_image(body: bytes, sha256: str, data: bytes) -> bytes:
-    """Puts a screenshot into a stored payload wherever it is named."""
-    named, inline = f'"url":"{IMAGE_URL_PREFIX}{sha256}"', f'"url":"{encode_data_uri(data)}"'
-    return body.replace(named.encode("ascii"), inline.encode("ascii"))
+def image_hashes(body: bytes) -> list[str]:
+    """Returns the screenshots that a stored payload names, each once."""
+    return list(dict.fromkeys(sha256 for _, _, sha256 in image_spots(body)))
 
 
 def is_sha256(text: str) -> bool:

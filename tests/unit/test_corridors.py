@@ -15,14 +15,16 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
-    "wire config sglang_protocol demo_tokenizer groups staleness",
-    "payloads engine client jobs inputs processes",
+    "wire config sglang_protocol demo_tokenizer groups staleness committer",
+    "payloads engine client jobs inputs processes packs",
     "store fake_engine engine_contract",
     "tables",
-    "deliveries job_starts",
-    "buffer",
+    "deliveries job_starts queries contents",
+    "buffer inspection",
+    "metrics openapi",
     "generator",
     "runner web progress stand_in_engine",
+    "server_inspect",
     "server",
     "supervisor runner_main",
     "trainer_stand_in",
@@ -105,7 +107,7 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
     ("who", "whom", "but"),
     [
         # The server is HTTP over the store and knows nothing of playing.
-        ((f"{BUFFER}.server", f"{BUFFER}.web"), (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
+        ((f"{BUFFER}.server", f"{BUFFER}.server_inspect", f"{BUFFER}.web"), (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
         # A generator plays; where its trajectories go is not its business.
         ((GENERATOR,), KEEPERS, ()),
         # Ray is known to the device pool alone.

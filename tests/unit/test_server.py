@@ -240,7 +240,7 @@ def test_screenshots_are_stored_once_and_come_back_inline_or_by_hash(client: Fla
     messages = [{"role": "user", "content": [shot, {"type": "text", "text": 'a "url":"sha256:' + "0" * 64 + '"'}]}]
     for uid in "ab":
         assert post(client, "/buffer/write", written(uid, reward=ord(uid) % 2, messages=messages))[0] == 200
-    assert len([path for path in (tmp_path / "data" / "images").rglob("*") if path.is_file()]) == 1
+    assert sum(pack.read_bytes().count(PNG) for pack in (tmp_path / "data" / "packs").iterdir()) == 1
     _, by_hash = post(client, "/get_rollout_data", {"images": "hash", "lease_s": 0.001})
     url = by_hash["data"]["data"][0]["messages"][0]["content"][0]["image_url"]["url"]
     reply = client.get(f"/images/{url.removeprefix('sha256:')}")

@@ -1,0 +1,187 @@
+"""Payloads and screenshots: durable before the row that names them, and found again by it.
+
+A payload is the JSON that only readers care about; its messages name screenshots by hash. Small payloads go into their
+row, large ones and screenshots into packs; a screenshot is kept once. What a row is to say of the bytes is ``Kept``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pybase64
+
+from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError
+from slime_plugins.rollout_buffer.packs import Blob, Place
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.types import Image
+
+__all__ = ["Contents", "Draft", "Kept"]
+
+INLINE_BODY_BYTES = 32 * 1024
+"""Payloads up to here live in their row: one fsync less. Larger ones would bloat the database's pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A payload on its way in, with screenshots that came with it, by hash. ``name`` stands for it in errors."""
+
+    body: bytes
+    images: Mapping[str, Image]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A payload whose bytes are durable: in the row (``body``) or at a place. ``images`` are new places."""
+
+    body: bytes | None
+    place: Place | None
+    size: int
+    images: Mapping[str, Place]
+
+    def columns(self) -> dict[str, Any]:
+        """Returns what the trajectory's row says of its payload."""
+        place = None if self.place is None else str(self.place)
+        return {"body": self.body, "body_file": place, "body_bytes": self.size}
+
+    def record(self, connection: tables.Connection) -> None:
+        """Makes the places known, in the transaction of the row that names them."""
+        tables.insert_images(connection, self.images)
+        tables.use_packs(connection, [*self.images.values(), *([self.place] if self.place is not None else [])])
+
+
+class Contents:
+    """Keeps and finds the bytes of trajectories. Safe to use from many threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # --- keeping -----------------------------------------------------------------------------------------------------
+
+    def keep(self, drafts: Sequence[Draft]) -> list[Kept]:
+        """Makes payloads and their screenshots durable, all with one fsync.
+
+        Raises:
+            InvalidPayloadError: a payload names a screenshot that neither came with it nor is stored.
+            StorageFullError: the disk is full.
+        """
+        wanted = [_named(draft) for draft in drafts]
+        known = self._known({sha256 for names in wanted for sha256 in names})
+        missing = [
+            [sha256 for sha256 in names if sha256 not in known and _must_have(draft, sha256)]
+            for draft, names in zip(drafts, wanted, strict=True)
+        ]
+        blobs = [
+            blob
+            for draft, names in zip(drafts, missing, strict=True)
+            for blob in (*_shots(draft, names), *_large(draft))
+        ]
+        places = iter(self._store.append(blobs))
+        return [
+            Kept(
+                images={sha256: next(places) for sha256 in names},
+                place=next(places) if _is_large(draft) else None,
+                body=None if _is_large(draft) else draft.body,
+                size=len(draft.body),
+            )
+            for draft, names in zip(drafts, missing, strict=True)
+        ]
+
+    def keep_image(self, image: Image) -> bool:
+        """Makes one screenshot durable; returns False when it was there already. Damaged bytes are replaced."""
+        known = self._known([image.sha256])
+        if known and self._is_whole(known[image.sha256]):
+            return False
+        (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256))])
+
+        def record(connection: tables.Connection) -> None:
+            tables.insert_images(connection, {image.sha256: place})
+            if known:
+                tables.replace_image(connection, image.sha256, place)
+            tables.use_packs(connection, [place])
+
+        self._store.commit(record)
+        return True
+
+    def _known(self, hashes: Iterable[str]) -> dict[str, Place]:
+        wanted = list(hashes)
+        if not wanted:
+            return {}
+        with self._store.read() as connection:
+            return tables.image_places(connection, wanted)
+
+    def _is_whole(self, place: Place) -> bool:
+        try:
+            self._store.fetch(place)
+        except DamagedError:
+            return False
+        return True
+
+    # --- finding -----------------------------------------------------------------------------------------------------
+
+    def image(self, sha256: str) -> bytes:
+        """Returns a screenshot: exactly the bytes that came in.
+
+        Raises:
+            NotFoundError: it was never stored, or its bytes are damaged.
+        """
+        place = self._known([sha256] if wire.is_sha256(sha256) else []).get(sha256)
+        if place is None:
+            raise NotFoundError(f"there is no image {sha256[:80]!r}")
+        try:
+            return bytes(self._store.fetch(place))
+        except DamagedError as error:
+            raise NotFoundError(f"image {sha256} is damaged: PUT it again ({error.message})") from error
+
+    def inlined(self, body: bytes) -> list[bytes]:
+        """Returns a payload in pieces, with screenshots as data URIs where they were named by hash.
+
+        Raises:
+            DamagedError: one of them is gone, or is not what was written.
+        """
+        spots = wire.image_spots(body)
+        if not spots:
+            return [body]
+        places = self._known({sha256 for _, _, sha256 in spots})
+        pieces: list[bytes] = []
+        at = 0
+        for start, end, sha256 in spots:
+            if sha256 not in places:
+                raise DamagedError(f"image {sha256} is not stored")
+            data = self._store.fetch(places[sha256])
+            pieces += (body[at:start], _uri_prefix(data), pybase64.b64encode(data))
+            at = end
+        return [*pieces, body[at:]]
+
+
+def _named(draft: Draft) -> list[str]:
+    """Every screenshot that the payload names or that came with it, each once."""
+    return list(dict.fromkeys([*draft.images, *wire.image_hashes(draft.body)]))
+
+
+def _must_have(draft: Draft, sha256: str) -> bool:
+    if sha256 not in draft.images:
+        raise InvalidPayloadError(
+            f"{draft.name} names image {sha256}, which is not stored: PUT it to /images first, or send it inline"
+        )
+    return True
+
+
+def _shots(draft: Draft, hashes: Sequence[str]) -> list[Blob]:
+    return [Blob(draft.images[sha256].data, bytes.fromhex(sha256)) for sha256 in hashes]
+
+
+def _is_large(draft: Draft) -> bool:
+    return len(draft.body) > INLINE_BODY_BYTES
+
+
+def _large(draft: Draft) -> list[Blob]:
+    return [Blob(draft.body)] if _is_large(draft) else []
+
+
+def _uri_prefix(data: memoryview) -> bytes:
+    media_type = wire.image_media_type(bytes(data[:16])) or "application/octet-stream"
+    return f"data:{media_type};base64,".encode("ascii")

@@ -1,0 +1,272 @@
+"""Pack files: the bytes of payloads and screenshots, appended one after the other and fsynced before anybody is told.
+
+A record is a header (magic, length, crc32) and its data; it is named by its place: (pack, offset, length). Each process
+appends to a pack of its own, which it holds locked for as long as it lives; a full one is sealed (read-only). Appends
+that wait at the same time share one fsync. A pack knows nothing of rows: what no row names is cut off by ``mending``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
+from slime_plugins.rollout_buffer.errors import DamagedError
+
+__all__ = ["Blob", "Disk", "PackReader", "PackWriter", "Place", "is_locked", "pack_path", "packs_in"]
+
+HEADER = struct.Struct("<4sII")
+MAGIC = b"RBP1"
+PACK_LIMIT_BYTES = 256 * 1024 * 1024
+"""A pack is sealed once it has grown beyond this."""
+REMEMBERED_NAMES = 16_384
+"""Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
+OPEN_PACKS = 64
+SEALED_MODE = 0o444
+PIECES_AT_ONCE = 512
+"""Buffers in one ``writev``; Linux takes at most 1024."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts."""
+
+    pack: int
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """Where the next record starts."""
+        return self.offset + HEADER.size + self.length
+
+    def __str__(self) -> str:
+        return f"{self.pack}:{self.offset}:{self.length}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Reads a place back from its text."""
+        pack, offset, length = text.split(":")
+        return cls(int(pack), int(offset), int(length))
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes to keep. A ``name`` (the sha256) says that one copy serves everybody who brings the same."""
+
+    data: bytes | memoryview
+    name: bytes | None = None
+
+
+class Disk:
+    """The file operations that durability rests on; a test puts its own in between."""
+
+    def write(self, descriptor: int, pieces: Sequence[bytes | memoryview]) -> None:
+        """Appends all pieces."""
+        for start in range(0, len(pieces), PIECES_AT_ONCE):
+            some = pieces[start : start + PIECES_AT_ONCE]
+            written = os.writev(descriptor, some)
+            rest = memoryview(b"".join(some))[written:] if written < sum(map(len, some)) else b""
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+
+    def sync(self, descriptor: int) -> None:
+        """Returns when what was written survives a power cut."""
+        os.fdatasync(descriptor)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Returns when the names in the folder survive a power cut."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def pack_path(folder: Path, pack: int) -> Path:
+    """Returns the file of a pack."""
+    return folder / f"{pack:08d}.pack"
+
+
+def packs_in(folder: Path) -> list[int]:
+    """Returns the numbers of the packs that are there, oldest first."""
+    return sorted(int(path.stem) for path in folder.glob("*.pack") if path.stem.isdigit())
+
+
+def is_locked(descriptor: int) -> bool:
+    """Tells whether another process holds the pack; when none does, the caller holds it from now on."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A blob with its header, made by the thread that brings it: checksums of many run side by side."""
+
+    blob: Blob
+    header: bytes
+
+
+class PackWriter:
+    """Appends records to this process's own pack. Safe to use from many threads."""
+
+    def __init__(self, folder: Path, *, disk: Disk | None = None, limit_bytes: int = PACK_LIMIT_BYTES) -> None:
+        self._folder = folder
+        self._disk = disk or Disk()
+        self._limit = limit_bytes
+        self._commits: GroupCommit[Sequence[_Record]] = GroupCommit(self._append_batch)
+        self._descriptor: int | None = None
+        self._pack = 0
+        self._end = 0
+        self._names: OrderedDict[bytes, Place] = OrderedDict()
+
+    def append(self, blobs: Sequence[Blob]) -> list[Place]:
+        """Returns where each blob is, once all of them survive a power cut.
+
+        Raises:
+            OSError: the disk is full or broken. Nothing of what this call brought is kept.
+        """
+        if not blobs:
+            return []
+        places: list[Place] = self._commits.run([_Record(blob, _header(blob.data)) for blob in blobs])
+        return places
+
+    def close(self) -> None:
+        """Lets go of the pack; the next append starts another."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _append_batch(self, batch: Sequence[Ticket[Sequence[_Record]]]) -> None:
+        """One write and one fsync for everybody; only then are names remembered and callers answered."""
+        if self._descriptor is None:
+            self._open()
+        descriptor, start = self._descriptor, self._end
+        assert descriptor is not None
+        pieces: list[bytes | memoryview] = []
+        fresh: dict[bytes, Place] = {}
+        for ticket in batch:
+            ticket.result = [self._placed(record, pieces, fresh) for record in ticket.work]
+        try:
+            if pieces:
+                self._disk.write(descriptor, pieces)
+                self._disk.sync(descriptor)
+        except BaseException:
+            self._give_up(descriptor, start)
+            raise
+        self._remember(fresh)
+        if self._end >= self._limit:
+            self._seal(descriptor)
+
+    def _placed(self, record: _Record, pieces: list[bytes | memoryview], fresh: dict[bytes, Place]) -> Place:
+        blob = record.blob
+        if blob.name is not None and (known := fresh.get(blob.name) or self._names.get(blob.name)) is not None:
+            return known
+        place = Place(self._pack, self._end, len(blob.data))
+        pieces += (record.header, blob.data)
+        self._end += HEADER.size + len(blob.data)
+        if blob.name is not None:
+            fresh[blob.name] = place
+        return place
+
+    def _remember(self, fresh: dict[bytes, Place]) -> None:
+        self._names.update(fresh)
+        while len(self._names) > REMEMBERED_NAMES:
+            self._names.popitem(last=False)
+
+    def _give_up(self, descriptor: int, start: int) -> None:
+        """After a failed write or fsync nobody knows what the file holds beyond ``start``: a new pack goes on."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, start)
+            if start == 0:
+                pack_path(self._folder, self._pack).unlink(missing_ok=True)
+        self._seal(descriptor)
+
+    def _seal(self, descriptor: int) -> None:
+        """Nobody appends to it or cuts it any more: rows of what it holds may still be on their way."""
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, SEALED_MODE)
+        self.close()
+
+    def _open(self) -> None:
+        """Starts a pack under the next free number, and makes its name durable."""
+        while True:
+            number = max(packs_in(self._folder), default=0) + 1
+            path = pack_path(self._folder, number)
+            try:
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            except FileExistsError:
+                continue  # another process was quicker
+            if not is_locked(descriptor) and path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+                break
+            os.close(descriptor)  # mending took it between the two calls
+        self._disk.sync_folder(self._folder)
+        self._descriptor, self._pack, self._end = descriptor, number, 0
+
+
+class PackReader:
+    """Reads records from any pack and checks them. Safe to use from many threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, _OpenPack] = OrderedDict()
+
+    def read(self, place: Place) -> memoryview:
+        """Returns the data at a place.
+
+        Raises:
+            DamagedError: the pack is gone, ends before, or holds something else there.
+        """
+        try:
+            record = os.pread(self._file(place.pack).descriptor, HEADER.size + place.length, place.offset)
+        except OSError as error:
+            raise DamagedError(f"the bytes at {place} cannot be read: {error}") from error
+        data = memoryview(record)[HEADER.size :]
+        if len(data) != place.length or record[: HEADER.size] != _header(data):
+            raise DamagedError(f"the bytes at {place} are not what was written there")
+        return data
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        with self._lock:
+            self._files.clear()
+
+    def _file(self, pack: int) -> _OpenPack:
+        with self._lock:
+            file = self._files.get(pack)
+            if file is None:
+                file = self._files[pack] = _OpenPack(pack_path(self._folder, pack))
+            self._files.move_to_end(pack)
+            while len(self._files) > OPEN_PACKS:
+                self._files.popitem(last=False)
+        return file
+
+
+class _OpenPack:
+    """A file that closes itself when its last reader has let it go: others may still read what the cache drops."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+def _header(data: bytes | memoryview) -> bytes:
+    return HEADER.pack(MAGIC, len(data), zlib.crc32(data))
