@@ -156,7 +156,7 @@ def make_conversation(seed: str, turns: int = TURNS, tokens: int = TOKENS) -> li
     per_message = tokens // (2 * turns)
 
     def write() -> str:
-        count = int(per_message / 1.15 * chance.uniform(0.6, 1.4))
+        count = int(per_message / 1.55 * chance.uniform(0.6, 1.4))
         return " ".join(chance.choice(WORDS) + chance.choice(["", "", "", ",", ".", ".\n"]) for _ in range(count))
 
     messages: list[Message] = [{"role": "system", "content": "You are an agent on a phone."}]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
+from types import NoneType
 from typing import Any, Protocol
 
 __all__ = [
@@ -179,13 +180,13 @@ class ChatTemplate:
         return rendered
 
     def _shadow(self, dialect: Dialect, write: Writer, messages: Messages, tools: Tools, text: str) -> str:
+        if not _hold_any(dialect.neutral_characters, [messages, tools]) and not any(map(_has_odd_role, messages)):
+            return text
+
         for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):
             veil = _Veil(dialect.neutral_characters, spares)
             veiled_messages = [veil.message(message) for message in messages]
             veiled_tools = veil.value(tools) if tools else tools
-            if not veil.used:
-                return text
-
             try:
                 shadow = write(veiled_messages, veiled_tools)
             except Exception:  # noqa: BLE001 - a template that dislikes one spare character may take the next
@@ -201,16 +202,12 @@ class _Veil:
     def __init__(self, characters: str, spares: str) -> None:
         self._pairs = list(zip(characters, spares[: len(characters)], strict=True))
         self._role_spare = spares[len(characters)]
-        self.used = False
 
     def message(self, message: Message) -> dict[str, Any]:
         """Veils the values of a message; its own keys are names that the template asks for."""
         veiled = {key: self.value(value) for key, value in message.items()}
-        role = veiled.get("role")
-        if isinstance(role, str) and role != "assistant" and role.startswith("assistant"):
-            # Such a role could end in a line break and so spell an assistant header.
-            self.used = True
-            veiled["role"] = self._role_spare + role[1:]
+        if _has_odd_role(message):
+            veiled["role"] = self._role_spare + veiled["role"][1:]
         return veiled
 
     def value(self, value: Any) -> Any:
@@ -237,10 +234,28 @@ class _Veil:
 
     def _string(self, value: str) -> str:
         for character, spare in self._pairs:
-            if character in value:
-                self.used = True
-                value = value.replace(character, spare)
+            value = value.replace(character, spare)
         return value
+
+
+def _has_odd_role(message: Message) -> bool:
+    """True for a role that goes on after "assistant": with a line break there it would spell an assistant header."""
+    role = message.get("role")
+    return isinstance(role, str) and role != "assistant" and role.startswith("assistant")
+
+
+def _hold_any(characters: str, value: Any) -> bool:
+    """True when some string in a JSON-like value has one of the characters, or the value cannot be looked into."""
+    if isinstance(value, str):
+        return any(character in value for character in characters)
+
+    if isinstance(value, Mapping):
+        return any(_hold_any(characters, key) or _hold_any(characters, item) for key, item in value.items())
+
+    if isinstance(value, (list, tuple)):
+        return any(_hold_any(characters, item) for item in value)
+
+    return not isinstance(value, (int, float, NoneType))
 
 
 def _spare_characters(text: str, count: int) -> Iterator[str]:

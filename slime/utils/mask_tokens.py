@@ -23,7 +23,7 @@ __all__ = ["Chunk", "ChunkTokenizer", "added_token_texts"]
 
 _SHORT = 64  # characters of header or trailer that are worth tokenising on their own
 _MANY = 256  # chunks that are worth several threads
-_BYTES_PER_TOKEN = 12  # one id, and two offsets in the chunks that need them
+_BYTES_PER_TOKEN = 48  # an id as an object, its pointer, and two offsets in the chunks that need them
 
 
 class Chunk:
@@ -33,7 +33,7 @@ class Chunk:
 
     def __init__(self, text: str, ids: Iterable[int]) -> None:
         self.text = text
-        self.ids = array("I", ids)
+        self.ids = tuple(ids)
         self.boundaries: dict[int, tuple[int, int]] = {}
         self.offsets: tuple[array[int], array[int]] | None = None
 
@@ -159,7 +159,7 @@ class ChunkTokenizer:
     def _starts_with_marker(self, text: str) -> bool:
         return any(text.startswith(marker) for marker in self._markers)
 
-    def _ids_of_short(self, text: str) -> array[int] | None:
+    def _ids_of_short(self, text: str) -> tuple[int, ...] | None:
         """Gives the ids of a text that its ids spell in full, or None if they do not."""
         ids = self.chunks([text])[0]
         if len(ids) != 1:

@@ -37,8 +37,8 @@ class Script:
 def scripts(draw: st.DrawFn) -> list[Generation]:
     """Draws what an agent sampled over observations, deletions, no-op edits, forks and cuts."""
     script = Script(with_log_probs=draw(st.booleans()))
-    for _ in range(draw(st.integers(0, 8))):
-        match draw(st.sampled_from(["observe", "sample", "sample", "delete", "touch", "rewind"])):
+    for _ in range(draw(st.integers(0, 12))):
+        match draw(st.sampled_from(["observe", "sample", "sample", "delete", "touch", "swap", "rewind", "return"])):
             case "observe":
                 script.context += draw(tokens)
             case "sample":
@@ -50,12 +50,18 @@ def scripts(draw: st.DrawFn) -> list[Generation]:
             case "touch":
                 start = draw(st.integers(0, len(script.context)))
                 script.edit(start, len(script.context), script.context[start:])
+            case "swap" if script.context:
+                start = draw(st.integers(0, len(script.context) - 1))
+                script.edit(start, start + 1, [draw(st.integers(0, 3))])
             case "rewind":
                 script.context = script.context[: draw(st.integers(0, len(script.context)))]
+            case "return" if script.generations:
+                left = draw(st.sampled_from(script.generations))
+                script.context = [*left.prompt_ids, *left.output_ids, *draw(tokens)]
     return script.generations
 
 
-few = settings(max_examples=300, deadline=None)
+few = settings(max_examples=500, deadline=None)
 
 
 def places(row: TrainingRow, generations: list[Generation]) -> list[tuple[int, int, int]]:
