@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from slime_plugins.rollout_buffer import payloads, wire
@@ -14,6 +15,7 @@ PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
     b"\x00\x00\x00\rIDATx\x9cc\xf8\xcf\xc0\xf0\x1f\x00\x05\x00\x01\xff\x89\x99=\x1d\x00\x00\x00\x00IEND\xaeB`\x82"
 )
+PNG_HASH = hashlib.sha256(PNG).hexdigest()
 
 
 def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -54,3 +56,9 @@ def slots(buffer: Buffer, job: JobRecord) -> dict[str, int]:
     books: dict[str, int] = buffer.describe(job)["slots"]
     assert books["submitted"] == sum(count for state, count in books.items() if state != "submitted")
     return books
+
+
+def stored_image() -> dict[str, Any]:
+    """A message with a screenshot in it."""
+    part = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
+    return {"role": "user", "content": [part]}

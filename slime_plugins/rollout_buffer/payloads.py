@@ -1,4 +1,4 @@
-"""What a caller may send, validated: the bodies of ``start_rollout`` and ``get_rollout_data``.
+"""What a caller may send, validated: the bodies of ``start_rollout``, ``get_rollout_data`` and ``ack``.
 
 slime's trainer sends numbers as strings, so numbers are taken from strings here and nowhere else. Keys that the job
 does not know are its generator's options.
@@ -21,6 +21,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -29,11 +30,15 @@ from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import SamplingParams
 
-__all__ = ["PollPayload", "StartPayload", "parse"]
+__all__ = ["AckPayload", "Body", "Count", "Identifier", "Number", "PollPayload", "StartPayload", "parse"]
 
 EXTERNAL_TASK_TYPE = "external"
 MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000
+MAX_ITEMS = 10_000
+"""Items in one write: what one transaction holds, so that other writers need not wait long."""
+MAX_COUNT = 1_000_000_000
+"""Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
 
 def _no_bool(value: Any) -> Any:
@@ -70,46 +75,65 @@ Count = Annotated[int, BeforeValidator(_no_bool)]
 Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
 Ratio = Annotated[Number, Field(ge=0, le=1)]
 HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]
-Identifier = Annotated[str, AfterValidator(_identifier)]
+Identifier = Annotated[
+    str, AfterValidator(_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
+]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False)
+class Body(BaseModel):
+    """What a caller sends where every key is known; another key is refused, because it is a typing error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False, use_attribute_docstrings=True)
 
 
 class SamplingPayload(BaseModel):
     """``sampling_params`` as slime sends them; keys that are not listed go to the engine as they are."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
+    """Cap of one generation, in tokens, by the name slime uses."""
     max_new_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
+    """The same by the name SGLang uses; it comes first."""
     temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    """Sampling temperature."""
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the probability mass that is sampled from."""
 
 
 class JobSettings(BaseModel):
     """What a job keeps of its payload: the work, how it samples, and by what its groups are measured."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     task_type: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    """Which generator plays it; `external` is filled through `/buffer/write` alone."""
     input_file: Path | None = None
+    """JSONL or Parquet under the server's data roots, one instance a line; `path@[a:b]` takes a slice."""
     num_process: Annotated[Count, Field(ge=1, le=100_000)] = 100
     """How many episodes are played at once."""
     num_epoch: Annotated[Count, Field(ge=1, le=1_000_000)] = 1
+    """How often the input is gone through."""
     num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
     """n: slots of each group."""
     tokenizer_path: Path | None = None
+    """The trainer's tokenizer: a folder on the buffer host."""
     max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
+    """Cap of one generation when `sampling_params` has none; 4096 when neither says."""
     sampling_params: SamplingPayload = SamplingPayload()
+    """How the engine samples."""
     evaluation: bool = False
+    """The results are measured and not trained: no group is filtered for having equal rewards."""
 
     min_valid_group_size_ratio: Ratio = 1.0
+    """Fraction of n that must have come for a group to be valid."""
     min_valid_item_size_ratio: Ratio = 0.7
+    """Fraction of n that must be left after `filter_item`; else the group is filtered."""
     min_timeout_group_size_ratio: Ratio = 0.7
+    """Fraction of n from which a group whose time ran out is delivered, padded; below it the group fails."""
     group_timeout_seconds: Annotated[Number, Field(gt=0)] = 300.0
+    """Seconds without a new item after which a begun group is closed."""
     reward_range: tuple[Number, Number] | None = None
     """Rewards outside are filtered. The generator's own range when it is not given; [0, 1] when that has none."""
     normalize_rewards: bool = False
@@ -118,7 +142,7 @@ class JobSettings(BaseModel):
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
     max_attempts: Annotated[Count, Field(ge=1, le=100)] = 3
     """How often a slot is tried before it is given up as failed."""
-    max_groups_ahead: Annotated[Count, Field(ge=1)] | None = 256
+    max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
     """New groups wait while this many are ready or leased. None is unlimited."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
@@ -150,9 +174,13 @@ class StartPayload(JobSettings):
     instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_INLINE_INSTANCES)] | None = None
     """The lines themselves, where the buffer host cannot see the trainer's file."""
     remote_engine_url: HttpUrl | None = None
+    """The address of the trainer's SGLang router; not needed for `external`."""
     remote_buffer_url: HttpUrl | None = None
+    """Where slime's own generators post to; this buffer knows its address and ignores it."""
     skip_instance_ids: Annotated[list[str | int], Field(max_length=MAX_SKIPPED)] | None = None
+    """What the trainer consumed already: each entry skips that instance in one epoch, the earliest first."""
     job_id: Identifier | None = None
+    """Names the job; without it, the payload itself does."""
     fresh: bool = False
     """Starts anew instead of attaching; the job of that id is cancelled and renamed."""
     start_id: Identifier | None = None
@@ -191,19 +219,27 @@ CHANGEABLE = frozenset({"num_process", "tokenizer_path", "max_attempts", "max_gr
 NOT_SETTINGS = set(StartPayload.model_fields) - set(JobSettings.model_fields)
 
 
-class PollPayload(_Body):
+class PollPayload(Body):
     """The body of ``get_rollout_data``; ``{}`` pops everything that is ready, as it always did."""
 
     job_id: Identifier | None = None
-    batch_size: Annotated[Count, Field(ge=1)] | None = None
+    """Whose groups; may be left out while only one job has something to come."""
+    batch_size: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
     """How many samples at most; whole groups."""
-    max_groups: Annotated[Count, Field(ge=1)] | None = None
+    max_groups: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
+    """How many groups at most; all that are ready when neither is given."""
     wait_s: Annotated[Number, Field(ge=0, le=300)] = 0.0
+    """How many seconds to wait when nothing is ready."""
     lease_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
+    """Leases the groups for so many seconds instead of handing them out for good: not acknowledged, they come back."""
     ack: Annotated[list[Identifier], Field(max_length=10_000)] = []
+    """Deliveries that are acknowledged before this poll is answered."""
     consumer_id: Identifier | None = None
+    """Who polls; together with `poll_id`."""
     poll_id: Identifier | None = None
+    """One id per intended poll: the same pair gets the same delivery again."""
     images: Literal["inline", "hash"] = "inline"
+    """Screenshots as data URIs, or by the hash under which `/images` has them."""
     weight_version: Annotated[Count, Field(ge=0)] | None = None
     """The trainer's newest weight version. Staleness is measured by it, or by what the engine said if that is newer."""
 
@@ -216,11 +252,13 @@ class PollPayload(_Body):
         return self
 
 
-class AckPayload(_Body):
+class AckPayload(Body):
     """The body of ``ack``: one delivery or several."""
 
     delivery_id: Identifier | None = None
+    """The `delivery_id` of `meta_info`."""
     delivery_ids: Annotated[list[Identifier], Field(max_length=10_000)] = []
+    """Several of them at once."""
 
     @model_validator(mode="after")
     def _names_a_delivery(self) -> AckPayload:

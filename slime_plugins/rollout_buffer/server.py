@@ -13,7 +13,7 @@ from typing import Any
 
 from flask import Blueprint, Flask, Response
 
-from slime_plugins.rollout_buffer import inputs, payloads, wire
+from slime_plugins.rollout_buffer import inputs, payloads, server_inspect, wire
 from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import (
@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.tables import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
+    IdConverter,
     ServerContext,
     check_token,
     delivery_chunks,
@@ -49,11 +50,14 @@ routes = Blueprint("rollout_buffer", __name__)
 
 def create_app(settings: ServeSettings) -> Flask:
     """Builds the application; every gunicorn worker calls it once."""
-    app = Flask("rollout_buffer")
+    app = Flask("rollout_buffer", static_folder=None)
+    app.url_map.merge_slashes = False  # an id may hold slashes, also two in a row
+    app.url_map.converters["id"] = IdConverter
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.extensions["rollout_buffer"] = ServerContext(settings)
     app.before_request(check_token)
     app.register_blueprint(routes)
+    app.register_blueprint(server_inspect.routes)
     app.register_error_handler(Exception, error_reply)
     return app
 
@@ -233,14 +237,14 @@ def jobs() -> Response:
     return json_reply({"jobs": [buffer.describe(job) for job in buffer.jobs()]})
 
 
-@routes.get("/jobs/<path:job_id>")
+@routes.get("/jobs/<id:job_id>")
 def job(job_id: str) -> Response:
     """Returns one job with its progress and accounting."""
     buffer = the_buffer()
     return json_reply(buffer.describe(buffer.job(job_id)))
 
 
-@routes.post("/jobs/<path:job_id>/<any(cancel, pause, resume):verb>")
+@routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")
 def change_job(job_id: str, verb: str) -> Response:
     """Cancels, pauses or resumes a job."""
     buffer = the_buffer()

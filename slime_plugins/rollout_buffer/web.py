@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import PathConverter
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
@@ -25,11 +26,13 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnauthorizedError,
 )
+from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.payloads import PollPayload
 from slime_plugins.rollout_buffer.store import Store
 
 __all__ = [
     "SUPERVISOR",
+    "IdConverter",
     "ServerContext",
     "check_token",
     "delivery_chunks",
@@ -38,6 +41,8 @@ __all__ = [
     "read_body",
     "the_buffer",
     "the_context",
+    "the_inspection",
+    "with_inline_images",
 ]
 
 SUPERVISOR = "supervisor"
@@ -48,12 +53,20 @@ OPEN_ROUTES = frozenset({"/health"})
 logger = logging.getLogger(__name__)
 
 
+class IdConverter(PathConverter):
+    """An id in a path: anything, slashes included, also at its start."""
+
+    regex = ".+?"
+    part_isolating = False
+
+
 class ServerContext:
-    """What every request of one process needs: settings, the buffer, the token, and places for waiting polls."""
+    """What every request of one process needs: settings, the buffer, views of it, the token, places to wait."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.buffer = Buffer(Store(settings.data_dir))
+        self.inspection = Inspection(self.buffer.store)
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
         self._waiting = threading.BoundedSemaphore(max(1, settings.threads // 2))
 
@@ -77,6 +90,11 @@ def the_context() -> ServerContext:
 def the_buffer() -> Buffer:
     """Returns the buffer of this process."""
     return the_context().buffer
+
+
+def the_inspection() -> Inspection:
+    """Returns the read-only views of this process."""
+    return the_context().inspection
 
 
 def check_token() -> None:
@@ -150,13 +168,13 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
     separator = b""
     for light, body in buffer.delivered_items(delivery):
         if poll.images == "inline":
-            body = _with_inline_images(buffer, body)
+            body = with_inline_images(buffer, body)
         yield separator + orjson.dumps(light)[:-1] + b"," + body[1:]
         separator = b","
     yield b"]}}"
 
 
-def _with_inline_images(buffer: Buffer, body: bytes) -> bytes:
+def with_inline_images(buffer: Buffer, body: bytes) -> bytes:
     """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
     for sha256 in wire.image_hashes(body):
         path = buffer.store.image_path(sha256)

@@ -1,0 +1,102 @@
+"""The API description is true: Schemathesis sends what it allows and what it forbids, and reads the answers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.openapi import OPERATIONS
+from slime_plugins.rollout_buffer.server import SUPERVISOR, create_app
+from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
+
+CASES = int(os.environ.get("ROLLOUT_BUFFER_TEST_API_CASES", "12"))
+"""Cases of each route and kind; set the variable for a long run."""
+
+MODES = {"allowed": schemathesis.GenerationMode.POSITIVE, "forbidden": schemathesis.GenerationMode.NEGATIVE}
+KNOWN: dict[str, list[str]] = {"sha256": [PNG_HASH], "job_id": ["j", "a/b"], "uid": ["u0", "a/0"], "delivery_id": []}
+"""Ids that exist, so that not every case ends at a 404."""
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[Any]:
+    """An application over a store in which each kind of thing exists."""
+    with tempfile.TemporaryDirectory(prefix="rollout-buffer-") as folder:
+        found = create_app(ServeSettings(data_dir=Path(folder) / "data", data_roots=(Path(folder),)))
+        buffer: Buffer = found.extensions["rollout_buffer"].buffer
+        fill(buffer)
+        yield found
+        buffer.store.close()
+
+
+def fill(buffer: Buffer) -> None:
+    job = start_external(buffer, n=2, job_id="j")
+    start_external(buffer, n=1, job_id="a/b")
+    write(buffer, job, written("u0", reward=0.0, messages=[stored_image()]), written("a/0"), written("u1", "other"))
+    delivery = poll(buffer, job, lease_s=3600.0)
+    assert delivery is not None
+    KNOWN["delivery_id"] = [delivery.delivery_id]
+
+
+PAIRS = [
+    pytest.param(operation, mode, id=f"{operation.method} {operation.path} {mode}")
+    for operation in OPERATIONS
+    for mode in MODES
+    if mode == "allowed" or operation.body is not None or operation.query is not None
+]
+
+
+@pytest.mark.parametrize(("operation", "mode"), PAIRS)
+def test_every_answer_is_one_that_is_described(app: Any, operation: Any, mode: str) -> None:
+    described = schemathesis.openapi.from_wsgi("/openapi.json", app)[operation.path][operation.method.upper()]
+    buffer: Buffer = app.extensions["rollout_buffer"].buffer
+    checks = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+    if mode == "forbidden":
+        checks.append(negative_data_rejection)
+
+    @settings(
+        max_examples=CASES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=described.as_strategy(generation_mode=MODES[mode]), data=st.data())
+    def check(case: Any, data: st.DataObject) -> None:
+        buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+        if mode == "allowed":
+            put_known_ids_into(case, data)
+        case.call_and_validate(checks=checks)
+
+    check()
+
+
+def put_known_ids_into(case: Any, data: st.DataObject) -> None:
+    """Makes about every second case be about something that exists."""
+    for parameters in (case.path_parameters, case.query, case.body):
+        if not isinstance(parameters, dict):
+            continue
+        for name, ids in KNOWN.items():
+            if name in parameters and data.draw(st.booleans()):
+                parameters[name] = data.draw(st.sampled_from(ids))
+    if isinstance(case.body, dict):
+        if "wait_s" in case.body:
+            case.body["wait_s"] = 0
+        if "task_type" in case.body and data.draw(st.booleans()):
+            case.body["task_type"] = "external"
