@@ -54,8 +54,15 @@ class GroupPolicy:
     padding: str = "dummy"
 
     def at_least(self, ratio: float) -> int:
-        """Returns how many members a ratio asks for: never none, and 0.7 of 10 is 7 in spite of binary fractions."""
+        """Returns how many members a ratio asks for, rounded down as slime does; never none.
+
+        0.7 of 10 is 7 in spite of binary fractions.
+        """
         return max(1, math.floor(self.group_size * ratio + EPSILON))
+
+    def is_enough_when_short(self, count: int) -> bool:
+        """Tells whether a short group may be delivered: count / n reaches the ratio, not rounded in its favour."""
+        return count >= max(1.0, self.group_size * self.min_timeout_group_size_ratio - EPSILON)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +101,7 @@ def judge_group(
     """
     functions = functions or DEFAULT_FUNCTIONS
     short = timed_out or len(members) < policy.group_size
-    if short and len(members) < policy.at_least(policy.min_timeout_group_size_ratio):
+    if short and not policy.is_enough_when_short(len(members)):
         why = "timed out" if timed_out else "slots failed"
         return Verdict(state=GroupState.FAILED, cause=f"{why}: {len(members)} of {policy.group_size} members came")
     try:

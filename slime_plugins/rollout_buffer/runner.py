@@ -100,10 +100,10 @@ class JobRunner:
         self._set_pause(self._job.state)
         logger.info("job %s: runner %d begins", self._job.job_id, self._fence)
         try:
-            if self._plugin.run_rollout is not None:
+            if self._plugin.create_generator is not None:
+                await self._run_generator(self._plugin.create_generator)
+            elif self._plugin.run_rollout is not None:
                 await self._run_plain_generator(self._plugin.run_rollout)
-            else:
-                await self._run_generator()
         except* _FencedError:
             logger.warning("job %s: runner %d was replaced and stops", self._job.job_id, self._fence)
         finally:
@@ -111,40 +111,44 @@ class JobRunner:
 
     # --- a generator that plays one episode per call -----------------------------------------------------------------
 
-    async def _run_generator(self) -> None:
-        generator = await self._start_generator()
-        if generator is None:
+    async def _run_generator(self, create_generator: Callable[[], Generator]) -> None:
+        engine = self._engine = SglangEngine(str(self._job.engine_url))
+        try:
+            generator = create_generator()
+            try:
+                await generator.start(await self._generator_context(engine))
+            except BaseException:
+                await self._close_generator(generator)
+                raise
+        except Exception as error:
+            # Whatever keeps a generator from starting is the job's cause.
+            logger.exception("job %s: the generator does not start", self._job.job_id)
+            await engine.close()
+            cause = f"the generator of {self._job.task_type} does not start: {type(error).__name__}: {error}"
+            await self._stored(self._buffer.fail_job, self._job.key, cause[:2000])
             return
         try:
             await self._until_over(self._play_all(generator))
         finally:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(generator.close(), STOP_PATIENCE_S)
-            if self._engine is not None:
-                await self._engine.close()
+            await self._close_generator(generator)
+            await engine.close()
 
-    async def _start_generator(self) -> Generator | None:
-        assert self._plugin.create_generator is not None
+    async def _generator_context(self, engine: SglangEngine) -> GeneratorContext:
+        return GeneratorContext(
+            job_id=self._job.job_id,
+            engine=engine,
+            tokenizer=await asyncio.to_thread(_load_tokenizer, self._settings.tokenizer_path),
+            concurrency=self._settings.num_process,
+            ray_address=self._ray_address,
+            options=self._settings.options,
+        )
+
+    async def _close_generator(self, generator: Generator) -> None:
         try:
-            tokenizer = await asyncio.to_thread(_load_tokenizer, self._settings.tokenizer_path)
-            self._engine = SglangEngine(str(self._job.engine_url))
-            context = GeneratorContext(
-                job_id=self._job.job_id,
-                engine=self._engine,
-                tokenizer=tokenizer,
-                concurrency=self._settings.num_process,
-                ray_address=self._ray_address,
-                options=self._settings.options,
-            )
-            generator = self._plugin.create_generator()
-            await generator.start(context)
-        except Exception as error:
-            # Whatever keeps a generator from starting is the job's cause.
-            logger.exception("job %s: the generator does not start", self._job.job_id)
-            cause = f"the generator of {self._job.task_type} does not start: {type(error).__name__}: {error}"
-            await self._stored(self._buffer.fail_job, self._job.key, cause[:2000])
-            return None
-        return generator
+            await asyncio.wait_for(generator.close(), STOP_PATIENCE_S)
+        except Exception:
+            # What it holds ends with this process at the latest; the job's end must not depend on it.
+            logger.exception("job %s: the generator does not close", self._job.job_id)
 
     async def _until_over(self, work: Awaitable[None]) -> None:
         """Runs the work beside the watcher; the first to end ends the other."""

@@ -82,6 +82,9 @@ def test_a_short_group_is_delivered_from_the_timeout_ratio_on_and_failed_below_i
     assert failed.state is GroupState.FAILED
     assert failed.cause == "timed out: 6 of 10 members came"
     assert judge_group([], policy).state is GroupState.FAILED
+    half = policy_of(4, min_timeout_group_size_ratio=0.7)
+    assert judge_group(members_with([0.0, 1.0]), half, timed_out=True).state is GroupState.FAILED
+    assert judge_group(members_with([0.0, 1.0, 1.0]), half, timed_out=True).state is GroupState.READY
 
 
 def test_copies_keep_the_sum_of_a_scaled_group() -> None:
