@@ -27,7 +27,7 @@ from tests.android_world_expert import expert_replies, say, turn_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
-DEMO_TASKS = Path(__file__).resolve().parents[2] / "data" / "demo_android_world.jsonl"
+DEMO_TASKS = Path(__file__).resolve().parents[2] / "slime_plugins/rollout_buffer/assets/demo_android_world.jsonl"
 SKILLED = "slot-0"
 
 

@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.tools.assign_instance_id import assign_instanc
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "data"
+DEMO_ANDROID_WORLD = DATA.parent / "slime_plugins/rollout_buffer/assets/demo_android_world.jsonl"
 PACKAGED = ROOT / "slime_plugins" / "rollout_buffer" / "tools" / "assign_instance_id.py"
 
 
@@ -139,10 +140,10 @@ def test_a_few_tasks_can_be_chosen(tmp_path: Path) -> None:
 
 
 def test_the_demo_file_is_what_the_tool_writes_for_its_tasks(tmp_path: Path) -> None:
-    tasks = sorted({line["metadata"]["task_name"] for line in lines_of(DATA / "demo_android_world.jsonl")})
+    tasks = sorted({line["metadata"]["task_name"] for line in lines_of(DEMO_ANDROID_WORLD)})
     done = run(ROOT / "tools" / "generate_tasks.py", "--params", "2", "--output", tmp_path / "demo", "--tasks", *tasks)
     assert done.returncode == 0, done.stderr
-    assert sorted(lines_of(tmp_path / "demo"), key=str) == sorted(lines_of(DATA / "demo_android_world.jsonl"), key=str)
+    assert sorted(lines_of(tmp_path / "demo"), key=str) == sorted(lines_of(DEMO_ANDROID_WORLD), key=str)
     assert len(tasks) == 12
 
 
