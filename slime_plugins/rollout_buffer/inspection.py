@@ -14,7 +14,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.deliveries import Delivery
-from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError
+from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
 from slime_plugins.rollout_buffer.queries import PageQuery, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import Connection, JobRecord
@@ -123,7 +123,7 @@ class Inspection:
         """Returns the trajectory of that uid.
 
         Raises:
-            NotFoundError: there is none, or no such job.
+            NotFoundError: there is none, or no such job, or its payload is damaged.
             ConflictError: several jobs have one of that uid and none was named.
         """
         with self.store.read() as connection:
@@ -141,7 +141,10 @@ class Inspection:
                 f"{len(rows)} jobs have a trajectory {uid!r}: name one with job_id ({', '.join(names[:10])})",
                 {"job_ids": names[:100]},
             )
-        return StoredTrajectory(light=_light(rows[0]), body=self.store.get_payload(*place))
+        try:
+            return StoredTrajectory(light=_light(rows[0]), body=self.store.get_payload(*place))
+        except DamagedError as error:
+            raise NotFoundError(f"the payload of trajectory {uid!r} is damaged: {error.message}") from error
 
     # --- counting ----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ __all__ = ["OPERATIONS", "Operation", "openapi_document"]
 Schema = dict[str, Any]
 
 JSON = "application/json"
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 ERRORS: Mapping[int, str] = {
     400: "A field is missing or wrong; the message names it. Nothing was changed.",
@@ -46,6 +47,7 @@ class Operation:
     reply: Schema
     reply_says: str
     body: type[BaseModel] | Schema | None = None
+    body_types: tuple[str, ...] = (JSON,)
     query: type[BaseModel] | None = None
     path_parameters: Mapping[str, Schema] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
@@ -262,6 +264,11 @@ COMPONENTS: Mapping[str, Schema] = {
         causes={"type": "object", "description": "Why groups were filtered or failed: state, cause, count"},
         settings={"type": "object", "description": "What the job keeps of its start payload"},
     ),
+    "ImageReply": _object(
+        "sha256 created",
+        sha256=_text(),
+        created={"type": "boolean", "description": "False when it was there already"},
+    ),
     "Jobs": _object("jobs", jobs=_array(_ref("Job"), "Newest first")),
     "DeliveryEntry": _object(
         "delivery_id state created_at groups samples",
@@ -371,7 +378,7 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Write finished items",
         says=f"One item, or up to {MAX_ITEMS} under `items`. Idempotent by `uid`: after a lost "
         "reply, send the same again.",
-        body=COMPONENTS["WriteBody"],
+        body=_ref("WriteBody"),
         reply=_ref("WriteReply"),
         reply_says="All items are durable.",
         errors=(400, 404, 409, 503, 507),
@@ -386,9 +393,23 @@ OPERATIONS: tuple[Operation, ...] = (
         reply=_text(format="binary"),
         reply_says="The image.",
         path_parameters={"sha256": _text("64 hexadecimal digits, lower case")},
-        content_types=("image/png", "image/jpeg", "image/webp", "application/octet-stream"),
+        content_types=(*IMAGE_TYPES, "application/octet-stream"),
         errors=(404, 503),
         example="-o screen.png URL/images/SHA256",
+    ),
+    Operation(
+        method="put",
+        path="/images/{sha256}",
+        summary="Keep a screenshot",
+        says="For writers that name it in their messages as `sha256:HASH`. Again changes nothing.",
+        body=_text(format="binary"),
+        body_types=IMAGE_TYPES,
+        reply=_ref("ImageReply"),
+        reply_says="It was there already.",
+        other_replies={201: ("It is durable now.", _ref("ImageReply"))},
+        path_parameters={"sha256": _text("sha256 of the body: 64 hexadecimal digits, lower case")},
+        errors=(400, 503, 507),
+        example="-T screen.png URL/images/SHA256",
     ),
     Operation(
         method="get",
@@ -542,7 +563,8 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "security": [{"token": []}, {}] if operation.needs_token else [{}],
     }
     if operation.body is not None:
-        described["requestBody"] = {"content": {JSON: {"schema": _body_schema(operation.body, schemas)}}}
+        schema = _body_schema(operation.body, schemas)
+        described["requestBody"] = {"content": {kind: {"schema": schema} for kind in operation.body_types}}
     return described
 
 
@@ -593,7 +615,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _body_schema(body: type[BaseModel] | Schema, schemas: dict[str, Any]) -> Schema:
     if isinstance(body, dict):
-        return _ref("WriteBody")
+        return body
     document = body.model_json_schema(ref_template="#/components/schemas/{model}")
     for name, schema in {**document.pop("$defs", {}), body.__name__: document}.items():
         schemas[name] = _numbers_also_as_strings(_bounds_by_name(schema))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Flask, Response
+from flask import Blueprint, Flask, Response, request
 
 from slime_plugins.rollout_buffer import inputs, payloads, server_inspect, wire
 from slime_plugins.rollout_buffer.buffer import Delivery
@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.payloads import AckPayload, PollPayload, StartPayload
 from slime_plugins.rollout_buffer.tables import JobRecord
-from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.types import Image, Instance
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
     IdConverter,
@@ -220,14 +220,25 @@ def write() -> Response:
 @routes.get("/images/<sha256>")
 def get_image(sha256: str) -> Response:
     """Returns a screenshot: exactly the bytes that the engine received."""
-    path = the_buffer().store.image_path(sha256) if wire.is_sha256(sha256) else None
-    if path is None or not path.is_file():
-        raise NotFoundError(f"there is no image {sha256[:80]!r}")
-    data = path.read_bytes()
+    data = the_buffer().contents.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
     response.headers["X-Content-Type-Options"] = "nosniff"
     return response
+
+
+@routes.put("/images/<sha256>")
+def put_image(sha256: str) -> Response:
+    """Keeps a screenshot under its hash, for writers that name it in their messages; again changes nothing."""
+    data = request.get_data(cache=False)
+    media_type = wire.image_media_type(data)
+    if media_type is None:
+        raise InvalidPayloadError("the body must be the bytes of a PNG, JPEG or WebP image")
+    image = Image(data=data, media_type=media_type)
+    if image.sha256 != sha256:
+        raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")
+    created = the_buffer().contents.keep_image(image)
+    return json_reply({"sha256": sha256, "created": created}, 201 if created else 200)
 
 
 @routes.get("/jobs")

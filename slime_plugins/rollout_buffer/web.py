@@ -17,7 +17,6 @@ from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import (
@@ -166,18 +165,12 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
     head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
     yield head + b',"data":{"meta_info":' + orjson.dumps(meta_info) + b',"data":['
     separator = b""
-    for light, body in buffer.delivered_items(delivery):
-        if poll.images == "inline":
-            body = with_inline_images(buffer, body)
-        yield separator + orjson.dumps(light)[:-1] + b"," + body[1:]
+    for light, pieces in buffer.delivered_pieces(delivery, inline_images=poll.images == "inline"):
+        yield b"".join((separator, orjson.dumps(light)[:-1], b",", memoryview(pieces[0])[1:], *pieces[1:]))
         separator = b","
     yield b"]}}"
 
 
 def with_inline_images(buffer: Buffer, body: bytes) -> bytes:
     """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
-    for sha256 in wire.image_hashes(body):
-        path = buffer.store.image_path(sha256)
-        if path.is_file():
-            body = wire.inline_image(body, sha256, path.read_bytes())
-    return body
+    return b"".join(buffer.contents.inlined(body))
