@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_rows import (
@@ -399,38 +399,38 @@ class MultiTurnLossMaskGenerator:
             self._undecided_was_told |= not quiet
 
     def _assemble(self, rendering: Rendering, chunks: Sequence[Chunk]) -> MaskedConversation:
-        token_ids: list[int] = []
-        for chunk in chunks:
-            token_ids.extend(chunk.ids)
+        token_ids = [token_id for chunk in chunks for token_id in chunk.ids]
         loss_mask = [0] * len(token_ids)
         undecided: list[Undecided] = []
         turns: list[MaskedTurn] = []
         if rendering.problem is not None:
             undecided.append(Undecided(UndecidedReason.TEMPLATE, detail=rendering.problem))
-        for rendered, pieces in _pieces_of_turns(rendering.turns, chunks):
-            turn, shared = self._turn(rendering, rendered, pieces)
+        for rendered, first, last in _places_of_turns(rendering.turns, chunks):
+            turn, shared = self._turn(rendering, rendered, first, last)
             turns.append(turn)
-            images = self._images_in(token_ids, turn)
             if turn.trained:
                 loss_mask[turn.start : turn.end] = [1] * (turn.end - turn.start)
-                for at in images:
-                    loss_mask[at] = 0
                 undecided += [Undecided(UndecidedReason.BOUNDARY, turn.message_index, at) for at in shared]
-                undecided += [Undecided(UndecidedReason.IMAGE, turn.message_index, at) for at in images]
+                for at in self._images_in(token_ids, turn):
+                    loss_mask[at] = 0
+                    undecided.append(Undecided(UndecidedReason.IMAGE, turn.message_index, at))
                 undecided += _left_out(rendering, rendered)
         return MaskedConversation(token_ids, loss_mask, tuple(turns), tuple(undecided))
 
-    def _turn(self, rendering: Rendering, turn: RenderedTurn, pieces: _Pieces) -> tuple[MaskedTurn, list[int]]:
+    def _turn(
+        self, rendering: Rendering, turn: RenderedTurn, first: _Place, last: _Place
+    ) -> tuple[MaskedTurn, list[int]]:
         """Turns the characters of one turn into tokens, and gives the tokens that it shares with its surroundings."""
-        before_start, start = self._chunks.boundary(pieces.first, turn.start - pieces.first_character)
-        end, after_end = self._chunks.boundary(pieces.last, turn.end - pieces.last_character)
-        shared = [
-            *range(pieces.first_token + before_start, pieces.first_token + start),
-            *range(pieces.last_token + end, pieces.last_token + after_end),
-        ]
-        first, last = pieces.first_token + start, pieces.last_token + end
+        before_start, start = self._chunks.boundary(first.chunk, turn.start - first.character)
+        end, after_end = self._chunks.boundary(last.chunk, turn.end - last.character)
+        shared: list[int] = []
+        if before_start != start or end != after_end:
+            at_start = range(first.token + before_start, first.token + start)
+            at_end = range(last.token + end, last.token + after_end)
+            shared = list(dict.fromkeys([*at_start, *at_end]))
         trained = rendering.messages[turn.message_index].get("step_loss_mask", 1) == 1
-        return MaskedTurn(turn.message_index, first, max(first, last), trained), list(dict.fromkeys(shared))
+        from_token = first.token + start
+        return MaskedTurn(turn.message_index, from_token, max(from_token, last.token + end), trained), shared
 
     def _images_in(self, token_ids: list[int], turn: MaskedTurn) -> list[int]:
         if not self.image_token_ids or self.image_token_ids.isdisjoint(token_ids[turn.start : turn.end]):
@@ -442,34 +442,33 @@ class MultiTurnLossMaskGenerator:
 _BATCH = 64  # conversations rendered before their chunks are tokenised together
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """The chunks in which one turn begins and ends, and where each of them stands in characters and in tokens."""
+class _Place(NamedTuple):
+    """A chunk, and where it stands in the text and among the tokens."""
 
-    first: Chunk
-    first_character: int
-    first_token: int
-    last: Chunk
-    last_character: int
-    last_token: int
+    chunk: Chunk
+    character: int
+    token: int
 
 
-def _pieces_of_turns(turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]) -> Iterable[tuple[RenderedTurn, _Pieces]]:
-    """Finds the chunks of each turn. Both are in order, and a turn lies in one chunk unless its text holds a marker."""
-    places: list[tuple[Chunk, int, int]] = []
+def _places_of_turns(
+    turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]
+) -> Iterable[tuple[RenderedTurn, _Place, _Place]]:
+    """Finds the chunks in which each turn begins and ends: the same one, unless the turn's own text holds a marker."""
+    places: list[_Place] = []
     characters = tokens = 0
     for chunk in chunks:
-        places.append((chunk, characters, tokens))
+        places.append(_Place(chunk, characters, tokens))
         characters += len(chunk.text)
         tokens += len(chunk.ids)
+    ends = [place.character for place in places[1:]] + [characters]
     at = 0
     for turn in turns:
-        while places[at][1] + len(places[at][0].text) <= turn.start:
+        while ends[at] <= turn.start:
             at += 1
         first = at
-        while places[at][1] + len(places[at][0].text) < turn.end:
+        while ends[at] < turn.end:
             at += 1
-        yield turn, _Pieces(*places[first], *places[at])
+        yield turn, places[first], places[at]
 
 
 def _left_out(rendering: Rendering, turn: RenderedTurn) -> list[Undecided]:

@@ -563,6 +563,28 @@ def test_markers_that_do_not_cut_the_text_cleanly_still_give_the_tokenizers_own_
     assert one.get_text_from_loss_mask(ids, mask)[-1] == "three<|im_end|>"
 
 
+def test_another_token_that_overlaps_a_marker_is_matched_as_the_tokenizer_does() -> None:
+    tokenizer = with_template(SIMPLE)
+    tokenizer.add_tokens([AddedToken("x<|im", normalized=False), AddedToken("<|im_start|>user", normalized=False)])
+    messages = [user("one x"), said("two x<|im_start|>y"), user("three"), said("four x")]
+    one = MultiTurnLossMaskGenerator(tokenizer, "qwen")
+    ids, mask = one.get_loss_mask(messages)
+    assert ids == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
+    first, second = one.get_text_from_loss_mask(ids, mask)
+    assert first.startswith("two ")
+    assert second.startswith("four ")
+
+
+def test_a_block_that_a_template_always_closes_is_sampled_where_the_prompt_only_opens_it() -> None:
+    always = SIMPLE.replace("m.content", "('<think>\n\n</think>\n\n' if m.role == 'assistant' else '') + m.content")
+    template = always.replace("'<|im_start|>assistant\n' if", "'<|im_start|>assistant\n<think>\n' if")
+    one = MultiTurnLossMaskGenerator(with_template(template), "qwen3_5")
+    messages = [user("one"), said("two"), user("three"), said("four")]
+    texts = one.get_text_from_loss_mask(*one.get_loss_mask(messages))
+    assert [text[-14:] for text in texts] == ["\n\ntwo<|im_end|>"[-14:], "\n\nfour<|im_end|>"[-14:]]
+    assert all("</think>" in text and "<think>" not in text for text in texts)
+
+
 def test_markers_that_are_no_tokens_at_all_are_found_by_offsets() -> None:
     tokenizer = with_template(SIMPLE.replace("<|im_start|>", "[[").replace("<|im_end|>", "]]"))
     one = MultiTurnLossMaskGenerator(tokenizer, "qwen")
