@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = [
     "Generation",
@@ -38,6 +38,9 @@ class Generation:
     ``prompt_ids`` hold one placeholder per image, as the engine received them. ``output_log_probs`` is None when the
     engine gave none, otherwise as long as ``output_ids``. A turn that was aborted and resumed is one generation with
     several ``weight_version_spans``. ``trained=False`` keeps the tokens as context only.
+
+    ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when nobody told.
+    ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
     """
 
     prompt_ids: Sequence[int]
@@ -47,6 +50,8 @@ class Generation:
     weight_version: str | None = None
     trained: bool = True
     weight_version_spans: tuple[WeightVersionSpan, ...] = field(default=())
+    images: tuple[str, ...] | None = None
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.output_log_probs is not None and len(self.output_log_probs) != len(self.output_ids):
@@ -62,6 +67,7 @@ class TrainingRow:
     ``loss_mask`` is 1 on sampled, trained tokens and 0 elsewhere. ``log_probs`` holds what the engine recorded at the
     ones and 0.0 elsewhere, or is None where the engine recorded nothing. ``response_length`` counts from the first
     trained token to the end. ``generation_indices`` name, ascending, the generations whose tokens stand in this row.
+    ``images`` names the image of each placeholder in order; None when the generations do not tell.
     """
 
     token_ids: list[int]
@@ -69,6 +75,7 @@ class TrainingRow:
     log_probs: list[float] | None
     response_length: int
     generation_indices: tuple[int, ...]
+    images: tuple[str, ...] | None = None
 
 
 def response_length_of(loss_mask: Sequence[int]) -> int:
@@ -86,8 +93,9 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
 
     A generation whose ``prompt_ids`` start with all tokens of the row just before it continues that row: the rest of
     its prompt is context (0), its output is trained (1). Anything else (an edited context, reasoning dropped by the
-    template, a history that was re-tokenised) opens a new row. Nothing is ever realigned. Rows that train nothing are
-    dropped; a generation with ``trained=False`` keeps its tokens as context.
+    template, a history that was re-tokenised, other images behind the same placeholders) opens a new row. Nothing is
+    ever realigned. Rows that train nothing are dropped; a generation with ``trained=False`` keeps its tokens as
+    context.
 
     ``log_probs`` is None when no generation carries any, and also for a row in which a trained output came without
     them: a number nobody recorded is never made up. Time is linear in the summed lengths of prompts and outputs.
@@ -130,9 +138,13 @@ class _OpenRow:
         self.log_probs: list[float] = []
         self.log_probs_complete = True
         self.generation_indices: list[int] = []
+        self.images: tuple[str, ...] | None = None
 
     def continued_by(self, generation: Generation) -> bool:
-        """True when the prompt starts with every token of this row."""
+        """True when the prompt starts with every token of this row, and with its images."""
+        if not self._shows_the_images_of(generation):
+            return False
+
         length = len(self.token_ids)
         prompt = generation.prompt_ids
         if len(prompt) < length or (length and prompt[length - 1] != self.token_ids[-1]):
@@ -147,6 +159,7 @@ class _OpenRow:
         output = _as_list(generation.output_ids)
         self._extend(output, int(generation.trained), self._log_probs_of(index, generation))
         self.generation_indices.append(index)
+        self.images = generation.images
 
     def close(self, carried: bool) -> TrainingRow:
         """Gives the finished row."""
@@ -156,7 +169,14 @@ class _OpenRow:
             log_probs=self.log_probs if carried and self.log_probs_complete else None,
             response_length=response_length_of(self.loss_mask),
             generation_indices=tuple(self.generation_indices),
+            images=self.images,
         )
+
+    def _shows_the_images_of(self, generation: Generation) -> bool:
+        if self.images is None:
+            return True
+
+        return generation.images is not None and generation.images[: len(self.images)] == self.images
 
     def _extend(self, token_ids: list[int], mask: int, log_probs: list[float]) -> None:
         self.token_ids.extend(token_ids)
@@ -205,7 +225,13 @@ def expand_image_tokens(row: TrainingRow, image_token_id: int, tokens_per_image:
         if log_probs is not None and row.log_probs is not None:
             log_probs += row.log_probs[start:place] + [0.0] * count
         start = place + 1
-    return TrainingRow(token_ids, loss_mask, log_probs, response_length_of(loss_mask), row.generation_indices)
+    return replace(
+        row,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        log_probs=log_probs,
+        response_length=response_length_of(loss_mask),
+    )
 
 
 def align_with_expanded(

@@ -115,11 +115,21 @@ def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]
     """Encodes each prompt as what it shares with the sequence before it, plus the new ids: linear in the episode."""
     encoded: list[dict[str, Any]] = []
     held: list[int] = []
+    shown: tuple[str, ...] = ()
     for generation in generations:
         keep = common_prefix_length(held, generation.prompt_ids)
-        encoded.append(_encode_generation(generation, keep))
+        encoded.append(_encode_generation(generation, keep) | _encode_images(generation, shown))
         held = [*generation.prompt_ids, *generation.output_ids]
+        shown = generation.images or ()
     return encoded
+
+
+def _encode_images(generation: Generation, shown: Sequence[str]) -> dict[str, Any]:
+    """Encodes the images behind the placeholders as the ids are: how many of the turn before, and the new ones."""
+    if generation.images is None:
+        return {}
+    keep = common_prefix_length(shown, generation.images)
+    return {"keep_images": keep, "images": list(generation.images[keep:])}
 
 
 def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
@@ -134,6 +144,8 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
     }
     if not generation.trained:
         entry["trained"] = False
+    if generation.prompt_tokens is not None:
+        entry["prompt_tokens"] = generation.prompt_tokens
     if generation.weight_version_spans:
         entry["weight_version_spans"] = [
             {"weight_version": span.weight_version, "start": span.start, "end": span.end}
@@ -142,7 +154,7 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
     return entry
 
 
-def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
+def common_prefix_length(left: Sequence[int] | Sequence[str], right: Sequence[int] | Sequence[str]) -> int:
     """Returns how many leading ids two sequences share. An exact prefix, the usual case, costs one comparison."""
     shorter = min(len(left), len(right))
     if list(left[:shorter]) == list(right[:shorter]):
@@ -160,14 +172,34 @@ def decode_generations(encoded: Any) -> tuple[Generation, ...]:
         return ()
     generations: list[Generation] = []
     held: list[int] = []
+    shown: tuple[str, ...] = ()
     for index, entry in enumerate(_expect(encoded, list, "generations")):
-        generation = _decode_generation(_expect(entry, dict, f"generations[{index}]"), held, f"generations[{index}]")
+        where = f"generations[{index}]"
+        generation = _decode_generation(_expect(entry, dict, where), held, shown, where)
         generations.append(generation)
         held = [*generation.prompt_ids, *generation.output_ids]
+        shown = generation.images or ()
     return tuple(generations)
 
 
-def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], where: str) -> Generation:
+def _decode_images(entry: Mapping[str, Any], shown: Sequence[str], where: str) -> tuple[str, ...] | None:
+    if entry.get("images") is None:
+        return None
+    keep = _expect(entry.get("keep_images", 0), int, f"{where}.keep_images")
+    if not 0 <= keep <= len(shown):
+        raise InvalidPayloadError(f"{where}.keep_images is {keep}, but the generation before it has {len(shown)}")
+    new = _expect(entry["images"], list, f"{where}.images")
+    if not all(isinstance(sha256, str) and is_sha256(sha256) for sha256 in new):
+        raise InvalidPayloadError(f"{where}.images must be a list of sha256 in lower-case hex")
+    return (*shown[:keep], *new)
+
+
+def _prompt_tokens(entry: Mapping[str, Any], where: str) -> int | None:
+    value = entry.get("prompt_tokens")
+    return None if value is None else int(_expect(value, int, f"{where}.prompt_tokens"))
+
+
+def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Sequence[str], where: str) -> Generation:
     keep = _expect(entry.get("keep", 0), int, f"{where}.keep")
     if not 0 <= keep <= len(held):
         raise InvalidPayloadError(f"{where}.keep is {keep}, but the generation before it has {len(held)} ids")
@@ -181,6 +213,8 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], where: str
         weight_version=None if version is None else str(version),
         trained=_expect(entry.get("trained", True), bool, f"{where}.trained"),
         weight_version_spans=_spans(entry.get("weight_version_spans", []), f"{where}.weight_version_spans"),
+        images=_decode_images(entry, shown, where),
+        prompt_tokens=_prompt_tokens(entry, where),
     )
 
 

@@ -1,0 +1,93 @@
+"""Generations say which image stands behind each placeholder: over the wire, and when rows are packed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
+
+PAD = 9
+A, B, C = (hashlib.sha256(name.encode()).hexdigest() for name in "abc")
+
+
+def grown(turns: int) -> list[Generation]:
+    """An append-only episode that sees a new image in every turn."""
+    names = [hashlib.sha256(str(turn).encode()).hexdigest() for turn in range(turns)]
+    generations: list[Generation] = []
+    held: list[int] = []
+    for turn in range(turns):
+        held = [*held, 1, PAD, 2]
+        generations.append(
+            Generation(held, [7, 8], [-0.5, -0.5], images=tuple(names[: turn + 1]), prompt_tokens=len(held) + 10)
+        )
+        held = [*held, 7, 8]
+    return generations
+
+
+def test_images_and_counts_survive_the_wire() -> None:
+    generations = (
+        *grown(3),
+        Generation([1, PAD], [5], images=(B,)),
+        Generation([1], [5], images=()),
+        Generation([1], [5]),
+    )
+
+    back = decode_generations(json.loads(json.dumps(encode_generations(generations))))
+
+    assert [generation.images for generation in back] == [generation.images for generation in generations]
+    assert [generation.prompt_tokens for generation in back] == [13, 18, 23, None, None, None]
+
+
+def test_images_on_the_wire_grow_with_the_turns_and_not_with_their_square() -> None:
+    def length(turns: int) -> int:
+        return len(json.dumps(encode_generations(grown(turns))))
+
+    assert length(50) - length(40) < 1.2 * (length(20) - length(10))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"images": ["short"]},
+        {"images": A},
+        {"images": [], "keep_images": 1},
+        {"images": [], "keep_images": -1},
+        {"prompt_tokens": "5"},
+    ],
+)
+def test_what_is_no_image_list_is_refused(entry: dict[str, object]) -> None:
+    with pytest.raises(InvalidPayloadError, match=r"generations\[0\]"):
+        decode_generations([{"prompt_ids": [1], "output_ids": [2], **entry}])
+
+
+def test_a_row_has_the_images_of_its_last_prompt() -> None:
+    generations = grown(3)
+
+    (row,) = pack_training_rows(generations)
+
+    assert row.images == generations[-1].images
+
+
+def test_another_image_behind_the_same_placeholder_opens_a_row() -> None:
+    first, second = Generation([1, PAD], [5], images=(A,)), Generation([1, PAD, 5, PAD], [6], images=(B, C))
+
+    assert [row.images for row in pack_training_rows([first, second])] == [(A,), (B, C)]
+
+
+def test_a_turn_that_does_not_tell_its_images_is_not_put_behind_one_that_does() -> None:
+    first, second = Generation([1, PAD], [5], images=(A,)), Generation([1, PAD, 5, PAD], [6])
+
+    assert [row.images for row in pack_training_rows([first, second])] == [(A,), None]
+
+
+def test_expansion_keeps_the_images_of_a_row() -> None:
+    row = TrainingRow([1, PAD, 5], [0, 0, 1], None, 1, (0,), images=(A,))
+
+    assert expand_image_tokens(row, PAD, [3]) == TrainingRow(
+        [1, PAD, PAD, PAD, 5], [0, 0, 0, 0, 1], None, 1, (0,), (A,)
+    )
