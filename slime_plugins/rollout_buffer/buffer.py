@@ -191,6 +191,11 @@ class Buffer:
         with self.store.read() as connection:
             return tables.count_in_state(connection, job_key, GroupState.READY, GroupState.LEASED)
 
+    def count_trajectories(self, job_key: int) -> int:
+        """Counts what the job was brought so far, late or not."""
+        with self.store.read() as connection:
+            return tables.count_trajectories(connection, job_key)
+
     def begin_attempt(self, fence: int, group: GroupRecord, slot: int) -> int | None:
         """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
 
@@ -221,7 +226,8 @@ class Buffer:
                 return WriteResult(uid=trajectory.uid, status="duplicate")
         body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
         images = {image.sha256: image for image in trajectory.images}
-        (kept,) = self.contents.keep([Draft(body, images, f"trajectory {trajectory.uid}")])
+        needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
+        (kept,) = self.contents.keep([Draft(body, needs, images, f"trajectory {trajectory.uid}")])
         return self.store.commit(
             lambda connection: self._add_trajectory(connection, fence, group, slot, attempt, trajectory, kept)
         )
@@ -695,7 +701,7 @@ def _light(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:
 
 def _draft(item: wire.WrittenItem) -> Draft:
     body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
-    return Draft(body, {image.sha256: image for image in item.images}, f"item {item.uid!r}")
+    return Draft(body, wire.image_hashes(body), item.images, f"item {item.uid!r}")
 
 
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:

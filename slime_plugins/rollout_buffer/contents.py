@@ -26,9 +26,13 @@ INLINE_BODY_BYTES = 32 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A payload on its way in, with screenshots that came with it, by hash. ``name`` stands for it in errors."""
+    """A payload on its way in, the screenshots it needs, and those that came with it, by hash.
+
+    ``name`` stands for it in errors.
+    """
 
     body: bytes
+    needs: Sequence[str]
     images: Mapping[str, Image]
     name: str
 
@@ -68,11 +72,9 @@ class Contents:
             InvalidPayloadError: a payload names a screenshot that neither came with it nor is stored.
             StorageFullError: the disk is full.
         """
-        wanted = [_named(draft) for draft in drafts]
-        known = self._known({sha256 for names in wanted for sha256 in names})
+        known = self._known({sha256 for draft in drafts for sha256 in draft.needs})
         missing = [
-            [sha256 for sha256 in names if sha256 not in known and _must_have(draft, sha256)]
-            for draft, names in zip(drafts, wanted, strict=True)
+            [sha256 for sha256 in draft.needs if sha256 not in known and _must_have(draft, sha256)] for draft in drafts
         ]
         blobs = [
             blob
@@ -155,11 +157,6 @@ class Contents:
             pieces += (body[at:start], _uri_prefix(data), pybase64.b64encode(data))
             at = end
         return [*pieces, body[at:]]
-
-
-def _named(draft: Draft) -> list[str]:
-    """Every screenshot that the payload names or that came with it, each once."""
-    return list(dict.fromkeys([*draft.images, *wire.image_hashes(draft.body)]))
 
 
 def _must_have(draft: Draft, sha256: str) -> bool:

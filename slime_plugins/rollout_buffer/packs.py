@@ -8,13 +8,15 @@ that wait at the same time share one fsync. A pack knows nothing of rows: what n
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import mmap
 import os
 import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +33,8 @@ REMEMBERED_NAMES = 16_384
 """Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
 OPEN_PACKS = 64
 SEALED_MODE = 0o444
-PIECES_AT_ONCE = 512
-"""Buffers in one ``writev``; Linux takes at most 1024."""
+BLOCK_BYTES = 4096
+STAGE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +69,49 @@ class Blob:
 
 
 class Disk:
-    """The file operations that durability rests on; a test puts its own in between."""
+    """The file operations that durability rests on; a test puts its own in between.
 
-    def write(self, descriptor: int, pieces: Sequence[bytes | memoryview]) -> None:
-        """Appends all pieces."""
-        for start in range(0, len(pieces), PIECES_AT_ONCE):
-            some = pieces[start : start + PIECES_AT_ONCE]
-            written = os.writev(descriptor, some)
-            rest = memoryview(b"".join(some))[written:] if written < sum(map(len, some)) else b""
+    Writes go past the page cache where the file system can (``O_DIRECT``): it would first look for free memory, and
+    then have to be flushed. They are therefore whole blocks, from a buffer that is aligned to them.
+    """
+
+    def __init__(self) -> None:
+        self._stage = mmap.mmap(-1, STAGE_BYTES)
+
+    def open_new(self, path: Path) -> int:
+        """Creates a file to write to; raises ``FileExistsError`` when it is there."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(path, flags, 0o644)
+        with contextlib.suppress(OSError):  # tmpfs and some others cannot: through the page cache, then
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
+        return descriptor
+
+    def write(self, descriptor: int, pieces: Iterable[bytes | memoryview], offset: int) -> int:
+        """Writes pieces one after the other from ``offset`` on; returns the next whole block's start after them."""
+        filled = 0
+        for piece in pieces:
+            rest = memoryview(piece)
             while rest:
-                rest = rest[os.write(descriptor, rest) :]
+                part = rest[: STAGE_BYTES - filled]
+                self._stage[filled : filled + len(part)] = part
+                filled, rest = filled + len(part), rest[len(part) :]
+                if filled == STAGE_BYTES:
+                    offset, filled = self._flush(descriptor, filled, offset), 0
+        if filled:
+            padded = -(-filled // BLOCK_BYTES) * BLOCK_BYTES
+            self._stage[filled:padded] = bytes(padded - filled)
+            offset = self._flush(descriptor, padded, offset)
+        return offset
+
+    def _flush(self, descriptor: int, size: int, offset: int) -> int:
+        with memoryview(self._stage) as stage:
+            done = 0
+            while done < size:
+                written = os.pwrite(descriptor, stage[done:size], offset + done)
+                if written % BLOCK_BYTES:
+                    raise OSError(errno.ENOSPC, "only part of a block could be written")
+                done += written
+        return offset + size
 
     def sync(self, descriptor: int) -> None:
         """Returns when what was written survives a power cut."""
@@ -158,10 +193,11 @@ class PackWriter:
         fresh: dict[bytes, Place] = {}
         for ticket in batch:
             ticket.result = [self._placed(record, pieces, fresh) for record in ticket.work]
+        if not pieces:
+            return
         try:
-            if pieces:
-                self._disk.write(descriptor, pieces)
-                self._disk.sync(descriptor)
+            self._end = self._disk.write(descriptor, pieces, start)
+            self._disk.sync(descriptor)
         except BaseException:
             self._give_up(descriptor, start)
             raise
@@ -205,7 +241,7 @@ class PackWriter:
             number = max(packs_in(self._folder), default=0) + 1
             path = pack_path(self._folder, number)
             try:
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+                descriptor = self._disk.open_new(path)
             except FileExistsError:
                 continue  # another process was quicker
             if not is_locked(descriptor) and path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:

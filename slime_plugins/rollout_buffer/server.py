@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.web import (
     error_reply,
     json_reply,
     read_body,
+    read_body_and_images,
     the_buffer,
     the_context,
 )
@@ -192,7 +193,7 @@ def ack() -> Response:
 @routes.post("/buffer/write")
 def write() -> Response:
     """Takes finished items from any generator anywhere: one item, or a list under ``items``."""
-    body = read_body()
+    body, images = read_body_and_images()
     job_id = body.pop("job_id", None)
     if job_id is not None:
         job_id = wire.identifier(job_id, "job_id")
@@ -200,7 +201,7 @@ def write() -> Response:
     if not isinstance(entries, list) or not entries:
         raise InvalidPayloadError("items must be a list of at least one item")
     items = [
-        wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]")
+        wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
         for at, entry in enumerate(entries)
     ]
     job, results = the_buffer().write_items(job_id, items)

@@ -25,9 +25,11 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnauthorizedError,
 )
+from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.payloads import PollPayload
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.types import Image
 
 __all__ = [
     "SUPERVISOR",
@@ -38,6 +40,7 @@ __all__ = [
     "error_reply",
     "json_reply",
     "read_body",
+    "read_body_and_images",
     "the_buffer",
     "the_context",
     "the_inspection",
@@ -145,7 +148,16 @@ def json_reply(body: Any, status: int = 200) -> Response:
 
 def read_body() -> dict[str, Any]:
     """Reads a JSON object; an empty body counts as an empty object."""
-    content = request.get_data(cache=False)
+    return _json_object(request.get_data(cache=False))
+
+
+def read_body_and_images() -> tuple[dict[str, Any], dict[str, Image]]:
+    """Reads a JSON object whose inline screenshots are named by hash now; returns it and the screenshots by hash."""
+    content, images = take_out(request.get_data(cache=False))
+    return _json_object(content), images
+
+
+def _json_object(content: bytes) -> dict[str, Any]:
     if not content.strip():
         return {}
     try:

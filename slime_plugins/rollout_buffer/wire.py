@@ -263,24 +263,27 @@ def encode_body(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def decode_written_item(entry: Any, *, where: str = "item") -> WrittenItem:
+def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str, Image] | None = None) -> WrittenItem:
     """Checks one item of a ``/buffer/write`` body and takes the images out of its messages.
+
+    ``images`` are screenshots that were taken out of the body already, by hash.
 
     Raises:
         InvalidPayloadError: names the key that is missing or wrong, and what it should be.
     """
     item = _expect(entry, dict, where)
     messages = _messages(item.get("messages"), f"{where}.messages")
-    images: dict[str, Image] = {}
+    came = dict(images or {})
+    shown: dict[str, None] = {}
     extra_info = _expect(item.get("extra_info", {}), dict, f"{where}.extra_info")
     outcome, stop_reason = _outcome(item, extra_info, where)
     raw_reward = item.get("raw_reward")
     generations = decode_generations(item.get("generations"))
     body = {
-        "messages": [_take_images_out(message, images, f"{where}.messages") for message in messages],
+        "messages": [_take_images_out(message, came, shown, f"{where}.messages") for message in messages],
         "extra_info": {**extra_info, "outcome": outcome.value, "stop_reason": stop_reason.value},
         "generations": encode_generations(generations),
-        "images": list(images),
+        "images": list(shown),
         "timings_s": _expect(item.get("timings_s", {}), dict, f"{where}.timings_s"),
     }
     return WrittenItem(
@@ -291,7 +294,7 @@ def decode_written_item(entry: Any, *, where: str = "item") -> WrittenItem:
         outcome=outcome,
         stop_reason=stop_reason,
         body=body,
-        images=tuple(images.values()),
+        images=came,
         generations=generations,
     )
 
@@ -317,23 +320,31 @@ def _messages(value: Any, where: str) -> list[Message]:
     return messages
 
 
-def _take_images_out(message: Message, images: dict[str, Image], where: str) -> Message:
+def _take_images_out(message: Message, came: dict[str, Image], shown: dict[str, None], where: str) -> Message:
     """Replaces inline screenshots by their hash, so that each is stored once however often it is sent."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return {**message, "content": [_take_image_out(part, images, where) for part in content]}
+    return {**message, "content": [_take_image_out(part, came, shown, where) for part in content]}
 
 
-def _take_image_out(part: Any, images: dict[str, Image], where: str) -> Any:
+def _take_image_out(part: Any, came: dict[str, Image], shown: dict[str, None], where: str) -> Any:
     if not isinstance(part, dict) or part.get("type") != "image_url" or not isinstance(part.get("image_url"), dict):
         return part
     url = part["image_url"].get("url")
-    if not isinstance(url, str) or not url.startswith("data:"):
+    if not isinstance(url, str):
         return part
-    image = decode_data_uri(url, where)
-    images[image.sha256] = image
-    return {**part, "image_url": {**part["image_url"], "url": IMAGE_URL_PREFIX + image.sha256}}
+    if url.startswith("data:"):
+        image = decode_data_uri(url, where)
+        came[image.sha256] = image
+        url = IMAGE_URL_PREFIX + image.sha256
+        part = {**part, "image_url": {**part["image_url"], "url": url}}
+    if url.startswith(IMAGE_URL_PREFIX):
+        sha256 = url.removeprefix(IMAGE_URL_PREFIX)
+        if not is_sha256(sha256):
+            raise InvalidPayloadError(f"{where}: an image is named sha256: and 64 digits in lower-case hex")
+        shown[sha256] = None
+    return part
 
 
 def decode_data_uri(uri: str, where: str = "image") -> Image:

@@ -15,8 +15,8 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
-    "wire config sglang_protocol demo_tokenizer groups staleness committer",
-    "payloads engine client jobs inputs processes packs",
+    "wire config sglang_protocol demo_tokenizer groups staleness committer image_tokens",
+    "payloads engine client jobs inputs processes packs inline_images",
     "store fake_engine engine_contract",
     "tables",
     "deliveries job_starts queries contents",

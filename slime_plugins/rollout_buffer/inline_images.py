@@ -1,0 +1,52 @@
+"""Takes inline screenshots out of a request before it is parsed, and leaves their hashes in their place.
+
+A written episode is nearly all base64. Cut out of the raw bytes, that text never becomes a Python string, and what is
+left to parse is small. Only what is certainly an image URL is taken: ``"url": "data:image/...`` between quotes that
+cannot stand inside a JSON string, where they would be escaped. Anything else is left for ``wire`` to judge.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+
+import pybase64
+
+from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, image_media_type
+
+__all__ = ["take_out"]
+
+_KEY_BEFORE = re.compile(rb'"url"[ \t\r\n]*:[ \t\r\n]*\Z')
+_KEY_SPAN = 32
+_HEAD = re.compile(rb"data:(image/(?:png|jpeg|webp));base64,")
+
+
+def take_out(content: bytes) -> tuple[bytes, dict[str, Image]]:
+    """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash."""
+    images: dict[str, Image] = {}
+    pieces: list[bytes] = []
+    at = search = 0
+    while (start := content.find(b'"data:image/', search)) >= 0:
+        end = content.find(b'"', start + 1)
+        if end < 0:
+            break
+        search = end
+        image = _image_at(content, start, end)
+        if image is not None:
+            images[image.sha256] = image
+            pieces += (content[at : start + 1], IMAGE_URL_PREFIX.encode(), image.sha256.encode())
+            at = end
+    return (b"".join([*pieces, content[at:]]) if images else content), images
+
+
+def _image_at(content: bytes, start: int, end: int) -> Image | None:
+    head = _HEAD.match(content, start + 1, end)
+    if head is None or _KEY_BEFORE.search(content[max(0, start - _KEY_SPAN) : start]) is None:
+        return None
+    try:
+        data = pybase64.b64decode(memoryview(content)[head.end() : end], validate=True)
+    except binascii.Error:
+        return None
+    media_type = head[1].decode()
+    return Image(data=data, media_type=media_type) if image_media_type(data) == media_type else None
