@@ -399,7 +399,9 @@ class MultiTurnLossMaskGenerator:
             self._undecided_was_told |= not quiet
 
     def _assemble(self, rendering: Rendering, chunks: Sequence[Chunk]) -> MaskedConversation:
-        token_ids = [token_id for chunk in chunks for token_id in chunk.ids]
+        token_ids: list[int] = []
+        for chunk in chunks:
+            token_ids.extend(chunk.ids)
         loss_mask = [0] * len(token_ids)
         undecided: list[Undecided] = []
         turns: list[MaskedTurn] = []
