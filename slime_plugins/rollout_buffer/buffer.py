@@ -196,6 +196,11 @@ class Buffer:
         with self.store.read() as connection:
             return tables.count_trajectories(connection, job_key)
 
+    def count_trajectories(self, job_key: int) -> int:
+        """Counts what the job was brought so far, late or not."""
+        with self.store.read() as connection:
+            return tables.count_trajectories(connection, job_key)
+
     def begin_attempt(self, fence: int, group: GroupRecord, slot: int) -> int | None:
         """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
 

@@ -166,16 +166,21 @@ def _meta_info(
         "job_id": job.job_id,
         "outcomes": outcomes,
         "weight_version": tables.get_job(connection, job.key).weight_version,
-        "exhausted": is_exhausted(connection, job.key),
+        "exhausted": is_exhausted(connection, job.key, but_for=key),
     }
 
 
-def is_exhausted(connection: tables.Connection, job_key: int) -> bool:
-    """Nothing will ever be ready again. A job without input may still get items until somebody ends it."""
+def is_exhausted(connection: tables.Connection, job_key: int, *, but_for: int | None = None) -> bool:
+    """Nothing will ever be ready again, but for what a delivery that is just made holds itself.
+
+    What is leased to somebody may come back. A job without input may still get items until somebody ends it.
+    """
     job = tables.get_job(connection, job_key)
     if not job.has_input and job.state in job_rules.OPEN_STATES:
         return False
-    return not tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY)
+    if tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY):
+        return False
+    return all(delivery.key == but_for for delivery in tables.leased_deliveries(connection, job_key))
 
 
 def acknowledge(connection: tables.Connection, delivery_id: str) -> str:

@@ -349,7 +349,7 @@ def give_up_running_attempts(connection: Connection, job_key: int, now: float) -
     """Fences off every attempt of a job that still runs; a result of one is refused from now on."""
     return connection.execute(
         "UPDATE attempts SET state = 'given_up', ended_at = ? WHERE state = 'running' AND group_key IN "
-        "(SELECT key FROM groups WHERE job_key = ? AND state = 'open')",
+        "(SELECT key FROM groups WHERE job_key = ?)",
         (now, job_key),
     ).rowcount
 
@@ -390,6 +390,11 @@ def has_trajectory(connection: Connection, job_key: int, uid: str) -> bool:
     """Tells whether the job has a trajectory of that uid."""
     query = "SELECT 1 FROM trajectories WHERE job_key = ? AND uid = ?"
     return connection.execute(query, (job_key, uid)).fetchone() is not None
+
+
+def count_trajectories(connection: Connection, job_key: int) -> int:
+    """Counts the trajectories of a job."""
+    return int(connection.execute("SELECT count(*) FROM trajectories WHERE job_key = ?", (job_key,)).fetchone()[0])
 
 
 def count_members(connection: Connection, group_key: int) -> int:

@@ -1,0 +1,81 @@
+"""What the buffer does for those who come back after a crash."""
+
+from __future__ import annotations
+
+from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.groups import judge_group
+from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
+from tests.conftest import SettableClock
+from tests.support import poll, start_external, write, written
+
+
+def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",)) -> JobRecord:
+    lines = [{"instance_id": name} for name in ids]
+    body = {"task_type": "math", "num_repeat_per_sample": 2, "instances": lines, "remote_engine_url": "http://e:1"}
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+
+
+def played(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:
+    return Trajectory(
+        uid=uid,
+        instance_id=instance_id,
+        messages=[{"role": "assistant", "content": uid}],
+        reward=reward,
+        outcome=Outcome.COMPLETED,
+        stop_reason=StopReason.STOP,
+    )
+
+
+def test_a_job_is_not_exhausted_while_somebody_else_may_lose_his_lease(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a", "b"))
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in ("a", "b") for i in (0, 1)))
+    first = poll(buffer, job, lease_s=10, max_groups=1)
+    last = poll(buffer, job, lease_s=10)
+    assert first is not None
+    assert last is not None
+    assert last.meta_info["exhausted"] is False
+    assert buffer.empty_meta_info(job)["exhausted"] is False
+    buffer.acknowledge([last.delivery_id])
+    clock.advance(11)
+    again = poll(buffer, job, lease_s=10)
+    assert again is not None
+    assert again.delivery_id == first.delivery_id
+    buffer.acknowledge([again.delivery_id])
+    assert buffer.empty_meta_info(job)["exhausted"] is True
+
+
+def test_the_last_delivery_says_that_nothing_comes_after_it(buffer: Buffer) -> None:
+    job = start_external(buffer, ids=("a",))
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
+    delivery = poll(buffer, job, lease_s=10)
+    assert delivery is not None
+    assert delivery.meta_info["exhausted"] is True
+
+
+def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> None:
+    job = start_played(buffer)
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    assert buffer.begin_attempt(fence, group, 0) == 1
+    buffer.close_group(group, judge_group([], group_policy(job), timed_out=True), fence=fence)
+    # The runner is killed before it gives the attempt up.
+    buffer.begin_running(job.key)
+    assert buffer.describe(job)["attempts"] == {"given_up": 1}
+
+
+def test_a_group_whose_runner_died_before_closing_it_is_found_by_the_next(buffer: Buffer) -> None:
+    job = start_played(buffer)
+    fence = buffer.begin_running(job.key)
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
+    for slot in (0, 1):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        buffer.add_trajectory(fence, group, slot, attempt, played(f"t{slot}", reward=slot))
+    buffer.begin_running(job.key)
+    (found,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
+    assert buffer.slot_progress(found.key) == {0: (True, 0), 1: (True, 0)}
+    assert buffer.count_trajectories(job.key) == 2
