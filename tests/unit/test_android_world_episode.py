@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, Enviro
 from slime_plugins.rollout_buffer.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
-from slime_plugins.rollout_buffer.generator.android_world.episode import IncrementalEpisode, Task, read_task
+from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, Task, read_task
 from slime_plugins.rollout_buffer.generator.android_world.prompts import (
     first_turn_message,
     later_turn_message,
@@ -101,7 +101,7 @@ async def play(
         attempt=0,
         sampling_params=SamplingParams(max_new_tokens=max_new_tokens, extra=extra or {}),
     )
-    episode = IncrementalEpisode(
+    episode = Episode(
         request=request,
         task=Task(name=task_name, params_idx=3),
         device=lease,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
+from slime_plugins.rollout_buffer.image_tokens import ImageFamily, family_with
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -35,7 +36,15 @@ CONFIG_VARIABLE = "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"
 SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")
 
 JOB_KEYS = frozenset(
-    {"rollout_mode", "max_turns", "max_context_len", "image_pixels_per_token", "ban_vision_tokens", "reward"}
+    {
+        "rollout_mode",
+        "history_images",
+        "max_turns",
+        "max_context_len",
+        "image_pixels_per_token",
+        "ban_vision_tokens",
+        "reward",
+    }
 )
 """What a job may override. All else names programs, paths, ports or sizes of the host that runs the devices."""
 
@@ -45,7 +54,8 @@ _Path = tuple[str | int, ...]
 class RolloutMode(StrEnum):
     """How an episode becomes prompts."""
 
-    INCREMENTAL = "incremental"  # the token sequence only grows
+    INCREMENTAL = "incremental"  # the token sequence only grows: one training row per episode
+    HISTORY = "history"  # a new prompt for every turn, with what was done so far in words: one row per turn
 
 
 class PoolKind(StrEnum):
@@ -77,6 +87,7 @@ class AndroidWorldSettings(_Section):
     """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
 
     rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
+    history_images: int = Field(default=1, ge=1)
     max_turns: int | None = Field(default=None, ge=1)
     max_context_len: int = Field(default=16384, ge=1)
     image_pixels_per_token: int = Field(default=1024, ge=1)
@@ -125,8 +136,13 @@ class AndroidWorldSettings(_Section):
 
     @property
     def image_tokens(self) -> int:
-        """The most tokens one screenshot can become: an estimate until the engine has counted one."""
+        """About the most tokens one screenshot can become: taken where family or size of it are not known."""
         return -(-self.screenshot_max_pixels // self.image_pixels_per_token)
+
+    @property
+    def image_family(self) -> ImageFamily | None:
+        """The models whose image tokens cover ``image_pixels_per_token``; None when no known family's do."""
+        return family_with(self.image_pixels_per_token)
 
     def for_devices(self) -> AndroidWorldSettings:
         """Returns the host's side alone: what jobs may differ in is set to its default."""

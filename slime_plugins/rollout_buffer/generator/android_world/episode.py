@@ -1,10 +1,10 @@
-"""One Android World episode, append-only: observe, generate, act, until something ends it; then the reward.
+"""One Android World episode: observe, generate, act, until something ends it; then the reward.
 
-    reset → first prompt ─▶ generate ─▶ parse ─▶ act ─▶ bridge with the next screenshot ─┐
-                               ▲                                                        │
-                               └────────────────────────────────────────────────────────┘
+    reset → first prompt ─▶ generate ─▶ parse ─▶ act ─▶ next prompt, with the new screenshot ─┐
+                               ▲                                                             │
+                               └─────────────────────────────────────────────────────────────┘
 
-How it ends:
+The loop is the same for every rollout mode; a ``Context`` makes the prompts. How it ends:
 
 =======================================  ==================  ===========  ==========
 what happened                            stop reason         outcome      reward
@@ -26,30 +26,21 @@ it comes anyway the episode ends there, with what was sampled before it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.actions import (
-    MalformedAction,
-    ParsedAction,
-    ParsedReply,
-    parse_reply,
-)
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode
+from slime_plugins.rollout_buffer.generator.android_world.context import Context
 from slime_plugins.rollout_buffer.generator.android_world.conversation import Conversation
-from slime_plugins.rollout_buffer.generator.android_world.device import ActionKind, DeviceLease, Observation
-from slime_plugins.rollout_buffer.generator.android_world.prompts import (
-    first_turn_message,
-    later_turn_message,
-    malformed_reply_note,
-    system_message,
-)
-from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown, episode_reward
+from slime_plugins.rollout_buffer.generator.android_world.device import DeviceLease, Observation
+from slime_plugins.rollout_buffer.generator.android_world.history_context import HistoryContext
+from slime_plugins.rollout_buffer.generator.android_world.image_budget import ImageBudget
+from slime_plugins.rollout_buffer.generator.android_world.incremental_context import IncrementalContext
+from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
+from slime_plugins.rollout_buffer.generator.android_world.task_play import Done, Task, TaskPlay, task_of
 from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
@@ -60,20 +51,9 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-__all__ = ["IncrementalEpisode", "Task", "read_task"]
-
-FALLBACK_MAX_TURNS = 30
-"""The limit of turns when neither the settings nor the task have one."""
+__all__ = ["Episode", "Task", "create_context", "read_task"]
 
 FORBIDDEN_LOGIT_BIAS = -100.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """Which task to set up: AndroidWorld's name for it, and which of its parameter variations."""
-
-    name: str
-    params_idx: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +65,10 @@ class _Ending:
     by_agent: bool = False
 
 
-_TERMINATED = _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True)
-_ANSWERED = _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True)
+_ENDINGS_BY_AGENT = {
+    Done.TERMINATED: _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True),
+    Done.ANSWERED: _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True),
+}
 _OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
 _OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
 _OUT_OF_CONTEXT = _Ending(stop_reason=StopReason.MAX_CONTEXT, outcome=Outcome.TRUNCATED)
@@ -100,17 +82,17 @@ def read_task(instance: Instance) -> Task:
     Raises:
         EnvironmentSetupError: the line has no ``metadata`` with a ``task_name`` and a whole ``params_idx``.
     """
-    metadata = instance.data.get("metadata")
-    name = metadata.get("task_name") if isinstance(metadata, Mapping) else None
-    index = metadata.get("params_idx") if isinstance(metadata, Mapping) else None
-    if not isinstance(name, str) or not isinstance(index, int) or isinstance(index, bool):
-        raise EnvironmentSetupError(
-            f"instance {instance.instance_id} needs metadata with a task_name and a whole params_idx"
-        )
-    return Task(name=name, params_idx=index)
+    return task_of(instance.data.get("metadata"), of=instance.instance_id)
 
 
-class IncrementalEpisode:
+def create_context(settings: AndroidWorldSettings, chat: ChatTokens) -> Context:
+    """Returns what makes the prompts of one episode in the settings' rollout mode."""
+    if settings.rollout_mode is RolloutMode.HISTORY:
+        return HistoryContext(chat, history_images=settings.history_images)
+    return IncrementalContext(chat)
+
+
+class Episode:
     """One episode on a leased device. Made for a single ``play``."""
 
     def __init__(
@@ -128,18 +110,26 @@ class IncrementalEpisode:
         self._task = task
         self._device = device
         self._engine = engine
-        self._chat = chat
         self._settings = settings
         self._stopwatch = stopwatch
+        self._image_budget = ImageBudget(settings.image_family, estimate=settings.image_tokens)
         self._conversation = Conversation(
-            chat, max_context_len=settings.max_context_len, image_tokens=settings.image_tokens
+            chat,
+            create_context(settings, chat),
+            max_context_len=settings.max_context_len,
+            image_budget=self._image_budget,
+        )
+        self._task_play = TaskPlay(
+            task=task,
+            device=device,
+            rewards=settings.reward,
+            max_turns=settings.max_turns,
+            count_tokens=chat.count,
+            stopwatch=stopwatch,
         )
         self._sampling_params = _without_vision_tokens(request.sampling_params, chat, settings)
         self._allowed_tokens = 0
         self._turns = 0
-        self._malformed_turns = 0
-        self._thinking_tokens: list[int] = []
-        self._steps_log: list[dict[str, Any]] = []
 
     async def play(self) -> Trajectory:
         """Plays to the end and returns the record, under the request's uid.
@@ -147,42 +137,27 @@ class IncrementalEpisode:
         Raises:
             EpisodeError: the device, the engine or the task's set-up broke.
         """
-        with self._stopwatch.phase("reset"):
-            first = await self._device.reset(self._task.name, self._task.params_idx)
-        max_turns = self._settings.max_turns or first.step_budget or FALLBACK_MAX_TURNS
-        self._open(first)
-        ending = await self._play_turns(first, max_turns)
-        success = await self._read_success() if ending.by_agent else None
-        breakdown = episode_reward(
-            success=success,
-            thinking_tokens=self._thinking_tokens,
-            max_turns=max_turns,
-            settings=self._settings.reward,
-        )
-        return self._trajectory(first, max_turns, ending, breakdown)
+        first = await self._task_play.reset()
+        self._conversation.open(first)
+        ending = await self._play_turns()
+        breakdown = await self._task_play.reward(ended_by_agent=ending.by_agent)
+        return self._trajectory(first, ending, breakdown)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    def _open(self, first: Observation) -> None:
-        messages = [system_message(), first_turn_message(first.goal, first.screenshot.sha256)]
-        self._conversation.open(messages, first.screenshot)
-
-    async def _play_turns(self, observation: Observation, max_turns: int) -> _Ending:
+    async def _play_turns(self) -> _Ending:
         """Plays turn after turn until one of them ends the episode."""
-        while self._turns < max_turns:
-            reply = await self._generate()
-            if reply is None:
+        while self._turns < self._task_play.max_turns:
+            sampled = await self._generate()
+            if sampled is None:
                 return _OUT_OF_CONTEXT
-            text = self._conversation.add_reply(reply)
-            cut = self._why_cut(reply)
+            text = self._conversation.add_reply(sampled)
+            cut = self._why_cut(sampled)
             if cut is not None:
                 return cut
-            parsed = parse_reply(text, screen_width=observation.screen_width, screen_height=observation.screen_height)
-            ending, observation = await self._act(parsed, observation)
+            ending = await self._act(text)
             if ending is not None:
                 return ending
-            if self._turns < max_turns and not self._show(observation, max_turns):
-                return _OUT_OF_CONTEXT
         return _OUT_OF_TURNS
 
     async def _generate(self) -> GenerateReply | None:
@@ -193,10 +168,10 @@ class IncrementalEpisode:
         self._turns += 1
         self._allowed_tokens = min(self._sampling_params.max_new_tokens, room)
         request = GenerateRequest(
-            input_ids=tuple(self._conversation.held_ids),
+            input_ids=self._conversation.prompt.ids,
             sampling_params=replace(self._sampling_params, max_new_tokens=self._allowed_tokens),
             session_id=self._request.uid,
-            images=tuple(self._conversation.images),
+            images=self._conversation.prompt.images,
         )
         with self._stopwatch.phase("generate"):
             reply = await self._engine.generate(request)
@@ -215,50 +190,22 @@ class IncrementalEpisode:
             return _OUT_OF_TOKENS if own_cap else _OUT_OF_CONTEXT
         return None
 
-    async def _act(self, parsed: ParsedReply, seen: Observation) -> tuple[_Ending | None, Observation]:
-        """Does what the reply asks for; returns the ending if that ends the episode, and what there is to see now."""
-        thinking_tokens = self._chat.count(parsed.thinking)
-        if isinstance(parsed.action, MalformedAction):
-            self._malformed_turns += 1
-            after = replace(seen, note=malformed_reply_note(parsed.action.reason))
-            self._log_step(seen, thinking_tokens, malformed=parsed.action.reason)
-            return None, after
-        self._thinking_tokens.append(thinking_tokens)
-        ending, after = await self._do(parsed.action, seen)
-        self._log_step(seen, thinking_tokens, note=after.note, **_described(parsed.action))
-        return ending, after
-
-    async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[_Ending | None, Observation]:
-        """Carries the action to the device; ``terminate`` changes nothing there and stays here."""
-        if parsed.action.kind is ActionKind.TERMINATE:
-            return _TERMINATED, replace(seen, note="")
-        with self._stopwatch.phase("act"):
-            after = await self._device.step(parsed.action)
-        return (_ANSWERED if parsed.action.kind is ActionKind.ANSWER else None), after
-
-    def _show(self, observation: Observation, max_turns: int) -> bool:
-        """Appends the next observation to the conversation; False when it no longer fits."""
-        shown = observation.screenshot
-        message = later_turn_message(self._turns + 1, max_turns, shown.sha256, observation.note)
-        return self._conversation.add_observation(message, shown)
+    async def _act(self, text: str) -> _Ending | None:
+        """Does what the reply asks for and makes the next prompt; returns the ending if the episode ends here."""
+        reply = self._task_play.read(text)
+        done = await self._task_play.act(reply, self._turns)
+        if done is not None:
+            return _ENDINGS_BY_AGENT[done]
+        max_turns = self._task_play.max_turns
+        if self._turns >= max_turns:
+            return _OUT_OF_TURNS
+        seen = self._task_play.seen
+        fits = self._conversation.add_observation(seen, turn=self._turns, max_turns=max_turns, reply=reply)
+        return None if fits else _OUT_OF_CONTEXT
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    async def _read_success(self) -> float:
-        with self._stopwatch.phase("score"):
-            success = await self._device.score()
-        if not (math.isfinite(success) and 0 <= success <= 1):
-            raise DeviceError(f"the device scored {success!r}, which is no success rate", {"task": self._task.name})
-        return success
-
-    def _log_step(self, seen: Observation, thinking_tokens: int, **facts: Any) -> None:
-        """Notes what the agent saw and did; empty facts are left out."""
-        entry = {"turn": self._turns, "screenshot": seen.screenshot.sha256, "thinking_tokens": thinking_tokens}
-        self._steps_log.append(entry | {name: fact for name, fact in facts.items() if fact not in (None, "")})
-
-    def _trajectory(
-        self, first: Observation, max_turns: int, ending: _Ending, breakdown: RewardBreakdown
-    ) -> Trajectory:
+    def _trajectory(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> Trajectory:
         return Trajectory(
             uid=self._request.uid,
             instance_id=self._request.instance.instance_id,
@@ -268,13 +215,11 @@ class IncrementalEpisode:
             stop_reason=ending.stop_reason,
             generations=tuple(self._conversation.generations),
             images=tuple(self._conversation.distinct_images()),
-            extra_info=self._extra_info(first, max_turns, ending, breakdown),
+            extra_info=self._extra_info(first, ending, breakdown),
             timings_s=self._stopwatch.seconds(),
         )
 
-    def _extra_info(
-        self, first: Observation, max_turns: int, ending: _Ending, breakdown: RewardBreakdown
-    ) -> dict[str, Any]:
+    def _extra_info(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> dict[str, Any]:
         generations = self._conversation.generations
         return {
             "task_name": self._task.name,
@@ -282,35 +227,26 @@ class IncrementalEpisode:
             "app": first.details.get("app"),
             "goal": first.goal,
             "rollout_mode": str(self._settings.rollout_mode),
+            **self._conversation.facts(),
             "device_id": self._device.device_id,
             "screen": [first.screen_width, first.screen_height],
             "turns": self._turns,
-            "max_turns": max_turns,
+            "max_turns": self._task_play.max_turns,
             "steps": breakdown.steps,
-            "malformed_turns": self._malformed_turns,
-            "thinking_tokens": sum(self._thinking_tokens),
+            "malformed_turns": self._task_play.malformed_turns,
+            "thinking_tokens": self._task_play.thinking_tokens,
             "success": breakdown.success is not None and breakdown.success >= 1,
             "stop_reason": str(ending.stop_reason),
             "finish_reason": generations[-1].finish_reason if generations else None,
             "reward_breakdown": breakdown.as_dict(),
-            "steps_log": self._steps_log,
+            "steps_log": self._task_play.log,
+            **self._prompt_mismatch(),
         }
 
-
-def _described(parsed: ParsedAction) -> dict[str, Any]:
-    """Returns an action as JSON: points in device pixels, and as the model gave them under ``coordinate``."""
-    action = parsed.action
-    return {
-        "action": str(action.kind),
-        "point": action.point,
-        "end_point": action.end_point,
-        "coordinate": parsed.coordinate,
-        "coordinate2": parsed.coordinate2,
-        "text": action.text,
-        "button": None if action.button is None else str(action.button),
-        "duration_s": action.duration_s,
-        "status": action.status,
-    }
+    def _prompt_mismatch(self) -> dict[str, Any]:
+        """Says, where it is so, that the engine counted a prompt's images in another way than the model's size rule."""
+        mismatch = self._image_budget.mismatch
+        return {} if mismatch is None else {"prompt_tokens_mismatch": asdict(mismatch)}
 
 
 def _without_vision_tokens(params: SamplingParams, chat: ChatTokens, settings: AndroidWorldSettings) -> SamplingParams:

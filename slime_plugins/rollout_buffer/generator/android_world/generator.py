@@ -7,7 +7,7 @@ import logging
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
-from slime_plugins.rollout_buffer.generator.android_world.episode import IncrementalEpisode, read_task
+from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, read_task
 from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -56,7 +56,7 @@ class AndroidWorldGenerator:
         with stopwatch.phase("acquire"):
             lease = await self._pool.acquire()
         async with lease as device:
-            return await IncrementalEpisode(
+            return await Episode(
                 request=episode,
                 task=task,
                 device=device,

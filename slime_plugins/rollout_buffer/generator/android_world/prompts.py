@@ -7,6 +7,7 @@ comes from a device or a task is made harmless first: a chat marker inside it wo
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.types import Message
@@ -19,9 +20,12 @@ __all__ = [
     "TOOL_NAME",
     "first_turn_message",
     "harmless",
+    "history_turn_message",
     "later_turn_message",
     "malformed_reply_note",
+    "shown_again",
     "system_message",
+    "with_history",
 ]
 
 COORDINATE_MAX = 999
@@ -110,15 +114,24 @@ To call a function, write a json object with its name and arguments within <tool
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
-_FIRST_TURN = """The user query: {goal}
+_TASK = "The user query: {goal}\n\n"
 
+_INSTRUCTIONS = """\
 First think step by step within <thinking></thinking> tags, placed before the <tool_call></tool_call> XML tags.
 
 Then, after the <tool_call></tool_call> XML tags, sum up what you saw and did within <conclusion></conclusion> tags.
 
-<image>"""
+"""
+
+_FIRST_TURN = f"{_TASK}{_INSTRUCTIONS}<image>"
 
 _LATER_TURN = "{note}Step {step} of {max_steps}: <image>"
+
+_PROGRESS = "Task progress (you have done the following {count} on the phone so far):\n{lines}\n\n"
+
+_HISTORY_TURN = "{note}Step {step}: <image>"
+
+_SHOWN_AGAIN = "The screen before step {step}: <image>"
 
 _MALFORMED_REPLY = (
     "Nothing was done, because your last reply was not a valid action: {reason}. "
@@ -142,6 +155,29 @@ def later_turn_message(step: int, max_steps: int, screenshot: str, note: str = "
     return _observation_message(_LATER_TURN, screenshot, note=shown_note, step=str(step), max_steps=str(max_steps))
 
 
+def history_turn_message(step: int, screenshot: str, note: str = "") -> Message:
+    """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screenshot."""
+    shown_note = f"{harmless(note)}\n" if note else ""
+    return _observation_message(_HISTORY_TURN, screenshot, note=shown_note, step=str(step))
+
+
+def shown_again(step: int, screenshot: str) -> Message:
+    """Returns a screenshot of an earlier step, to stand in a later prompt."""
+    return _observation_message(_SHOWN_AGAIN, screenshot, step=str(step))
+
+
+def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], message: Message) -> Message:
+    """Returns the whole user message of a history turn: task, progress, instructions, earlier screenshots, ``message``.
+
+    ``lines`` say what was done in steps 1, 2, …, one line each; before the first step there is no progress.
+    """
+    text = _TASK.format(goal=harmless(goal)) + _progress(lines) + _INSTRUCTIONS
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for shown in earlier:
+        parts += [*shown["content"], {"type": "text", "text": "\n"}]
+    return {"role": "user", "content": _joined([*parts, *message["content"]])}
+
+
 def malformed_reply_note(reason: str) -> str:
     """Returns what the agent is told when its reply held no action that could be carried out."""
     return _MALFORMED_REPLY.format(reason=reason)
@@ -150,6 +186,25 @@ def malformed_reply_note(reason: str) -> str:
 def harmless(text: str) -> str:
     """Returns ``text`` with every ``<|`` and ``|>`` taken apart, so that no part of it can become a special token."""
     return text.replace("<|", "< |").replace("|>", "| >")
+
+
+def _progress(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    count = "operation" if len(lines) == 1 else f"{len(lines)} operations"
+    listed = "\n".join(f"Step {step}: {harmless(line)}" for step, line in enumerate(lines, start=1))
+    return _PROGRESS.format(count=count, lines=listed)
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Puts texts that follow each other into one part."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if joined and part["type"] == joined[-1]["type"] == "text":
+            joined[-1] = {"type": "text", "text": joined[-1]["text"] + part["text"]}
+        else:
+            joined.append(part)
+    return joined
 
 
 def _observation_message(template: str, screenshot: str, **fields: str) -> Message:
