@@ -373,9 +373,16 @@ class _Sampled:
             finish_reason=finish_reason,
             weight_version=self._last_version(),
             weight_version_spans=tuple(self.spans),
-            prompt_tokens=next((part.prompt_tokens for part in self.parts if part.prompt_tokens is not None), None),
+            prompt_tokens=self._prompt_tokens(),
             cached_tokens=next((part.cached_tokens for part in self.parts if part.cached_tokens is not None), None),
         )
+
+    def _prompt_tokens(self) -> int | None:
+        """The count of the first part; a later one stands for it only if nothing had been sampled before."""
+        for part in self.parts:
+            if part.prompt_tokens is not None or part.ids:
+                return part.prompt_tokens
+        return None
 
     def _last_version(self) -> str | None:
         if self.spans:

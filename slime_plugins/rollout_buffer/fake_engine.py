@@ -72,7 +72,7 @@ class FakeEngine:
             finish_reason="stop" if len(kept) == len(ids) else "length",
             weight_version=version,
             weight_version_spans=(WeightVersionSpan(version, 0, len(kept)),) if version and kept else (),
-            prompt_tokens=len(request.input_ids),
+            prompt_tokens=None if request.images else len(request.input_ids),  # it expands no images
             cached_tokens=0,
         )
 

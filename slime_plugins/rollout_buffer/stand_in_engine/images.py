@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
-import math
-from typing import Any, Final
+from typing import Any
 
-from PIL import Image as PillowImage
-
+from slime_plugins.rollout_buffer.image_tokens import ImageFamily, image_size, image_tokens
 from slime_plugins.rollout_buffer.stand_in_engine.sampling import BadRequestError
 
 __all__ = ["image_token_count", "read_images"]
-
-SIDE: Final = 32  # patches of 16 pixels, merged two by two
-SMALLEST_AREA: Final = 256 * 256
-LARGEST_AREA: Final = 4096 * 4096
 
 
 def read_images(image_data: Any) -> tuple[bytes, ...]:
@@ -34,18 +27,13 @@ def read_images(image_data: Any) -> tuple[bytes, ...]:
 def image_token_count(image: bytes) -> int:
     """How many tokens one image takes in a Qwen3-VL prompt, its two markers not counted.
 
-    Sides are rounded to multiples of 32 pixels; areas out of bounds are scaled into them first.
+    Raises:
+        BadRequestError: a shape that the model's processor does not take.
     """
-    width, height = _size(image)
-    sides = [max(SIDE, round(side / SIDE) * SIDE) for side in (width, height)]
-    area = math.prod(sides)
-    if area > LARGEST_AREA:
-        scale = math.sqrt(width * height / LARGEST_AREA)
-        sides = [max(SIDE, math.floor(side / scale / SIDE) * SIDE) for side in (width, height)]
-    elif area < SMALLEST_AREA:
-        scale = math.sqrt(SMALLEST_AREA / (width * height))
-        sides = [math.ceil(side * scale / SIDE) * SIDE for side in (width, height)]
-    return math.prod(sides) // SIDE**2
+    try:
+        return image_tokens(*_size(image), ImageFamily.QWEN3_VL)
+    except ValueError as error:
+        raise _undecodable(str(error)) from error
 
 
 def _read_image(entry: Any) -> bytes:
@@ -62,11 +50,10 @@ def _read_image(entry: Any) -> bytes:
 
 def _size(image: bytes) -> tuple[int, int]:
     """Width and height; reads the header only."""
-    try:
-        with PillowImage.open(io.BytesIO(image)) as opened:
-            return opened.size
-    except (OSError, ValueError) as error:
-        raise _undecodable(str(error)) from error
+    size = image_size(image)
+    if size is None:
+        raise _undecodable("these bytes are no picture")
+    return size
 
 
 def _undecodable(why: str) -> BadRequestError:

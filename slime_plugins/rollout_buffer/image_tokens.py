@@ -1,0 +1,100 @@
+"""How many tokens an image becomes in a prompt, by model family: the size rule of its image processor, without it.
+
+An image is resized so that both sides are multiples of a factor (patch size times merge size) and its area lies within
+bounds; each square of that factor is one token. The two marker tokens around an image are not counted. Families differ
+in the factor and the bounds alone. A model whose ``preprocessor_config.json`` sets other bounds counts otherwise at
+the far ends; the episode compares its own count with the engine's and says so.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from PIL import Image as PillowImage
+
+__all__ = ["SIZE_RULES", "ImageFamily", "SizeRule", "family_with", "image_size", "image_tokens", "resized_size"]
+
+LARGEST_ASPECT_RATIO = 200
+
+
+class ImageFamily(StrEnum):
+    """Models that see images by one size rule."""
+
+    QWEN3_VL = "qwen3_vl"  # patches of 16 pixels, merged two by two
+    QWEN2_5_VL = "qwen2_5_vl"  # patches of 14 pixels, merged two by two
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeRule:
+    """Sides are multiples of ``factor`` pixels, areas lie between the bounds (pixels)."""
+
+    factor: int
+    smallest_area: int
+    largest_area: int
+
+    @property
+    def pixels_per_token(self) -> int:
+        """What one image token covers."""
+        return self.factor**2
+
+
+SIZE_RULES = {
+    ImageFamily.QWEN3_VL: SizeRule(factor=32, smallest_area=65_536, largest_area=16_777_216),
+    ImageFamily.QWEN2_5_VL: SizeRule(factor=28, smallest_area=3_136, largest_area=12_845_056),
+}
+"""As the published checkpoints set them. Another family is a line here, and one in the trainer's own table."""
+
+
+def image_tokens(width: int, height: int, family: ImageFamily) -> int:
+    """Returns how many tokens an image of that size takes, its two markers not counted.
+
+    Raises:
+        ValueError: a side is not positive, or one side is more than 200 times the other: no processor takes that.
+    """
+    resized = resized_size(width, height, SIZE_RULES[family])
+    return math.prod(resized) // SIZE_RULES[family].pixels_per_token
+
+
+def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
+    """Returns width and height, in pixels, that the processor gives an image before it cuts it into patches.
+
+    Raises:
+        ValueError: as ``image_tokens``.
+    """
+    if min(width, height) < 1 or max(width, height) / min(width, height) > LARGEST_ASPECT_RATIO:
+        raise ValueError(f"no image processor takes a picture of {width}x{height}")
+    factor = rule.factor
+    # round() goes to the even neighbour at a half, and so do the processors: 1200 / 32 = 37.5 becomes 38.
+    rounded = (round(width / factor) * factor, round(height / factor) * factor)
+    if math.prod(rounded) > rule.largest_area:
+        shrink = math.sqrt((height * width) / rule.largest_area)
+        return max(factor, _down(width / shrink, factor)), max(factor, _down(height / shrink, factor))
+    if math.prod(rounded) < rule.smallest_area:
+        stretch = math.sqrt(rule.smallest_area / (height * width))
+        return _up(width * stretch, factor), _up(height * stretch, factor)
+    return rounded
+
+
+def family_with(pixels_per_token: int) -> ImageFamily | None:
+    """Returns the family whose tokens cover that many pixels, None when no known one does."""
+    return next((family for family, rule in SIZE_RULES.items() if rule.pixels_per_token == pixels_per_token), None)
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Returns width and height of an encoded image, from its header; None when the bytes are no picture."""
+    try:
+        with PillowImage.open(io.BytesIO(data)) as opened:
+            return opened.size
+    except (OSError, ValueError):
+        return None
+
+
+def _down(length: float, factor: int) -> int:
+    return math.floor(length / factor) * factor
+
+
+def _up(length: float, factor: int) -> int:
+    return math.ceil(length / factor) * factor
