@@ -23,8 +23,9 @@ _GOAL: Final = re.compile(
     r"The user query:\s*(.*?)\s*(?:\n\s*\n(?=First\b|Before\b|Task progress|Think\b)|\Z)", re.DOTALL
 )
 _CONCLUSION: Final = re.compile(r"<conclusion>\s*(.*?)\s*</conclusion>", re.DOTALL)
-_PROGRESS: Final = re.compile(r"Step \d+:\s*(.*?)\s*(?=(?:;\s*)?Step \d+\b|\n\s*\n|\n[A-Z]|\Z)", re.DOTALL)
-_STEP: Final = re.compile(r"Step (\d+)\b(?! *:)")
+_PROGRESS: Final = re.compile(r"\n\s*\nTask progress[^:]*:\s*(.*?)(?:\n\s*\n|\Z)", re.DOTALL)
+_DONE_STEP: Final = re.compile(r"Step \d+:\s*(.*?)\s*(?=(?:;\s*|\n)Step \d+:|\Z)", re.DOTALL)
+_STEP: Final = re.compile(r"Step (\d+)(?: of \d+)?:\s*\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +84,8 @@ def read_goal(conversation: Conversation) -> str | None:
 def read_history(conversation: Conversation) -> tuple[str, ...]:
     """The conclusions so far: out of the replies, or out of the list of steps that a rebuilt prompt holds instead."""
     concluded = [_CONCLUSION.search(reply) for reply in conversation.replies]
-    listed = _PROGRESS.findall(conversation.user_turns[0].text) if conversation.user_turns else []
+    progress = _PROGRESS.search(conversation.user_turns[0].text) if conversation.user_turns else None
+    listed = _DONE_STEP.findall(progress.group(1)) if progress else []
     said = [match.group(1) if match else "" for match in concluded]
     return tuple(conclusion.strip("\"' ") for conclusion in [*listed, *said])
 
@@ -91,8 +93,8 @@ def read_history(conversation: Conversation) -> tuple[str, ...]:
 def step_number(conversation: Conversation) -> int:
     """Which turn of the episode this is, from 1."""
     last = conversation.user_turns[-1].text if conversation.user_turns else ""
-    counted = _STEP.findall(last)
-    return int(counted[-1]) if counted else len(read_history(conversation)) + 1
+    counted = _STEP.search(last)
+    return int(counted.group(1)) if counted else len(read_history(conversation)) + 1
 
 
 @lru_cache(maxsize=256)
