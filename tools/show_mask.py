@@ -229,7 +229,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.messages:
         item.pop("generations", None)
     generator = MultiTurnLossMaskGenerator(load_tokenizer(options.tokenizer), options.type)
-    sections = sections_of(item, generator)
+    try:
+        sections = sections_of(item, generator)
+    except Exception as error:
+        raise SystemExit(f"this cannot be shown with this tokenizer: {error}") from error
+
     if options.html:
         options.html.write_text(page(sections), encoding="utf-8")
     else:
