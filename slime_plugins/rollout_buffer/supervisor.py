@@ -25,9 +25,9 @@ from typing import IO, Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
-from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
 from slime_plugins.rollout_buffer.server import SETTINGS_VARIABLE, SUPERVISOR
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import JobRecord
@@ -44,7 +44,13 @@ RESTART_BASE_S = 1.0
 RESTART_CAP_S = 60.0
 MAX_CRASHES = 8
 STEADY_AFTER_S = 300.0
-"""A runner that lived this long is not counted as crashing again and again."""
+"""A runner that lived this long, or brought a trajectory, is not counted as crashing again and again."""
+PORT_PATIENCE_S = 8.0
+"""After a crash: how long the last server may need to let go of the port."""
+LEFTOVER_PATIENCE_S = 15.0
+"""After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
+LET_GO_PATIENCE_S = 30.0
+SERVER_NAME = "server"
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +61,10 @@ class _RunnerSlot:
 
     process: ChildProcess | None = None
     started_at: float = 0.0
+    trajectories: int = 0
     crashes: int = 0
     not_before: float = 0.0
+    let_go_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -69,8 +77,11 @@ class Supervisor:
     _lock: IO[str] = field(init=False)
     _runners: dict[int, _RunnerSlot] = field(init=False, default_factory=dict)
     _server: ChildProcess | None = field(init=False, default=None)
+    _server_started_at: float = field(init=False, default=0.0)
     _ray: ChildProcess | None = field(init=False, default=None)
     _catalog: dict[str, Any] = field(init=False, default_factory=dict)
+    _records: ChildRecords = field(init=False)
+    _leftovers: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
     _stopping: bool = field(init=False, default=False)
 
     def run(self) -> None:
@@ -81,13 +92,14 @@ class Supervisor:
         """
         self._buffer = Buffer(Store(self.settings.data_dir))
         self._lock = _lock_data_dir(self.settings.data_dir)
-        _refuse_taken_port(self.settings.host, self.settings.port)
+        self._records = ChildRecords(self.settings.data_dir / "children.json")
+        self._take_over()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
             self._catalog = self._discover_generators()
             self._beat()
-            self._server = self._start_server()
+            self._start_server()
             self._loop()
         finally:
             self._stop_all()
@@ -95,22 +107,66 @@ class Supervisor:
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
 
+    def _take_over(self) -> None:
+        """After a crash of the last supervisor: ends the server it left behind, and has the port free.
+
+        Its runners and its Ray were told by the kernel and may end in order; ``_end_leftovers`` sees that they do.
+
+        Raises:
+            ConfigError: the port is taken by somebody else.
+        """
+        left_behind = [mark for mark in self._records.left_behind() if mark.members()]
+        for mark in left_behind:
+            logger.warning("the last supervisor left its %s behind, process %d", mark.name, mark.pid)
+            if mark.name == SERVER_NAME:
+                mark.kill()
+        deadline = time.monotonic() + LEFTOVER_PATIENCE_S
+        self._leftovers = [(mark, deadline) for mark in left_behind if mark.name != SERVER_NAME]
+        _wait_for_port(self.settings.host, self.settings.port, PORT_PATIENCE_S if left_behind else 0.0)
+
     def _loop(self) -> None:
-        every = {self._beat: HEARTBEAT_INTERVAL_S, self._turn_clock: CLOCK_INTERVAL_S, self._watch_server: 0.0}
+        every = {
+            self._beat: HEARTBEAT_INTERVAL_S,
+            self._turn_clock: CLOCK_INTERVAL_S,
+            self._end_leftovers: CLOCK_INTERVAL_S,
+            self._watch_server: 0.0,
+            self._reconcile_runners: 0.0,
+        }
         due = dict.fromkeys(every, 0.0)
         announced = False
         while not self._stopping:
             for duty, interval in every.items():
                 if time.monotonic() >= due[duty]:
                     due[duty] = time.monotonic() + interval
-                    duty()
-            self._reconcile_runners()
+                    self._do(duty)
             if not announced and self.on_ready is not None and _answers(self.settings):
                 announced = True
                 self.on_ready(self.settings.base_url)
             time.sleep(TICK_S)
 
     # --- duties ------------------------------------------------------------------------------------------------------
+
+    def _do(self, duty: Callable[[], None]) -> None:
+        """Does a duty; a store that is full or busy puts it off, and takes nothing down."""
+        try:
+            duty()
+        except (StorageFullError, UnavailableError) as error:
+            logger.error("%s is put off: %s", duty.__name__.strip("_"), error.message)
+
+    def _end_leftovers(self) -> None:
+        """Kills what the last supervisor started and what had time enough to end by itself."""
+        for entry in list(self._leftovers):
+            mark, deadline = entry
+            if mark.members() and time.monotonic() < deadline:
+                continue
+            mark.kill()
+            self._leftovers.remove(entry)
+            self._record_children()
+
+    def _record_children(self) -> None:
+        runners = [slot.process for slot in self._runners.values()]
+        children = [process for process in (self._server, self._ray, *runners) if process is not None]
+        self._records.keep([*(child.mark for child in children), *(mark for mark, _ in self._leftovers)])
 
     def _beat(self) -> None:
         self._buffer.beat(SUPERVISOR, os.getpid(), self._catalog)
@@ -127,8 +183,10 @@ class Supervisor:
     def _watch_server(self) -> None:
         if self._server is not None and (code := self._server.exit_code()) is not None:
             logger.error("the server ended with exit code %s, starting it again:\n%s", code, self._server.last_words())
-            time.sleep(RESTART_BASE_S)
-            self._server = self._start_server()
+            self._server.kill()  # its workers would hold the port for as long as they have requests
+            if time.monotonic() - self._server_started_at < RESTART_BASE_S:
+                time.sleep(RESTART_BASE_S)
+            self._start_server()
 
     def _reconcile_runners(self) -> None:
         wanted = {job.key: job for job in self._buffer.unfinished_jobs() if job.has_runner}
@@ -146,8 +204,10 @@ class Supervisor:
         if code is None:
             return
         lived = time.monotonic() - slot.started_at
-        slot.crashes = 1 if lived > STEADY_AFTER_S else slot.crashes + 1
+        brought = self._buffer.count_trajectories(job.key) - slot.trajectories
+        slot.crashes = 1 if lived > STEADY_AFTER_S or brought else slot.crashes + 1
         words = slot.process.last_words()
+        slot.process.kill()  # also what it started itself
         slot.process = None
         slot.not_before = time.monotonic() + min(RESTART_CAP_S, RESTART_BASE_S * 2 ** (slot.crashes - 1))
         logger.error("the runner of job %s ended with exit code %s (%d in a row):\n%s",
@@ -156,10 +216,15 @@ class Supervisor:
             self._buffer.fail_job(job.key, f"its runner ended {slot.crashes} times in a row; the last words: {words}")
 
     def _let_go(self, key: int) -> None:
-        """Its job is over: a runner notices by itself and is only collected here."""
-        process = self._runners[key].process
-        if process is None or process.exit_code() is not None:
+        """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
+        slot = self._runners[key]
+        if slot.let_go_at is None:
+            slot.let_go_at = time.monotonic()
+        if slot.process is None or slot.process.exit_code() is not None:
             del self._runners[key]
+        elif time.monotonic() - slot.let_go_at > LET_GO_PATIENCE_S:
+            logger.error("%s does not end after its job: killing it", slot.process.name)
+            slot.process.kill()
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +244,7 @@ class Supervisor:
         logger.info("task types: %s", ", ".join(sorted(catalog["task_types"])))
         return catalog
 
-    def _start_server(self) -> ChildProcess:
+    def _start_server(self) -> None:
         settings_file = self.settings.data_dir / "serve_settings.json"
         settings_file.write_text(self.settings.model_dump_json(), encoding="utf-8")
         command = [
@@ -189,7 +254,9 @@ class Supervisor:
             "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30", "--error-logfile", "-",
         ]  # fmt: skip
         environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
-        return ChildProcess("server", command, log_file=self._log_file("server"), environment=environment)
+        self._server_started_at = time.monotonic()
+        self._server = ChildProcess(SERVER_NAME, command, log_file=self._log_file(SERVER_NAME), environment=environment)
+        self._record_children()
 
     def _start_runner(self, job: JobRecord, slot: _RunnerSlot) -> None:
         task = self._catalog["task_types"].get(job.task_type)
@@ -212,7 +279,9 @@ class Supervisor:
                 return
         log_file = self._log_file(f"runner-{job.key}")
         slot.process = ChildProcess(f"runner of job {job.job_id}", command, log_file=log_file, environment=environment)
-        slot.started_at = time.monotonic()
+        slot.started_at, slot.let_go_at = time.monotonic(), None
+        slot.trajectories = self._buffer.count_trajectories(job.key)
+        self._record_children()
 
     def _ray_address(self) -> str:
         """Returns the cluster with the devices; starts a local one when none was named and it does not run yet."""
@@ -227,6 +296,7 @@ class Supervisor:
                 command += ["--num-cpus", str(self.settings.ray_num_cpus)]
             environment = self._local_ray_token()
             self._ray = ChildProcess("local Ray", command, log_file=self._log_file("ray"), environment=environment)
+            self._record_children()
         deadline = time.monotonic() + RAY_START_TIMEOUT_S
         while time.monotonic() < deadline and not self._stopping and self._ray.exit_code() is None:
             if address_file.exists() and (address := address_file.read_text(encoding="utf-8").strip()):
@@ -267,6 +337,9 @@ class Supervisor:
         for process in (self._server, *runners, self._ray):
             if process is not None:
                 process.stop(STOP_PATIENCE_S)
+        for mark, _ in self._leftovers:
+            mark.kill()
+        self._records.forget()
         self._buffer.forget(SUPERVISOR)
         self._buffer.store.close()
         self._lock.close()
@@ -284,13 +357,22 @@ def _lock_data_dir(data_dir: Path) -> IO[str]:
     return lock
 
 
-def _refuse_taken_port(host: str, port: int) -> None:
+def _wait_for_port(host: str, port: int, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while (taken := _why_taken(host, port)) is not None:
+        if time.monotonic() >= deadline:
+            raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port")
+        time.sleep(TICK_S)
+
+
+def _why_taken(host: str, port: int) -> str | None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}; give another --port") from error
+            return error.strerror or str(error)
+    return None
 
 
 def _answers(settings: ServeSettings) -> bool:
