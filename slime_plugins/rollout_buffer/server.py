@@ -157,6 +157,7 @@ def _wait_for_groups(job: JobRecord, poll: PollPayload) -> Delivery | None:
         if not may_wait:
             return None
         deadline = time.monotonic() + poll.wait_s
+        attended = context.buffer.heartbeat(SUPERVISOR) is not None
         seen = None
         while time.monotonic() < deadline:
             version = context.buffer.store.data_version()
@@ -166,6 +167,8 @@ def _wait_for_groups(job: JobRecord, poll: PollPayload) -> Delivery | None:
                     return delivery
                 if context.buffer.is_over(job):
                     return None
+                if attended and context.buffer.heartbeat(SUPERVISOR) is None:
+                    return None  # the supervisor says goodbye: this server stops
             time.sleep(WAIT_STEP_S)
     return None
 

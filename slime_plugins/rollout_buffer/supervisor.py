@@ -329,7 +329,11 @@ class Supervisor:
     # --- stopping ----------------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
-        """Server first, so that nothing new comes in; then the runners, which give up their attempts; Ray last."""
+        """Server first, so that nothing new comes in; then the runners, which give up their attempts; Ray last.
+
+        Waiting polls see that the supervisor is gone and answer: the server need not wait for them.
+        """
+        self._do(self._say_goodbye)
         runners = [slot.process for slot in self._runners.values() if slot.process is not None]
         for process in (self._server, *runners):
             if process is not None:
@@ -340,10 +344,13 @@ class Supervisor:
         for mark, _ in self._leftovers:
             mark.kill()
         self._records.forget()
-        self._buffer.forget(SUPERVISOR)
         self._buffer.store.close()
         self._lock.close()
         logger.info("stopped")
+
+
+    def _say_goodbye(self) -> None:
+        self._buffer.forget(SUPERVISOR)
 
 
 def _lock_data_dir(data_dir: Path) -> IO[str]:

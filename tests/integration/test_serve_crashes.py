@@ -1,0 +1,142 @@
+"""``rollout-buffer serve`` after ``kill -9``, process by process: up again at once, and nothing left over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.processes import ChildProcess, ProcessMark
+from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
+from tests.support import written
+
+pytestmark = pytest.mark.timeout(120)
+
+StartBuffer = Callable[..., BufferProcess]
+GENERATORS = Path(__file__).parents[1] / "crash" / "generators"
+
+
+def wait_in_vain(url: str, job_id: str, count: int) -> list[threading.Thread]:
+    """Polls that wait for groups which do not come."""
+
+    def wait() -> None:
+        try:
+            RolloutBufferClient(url).get_rollout_data(job_id=job_id, wait_s=60, lease_s=60)
+        except (requests.RequestException, RolloutBufferError, ValueError):
+            return  # the server ended under it
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def start_external(buffer: BufferProcess) -> str:
+    return buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1}).job_id
+
+
+def start_episodes(buffer: BufferProcess, count: int) -> str:
+    path = buffer.folder / "episodes.jsonl"
+    path.write_text("".join(json.dumps({"instance_id": f"p{number}-fine"}) + "\n" for number in range(count)))
+    payload = {
+        "task_type": "crash_episodes",
+        "input_file": str(path),
+        "remote_engine_url": "http://127.0.0.1:9",
+        "num_repeat_per_sample": 2,
+        "num_process": 4,
+    }
+    return buffer.client.start_rollout(payload).job_id
+
+
+def server_pid(buffer: BufferProcess) -> int:
+    return next(pid for pid, command in buffer.children().items() if "gunicorn" in command)
+
+
+def children_of(parent: int) -> list[int]:
+    return [pid for pid, of, _ in process_table() if of == parent]
+
+
+def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_processes_frozen(
+    start_buffer: StartBuffer,
+) -> None:
+    buffer = start_buffer("--generator-dir", str(GENERATORS))
+    job_id = start_external(buffer)
+    start_episodes(buffer, 2000)
+    runner = ProcessMark.of("runner", buffer.runner_pid())
+    server = ProcessMark.of("server", server_pid(buffer))
+    wait_in_vain(buffer.url, job_id, 6)
+    time.sleep(0.5)
+    os.kill(runner.pid, signal.SIGSTOP)
+    os.kill(children_of(server.pid)[0], signal.SIGSTOP)
+    buffer.kill_supervisor()
+    began = time.monotonic()
+    buffer.start()
+    assert time.monotonic() - began < 12  # a second or two on a machine with nothing else to do
+    assert server.members() == []
+    wait_until(lambda: runner.members() == [], 30, "end of the frozen runner")
+
+
+def test_a_server_killed_alone_is_replaced_with_its_workers(start_buffer: StartBuffer) -> None:
+    buffer = start_buffer()
+    job_id = start_external(buffer)
+    server = ProcessMark.of("server", server_pid(buffer))
+    wait_in_vain(buffer.url, job_id, 6)
+    time.sleep(0.5)
+    began = time.monotonic()
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: server_pid(buffer) != server.pid, 10, "a new server")
+    wait_until(lambda: answers(f"{buffer.url}/health"), 15, "its first answer")
+    assert time.monotonic() - began < 10
+    assert server.members() == []
+    reply = buffer.client.write([written("u", "i")], job_id=job_id)
+    assert reply["results"] == [{"uid": "u", "status": "stored"}]
+
+
+def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) -> None:
+    buffer = start_buffer()
+    job_id = start_external(buffer)
+    threads = wait_in_vain(buffer.url, job_id, 12)
+    time.sleep(0.5)
+    began = time.monotonic()
+    os.kill(buffer.process.pid, signal.SIGTERM)
+    wait_until(lambda: buffer.process.exit_code() is not None, 20, "the end")
+    assert time.monotonic() - began < 4.5  # less than gunicorn waits for requests that do not end
+    assert buffer.process.exit_code() == 0
+    assert not (buffer.folder / "data" / "children.json").exists()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_a_frozen_runner_that_wakes_after_its_replacement_writes_nothing(
+    start_buffer: StartBuffer, tmp_path: Path
+) -> None:
+    buffer = start_buffer("--generator-dir", str(GENERATORS))
+    job_id = start_episodes(buffer, 60)
+    old = buffer.runner_pid()
+    wait_until(lambda: buffer.client.job(job_id)["outcomes"].get("completed", 0) > 10, what="some episodes")
+    os.kill(old, signal.SIGSTOP)
+    job_key = 1  # the only job
+    command = [
+        sys.executable, "-m", "slime_plugins.rollout_buffer.runner_main", "--data-dir", str(tmp_path / "data"),
+        "--job-key", str(job_key), "--buffer-url", buffer.url, "--generator-dir", str(GENERATORS),
+    ]  # fmt: skip
+    new = ChildProcess("second runner", command, log_file=tmp_path / "second.log")
+    wait_until(lambda: new.exit_code() is not None, 60, "the end of the second runner")
+    assert new.exit_code() == 0, new.last_words(20)
+    finished = buffer.client.job(job_id)
+    assert finished["state"] == "finished"
+    os.kill(old, signal.SIGCONT)
+    wait_until(lambda: old not in buffer.children(), 30, "the end of the old runner")
+    assert buffer.client.job(job_id)["attempts"] == finished["attempts"]
+    assert "was replaced" in (tmp_path / "data" / "logs" / f"runner-{job_key}.log").read_text()
