@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
+from slime.rollout.agent_rollout_image_fetch import ImageFetcher, process_cache
 from slime.rollout.agent_rollout_ledger import (
     GroupStore,
     JobProgress,
@@ -33,17 +34,20 @@ from slime.rollout.agent_rollout_ledger import (
     pass_before,
     skip_list,
 )
+from slime.rollout.agent_rollout_multimodal import VisionFamily, load_vision
 from slime.rollout.agent_rollout_samples import (
     Group,
     SampleConverter,
     finish_batch,
     group_normalized_rewards,
+    images_of,
     trajectories_of,
 )
 from slime.rollout.agent_rollout_settings import (
     OnExhausted,
     RolloutSettings,
     buffer_token,
+    read_image_settings,
     read_settings,
     start_payload,
 )
@@ -51,7 +55,7 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
-from slime_plugins.rollout_buffer.wire import RolloutData
+from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
     "forget_jobs",
@@ -71,6 +75,11 @@ REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "ext
 LONGEST_WAIT_OF_ONE_POLL_S = 20.0
 COUNTED = (
     "dummies",
+    "engine_image_mismatches",
+    "image_mismatches",
+    "image_tensor_bytes",
+    "images",
+    "images_missing",
     "malformed_items",
     "rows",
     "surplus_items",
@@ -227,6 +236,13 @@ class _TrainingRollout:
         self._client = client
         self._store = GroupStore(data_source)
         self._converter = SampleConverter(args, samples_per_group=settings.samples_per_group)
+        self._image_settings = read_image_settings(args)
+        self._images = ImageFetcher(
+            client,
+            process_cache(self._image_settings.cache_bytes),
+            at_once=self._image_settings.fetches_at_once,
+            max_failures=settings.max_failures,
+        )
         self._received: list[Group] = []
         self._finished_elsewhere: dict[int, list[str]] = {}
         self._all_meta_info: list[dict[str, Any]] = []
@@ -310,7 +326,7 @@ class _TrainingRollout:
             await self._after_exhaustion(error, have)
             return
         if not self._progress.has_seen(delivery):
-            groups = self._converter.groups(delivery.items)
+            groups = await self._groups(delivery.items)
             for sample in (row for rows in trajectories_of(groups) for row in rows):
                 sample.metadata["input_pass"] = self._progress.pass_number
             self._store.add(groups)
@@ -319,6 +335,16 @@ class _TrainingRollout:
             self._note(delivery, groups)
             self._record(self._received)
         self._feed.received(delivery)
+
+    async def _groups(self, items: Sequence[RolloutItem]) -> list[Group]:
+        """Turns items into groups beside the event loop: images are large."""
+        hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]
+        vision = await self._vision() if hashes else None
+        images = None if vision is None else await self._images.fetch(hashes)
+        return await asyncio.to_thread(self._converter.groups, items, vision, images)
+
+    async def _vision(self) -> VisionFamily | None:
+        return await asyncio.to_thread(load_vision, self._args.hf_checkpoint, self._image_settings.pixel_dtype)
 
     async def _after_exhaustion(self, error: InputExhaustedError, have: int) -> None:
         """Starts the next pass over the input, or says that there is none."""
@@ -358,6 +384,7 @@ class _TrainingRollout:
             **no_filter_metrics(self._all_meta_info),
             **drift,
             "rollout/buffer/wait_s": self._feed.waited_s,
+            "rollout/buffer/images_fetched": self._images.fetched,
             **{f"rollout/buffer/{name}": counts[name] for name in COUNTED},
         }
 
@@ -423,10 +450,15 @@ def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
         )
     if getattr(args, "rollout_top_p", 1.0) != 1.0:
         _warn_once("slime v0.3 stops at --rollout-top-p below 1: it wants token sets that no rollout buffer delivers")
-    if any(rows[0].metadata.get("has_images") for rows in trajectories_of(batch)):
+    if any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
         _warn_once("trajectories have screenshots, which reach the trainer as tokens only: a vision model misses them")
     if getattr(args, "rollout_global_dataset", True) is False:
         _warn_once("--disable-rollout-global-dataset: consumed ids are not in the checkpoint; a resumed run repeats")
+
+
+def _misses_its_images(sample: Sample) -> bool:
+    shown = bool(sample.metadata.get("has_images"))
+    return shown and not sample.remove_sample and sample.multimodal_train_inputs is None
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,8 @@
 """From delivered items to slime's Samples, and the rewards the loss sees. Pure but for loading a tokenizer.
 
 An item becomes one Sample per training row: from its generations, token by token as they were sampled, or rebuilt from
-its messages when it carries none. Screenshots are not loaded: ``multimodal_train_inputs`` stays None.
+its messages when it carries none. Rows that show images get them as the model's own processor makes them, where there
+is one (``agent_rollout_multimodal.py``).
 
 An item that cannot be trained becomes a dummy: two tokens, nothing trained, ``remove_sample`` set. A dummy carries the
 mean reward of its group's other members, so that it moves neither the baseline of slime's own normalisation nor the
@@ -15,9 +16,17 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from slime.rollout.agent_rollout_image_fetch import FetchedImages
+from slime.rollout.agent_rollout_multimodal import (
+    ImageProblemError,
+    RowImages,
+    RowInputs,
+    VisionFamily,
+    shown_in_messages,
+)
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow, pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.wire import RolloutItem
@@ -28,6 +37,7 @@ __all__ = [
     "consumed_ids",
     "finish_batch",
     "group_normalized_rewards",
+    "images_of",
     "is_agent_group",
     "rows_of",
     "trajectories_of",
@@ -56,6 +66,8 @@ class _Row:
     loss_mask: list[int]
     log_probs: list[float] | None
     weight_versions: list[str]
+    train_inputs: dict[str, Any] | None = None
+    pictures: tuple[Any, ...] = ()
 
 
 class SampleConverter:
@@ -64,12 +76,24 @@ class SampleConverter:
     def __init__(self, args: Any, *, samples_per_group: int) -> None:
         self._args = args
         self._samples_per_group = samples_per_group
+        self._row_images: RowImages | None = None
         self.counts: Counter[str] = Counter()
 
-    def groups(self, items: Iterable[RolloutItem]) -> list[Group]:
-        """Returns the groups of one delivery, each padded with dummies or cut to exactly n members."""
+    def groups(
+        self, items: Iterable[RolloutItem], vision: VisionFamily | None = None, images: FetchedImages | None = None
+    ) -> list[Group]:
+        """Returns the groups of one delivery, each padded with dummies or cut to exactly n members.
+
+        ``vision`` gives the rows their ``images``; without it they keep one placeholder for each.
+        """
         members_by_group, strays = _by_group(items)
-        return [self._group(members, strays) for members in members_by_group]
+        groups = []
+        for members in members_by_group:
+            # What is made of an image lives as long as its group is at work: siblings share it, and it is large.
+            self._row_images = None if vision is None else RowImages(vision, images or FetchedImages())
+            groups.append(self._group(members, strays))
+        self._row_images = None
+        return groups
 
     def _group(self, items: list[RolloutItem], strays: list[RolloutItem]) -> Group:
         surplus = len(items) - self._samples_per_group
@@ -92,8 +116,13 @@ class SampleConverter:
         if refusal is not None:
             self.counts["malformed_items"] += item.error is not None
             return [_dummy(item, refusal)]
+        self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
         try:
             source, rows = self._rows(item)
+        except ImageProblemError as problem:
+            logger.warning("trajectory %s is not trained: %s", item.uid, problem)
+            self.counts[problem.counter] += 1
+            return [_dummy(item, str(problem))]
         except Exception as error:  # one broken record must not block the delivery it came in
             logger.exception("trajectory %s cannot be turned into tokens", item.uid)
             self.counts["malformed_items"] += 1
@@ -103,17 +132,29 @@ class SampleConverter:
             return [_dummy(item, "no token of it is trained")]
         self.counts[f"tokens_from_{source}"] += 1
         self.counts["rows"] += len(rows)
-        return [_sample(item, row, source=source, number=number, of=len(rows)) for number, row in enumerate(rows)]
+        self.counts["images"] += sum(len(row.pictures) for row in rows)
+        self.counts["image_tensor_bytes"] += sum(_tensor_bytes(row.train_inputs) for row in rows)
+        samples = [_sample(item, row, source=source, number=number, of=len(rows)) for number, row in enumerate(rows)]
+        if getattr(self._args, "rollout_buffer_keep_images", False):
+            _keep_pictures(samples, rows)
+        return samples
 
     def _rows(self, item: RolloutItem) -> tuple[str, list[_Row]]:
         if item.generations:
             self._count_drift(item)
-            packed = pack_training_rows(item.generations)
-            rows = [_response_row(row.token_ids, row.loss_mask, row.log_probs, _versions(item, row)) for row in packed]
-            return TOKENS_FROM_GENERATIONS, [row for row in rows if row is not None]
-        token_ids, loss_mask = self._mask_generator().get_loss_mask(list(item.messages), tools=_tools(item))
-        row = _response_row(token_ids, loss_mask, None, [])
-        return TOKENS_FROM_MESSAGES, [] if row is None else [row]
+            packed = _told_their_images(pack_training_rows(item.generations), item)
+            source = TOKENS_FROM_GENERATIONS
+        else:
+            token_ids, loss_mask = self._mask_generator().get_loss_mask(list(item.messages), tools=_tools(item))
+            packed = [TrainingRow(token_ids, loss_mask, None, 0, (), images=shown_in_messages(item.messages))]
+            source = TOKENS_FROM_MESSAGES
+        rows = [_response_row(self._with_images(row, item), _versions(item, row)) for row in packed]
+        return source, [row for row in rows if row is not None]
+
+    def _with_images(self, row: TrainingRow, item: RolloutItem) -> RowInputs:
+        if self._row_images is None or not images_of(item):
+            return RowInputs(row=row, train_inputs=None, pictures=())
+        return self._row_images.attach(row, item.generations)
 
     def _count_drift(self, item: RolloutItem) -> None:
         """Counts what rebuilding the tokens from messages would have changed; the sampled ones are trained anyway."""
@@ -254,13 +295,12 @@ def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
     )
 
 
-def _response_row(
-    token_ids: Sequence[int], loss_mask: Sequence[int], log_probs: Sequence[float] | None, versions: list[str]
-) -> _Row | None:
+def _response_row(inputs: RowInputs, versions: list[str]) -> _Row | None:
     """Cuts the first prompt off mask and log-probs; None when nothing is trained.
 
     The first token of all has nothing before it that could predict it, so it is always prompt.
     """
+    token_ids, loss_mask, log_probs = inputs.row.token_ids, inputs.row.loss_mask, inputs.row.log_probs
     if len(loss_mask) != len(token_ids) or (log_probs is not None and len(log_probs) != len(token_ids)):
         raise ValueError(f"{len(token_ids)} tokens came with a mask or log-probs of another length")
     start = next((index for index, trained in enumerate(loss_mask) if trained and index), None)
@@ -271,7 +311,32 @@ def _response_row(
         loss_mask=[int(trained) for trained in loss_mask[start:]],
         log_probs=None if log_probs is None else [float(value) for value in log_probs[start:]],
         weight_versions=versions,
+        train_inputs=inputs.train_inputs,
+        pictures=inputs.pictures,
     )
+
+
+def images_of(item: RolloutItem) -> list[str]:
+    """Returns the hashes of all images that a trajectory may need, each once."""
+    in_generations = (sha256 for generation in item.generations for sha256 in generation.images or ())
+    return list(dict.fromkeys([*item.images, *in_generations, *shown_in_messages(item.messages)]))
+
+
+def _told_their_images(rows: list[TrainingRow], item: RolloutItem) -> list[TrainingRow]:
+    """Fills in, for generations that do not say it, what an append-only episode of one row saw: all it was shown."""
+    if len(rows) != 1 or rows[0].images is not None:
+        return rows
+    return [replace(rows[0], images=shown_in_messages(item.messages))]
+
+
+def _keep_pictures(samples: Sequence[Sample], rows: Sequence[_Row]) -> None:
+    for sample, row in zip(samples, rows, strict=True):
+        if row.pictures:
+            sample.multimodal_inputs = {"images": list(row.pictures)}
+
+
+def _tensor_bytes(train_inputs: dict[str, Any] | None) -> int:
+    return sum(int(tensor.nbytes) for tensor in (train_inputs or {}).values())
 
 
 def _versions(item: RolloutItem, row: TrainingRow) -> list[str]:
@@ -294,6 +359,7 @@ def _sample(item: RolloutItem, row: _Row, *, source: str, number: int, of: int) 
         index=item.instance_id,
         prompt=item.uid,
         tokens=row.tokens,
+        multimodal_train_inputs=row.train_inputs,
         response_length=len(row.loss_mask),
         reward=item.reward,
         loss_mask=row.loss_mask,
@@ -336,7 +402,7 @@ def _metadata(
         "row": row,
         "rows": rows,
         "dummy_reason": dummy_reason,
-        "has_images": bool(item.images),
+        "has_images": bool(images_of(item)),
     }
 
 

@@ -10,6 +10,10 @@ sets, each with a default here:
     rollout_buffer_wait_s        how long one poll waits for a group (20)
     rollout_buffer_lease_s       how long a delivery may stay unacknowledged before it comes back (600)
     rollout_buffer_timeout_s     how long one call may take beyond that (100)
+    rollout_buffer_image_cache_mb   fetched screenshots that are kept for the next delivery, in MB (512)
+    rollout_buffer_image_fetches    screenshots fetched at once (16)
+    rollout_buffer_keep_images      true puts the pictures into ``Sample.multimodal_inputs`` as well (false)
+    rollout_buffer_pixel_dtype      float32 or bfloat16; what the image processor makes when not set
     rollout_buffer_report_drift  true counts in ``rollout/token_drift/*`` what re-tokenising would have changed (false)
     rollout_num_process          episodes played at once (100)
 """
@@ -28,17 +32,22 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 __all__ = [
     "EvalSet",
+    "ImageSettings",
     "OnExhausted",
     "RolloutSettings",
     "buffer_token",
     "eval_payload",
     "eval_sets",
+    "read_image_settings",
     "read_settings",
     "start_payload",
 ]
 
 DEFAULT_NUM_EPOCH = 3
 DEFAULT_NUM_PROCESS = 100
+DEFAULT_IMAGE_CACHE_MB = 512.0
+DEFAULT_IMAGE_FETCHES = 16
+PIXEL_DTYPES = ("float32", "bfloat16")
 
 
 class OnExhausted(StrEnum):
@@ -68,6 +77,16 @@ class RolloutSettings:
     def consumer_id(self) -> str:
         """Names this trainer to the buffer; the same after a restart."""
         return f"trainer-{hashlib.sha256(self.job_id.encode()).hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSettings:
+    """How screenshots reach the trainer. ``pixel_dtype`` None leaves pixels as the image processor makes them."""
+
+    cache_bytes: int
+    fetches_at_once: int
+    keep_pictures: bool
+    pixel_dtype: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +122,24 @@ def read_settings(args: Any) -> RolloutSettings:
         lease_s=_seconds(args, "rollout_buffer_lease_s", 600.0),
         timeout_s=_seconds(args, "rollout_buffer_timeout_s", 100.0),
         pause_between_rollouts=bool(getattr(args, "offload_rollout", False)),
+    )
+
+
+def read_image_settings(args: Any) -> ImageSettings:
+    """Reads from slime's arguments how screenshots reach the trainer.
+
+    Raises:
+        ConfigError: a setting has a value that means nothing.
+    """
+    pixel_dtype = getattr(args, "rollout_buffer_pixel_dtype", None)
+    if pixel_dtype not in (None, *PIXEL_DTYPES):
+        raise ConfigError(f"rollout_buffer_pixel_dtype is {pixel_dtype!r}; use {' or '.join(PIXEL_DTYPES)}")
+    cache_mb = getattr(args, "rollout_buffer_image_cache_mb", None)
+    return ImageSettings(
+        cache_bytes=int(1e6 * (DEFAULT_IMAGE_CACHE_MB if cache_mb is None else float(cache_mb))),
+        fetches_at_once=max(1, int(getattr(args, "rollout_buffer_image_fetches", None) or DEFAULT_IMAGE_FETCHES)),
+        keep_pictures=bool(getattr(args, "rollout_buffer_keep_images", False)),
+        pixel_dtype=pixel_dtype,
     )
 
 
