@@ -196,11 +196,6 @@ class Buffer:
         with self.store.read() as connection:
             return tables.count_trajectories(connection, job_key)
 
-    def count_trajectories(self, job_key: int) -> int:
-        """Counts what the job was brought so far, late or not."""
-        with self.store.read() as connection:
-            return tables.count_trajectories(connection, job_key)
-
     def begin_attempt(self, fence: int, group: GroupRecord, slot: int) -> int | None:
         """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
 
@@ -261,7 +256,7 @@ class Buffer:
             return WriteResult(uid=trajectory.uid, status="duplicate")
         now = self._clock()
         late = tables.get_group(connection, group.key).state is not GroupState.OPEN
-        kept.record(connection)
+        kept.record(connection, now)
         tables.insert_trajectory(
             connection,
             job_key=group.job_key,
@@ -423,7 +418,7 @@ class Buffer:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
         group = self._group_for(connection, job, item.instance_id)
         now = self._clock()
-        kept.record(connection)
+        kept.record(connection, now)
         tables.insert_trajectory(
             connection,
             job_key=job.key,

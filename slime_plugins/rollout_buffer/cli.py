@@ -95,6 +95,12 @@ def serve(
         Path | None, typer.Option(help="File whose first line is the bearer token clients must send.")
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 256 * 1024 * 1024,
+    retain_delivered_s: Annotated[
+        float | None, typer.Option(help="Forget the bytes of what was delivered longer ago. [default: keep everything]")
+    ] = None,
+    max_data_bytes: Annotated[
+        int | None, typer.Option(help="Most that --data-dir may hold; writes beyond answer 507. [default: unlimited]")
+    ] = None,
     generator_dir: Annotated[
         list[Path] | None, typer.Option(help="Folder with generator files of your own; repeatable.")
     ] = None,
@@ -117,6 +123,8 @@ def serve(
             threads=threads,
             token_file=token_file,
             max_body_bytes=max_body_bytes,
+            retain_delivered_s=retain_delivered_s,
+            max_data_bytes=max_data_bytes,
             generator_dirs=tuple(generator_dir or ()),
             ray_address=ray_address,
             ray_num_cpus=ray_num_cpus,
@@ -197,7 +205,9 @@ def health(url: Url = DEFAULT_URL) -> None:
 def engine(
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on.")] = 30000,
-    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.")] = DEMO_TOKENIZER_PATH,
+    tokenizer: Annotated[
+        Path, typer.Option(help="Tokenizer folder.", show_default="the project's demo tokenizer")
+    ] = DEMO_TOKENIZER_PATH,
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")] = 0.7,
     seed: Annotated[int, typer.Option(help="Seed of its luck.")] = 0,
     latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")] = 0.0,

@@ -34,8 +34,11 @@ class ServeSettings(BaseModel):
     """Threads of each gunicorn worker; waiting polls use at most half of them."""
     token_file: Path | None = None
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
-    lease_default_s: float = Field(default=600.0, gt=0)
-    """How long a delivery is leased when a poll asks for a lease without saying how long."""
+    retain_delivered_s: float | None = Field(default=None, gt=0)
+    """Bytes of what was handed out longer ago are forgotten: choose more than the age of the oldest checkpoint that a
+    trainer may go back to. None keeps everything."""
+    max_data_bytes: int | None = Field(default=None, ge=1_000_000)
+    """Writes beyond answer 507, and runners hold what they have until there is room. None is unlimited."""
     ray_address: str | None = None
     """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
     ray_num_cpus: int | None = Field(default=None, ge=1)

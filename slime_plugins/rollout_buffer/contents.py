@@ -6,6 +6,7 @@ row, large ones and screenshots into packs; a screenshot is kept once. What a ro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pybase64
 
 from slime_plugins.rollout_buffer import tables, wire
-from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError
+from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.packs import Blob, Place
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.types import Image
@@ -45,15 +46,23 @@ class Kept:
     place: Place | None
     size: int
     images: Mapping[str, Place]
+    known: Sequence[str] = ()
+    """Screenshots that were there already."""
 
     def columns(self) -> dict[str, Any]:
         """Returns what the trajectory's row says of its payload."""
         place = None if self.place is None else str(self.place)
         return {"body": self.body, "body_file": place, "body_bytes": self.size}
 
-    def record(self, connection: tables.Connection) -> None:
-        """Makes the places known, in the transaction of the row that names them."""
-        tables.insert_images(connection, self.images)
+    def record(self, connection: tables.Connection, now: float) -> None:
+        """Makes the places known, in the transaction of the row that names them.
+
+        Raises:
+            UnavailableError: a screenshot that was there has just been forgotten; the same write brings it again.
+        """
+        if tables.use_images(connection, self.known, now) != len(self.known):
+            raise UnavailableError("a screenshot was forgotten while it was being named: write the item again")
+        tables.insert_images(connection, self.images, now)
         tables.use_packs(connection, [*self.images.values(), *([self.place] if self.place is not None else [])])
 
 
@@ -88,6 +97,7 @@ class Contents:
                 place=next(places) if _is_large(draft) else None,
                 body=None if _is_large(draft) else draft.body,
                 size=len(draft.body),
+                known=[sha256 for sha256 in dict.fromkeys(draft.needs) if sha256 in known],
             )
             for draft, names in zip(drafts, missing, strict=True)
         ]
@@ -100,7 +110,7 @@ class Contents:
         (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256))])
 
         def record(connection: tables.Connection) -> None:
-            tables.insert_images(connection, {image.sha256: place})
+            tables.insert_images(connection, {image.sha256: place}, time.time())
             if known:
                 tables.replace_image(connection, image.sha256, place)
             tables.use_packs(connection, [place])

@@ -117,7 +117,8 @@ def _apply_skip_list(connection: tables.Connection, job: JobRecord, skip_instanc
     resumption = job_rules.wanted_again(known, skip_instance_ids)
     for delivery in tables.leased_deliveries(connection, job.key):
         tables.update_delivery(connection, delivery.key, state="expired")
-    tables.make_ready_again(connection, resumption.ready_again)
+    # What retention has forgotten cannot be delivered again: it stays delivered.
+    tables.make_ready_again(connection, tables.with_payloads(connection, resumption.ready_again))
     tables.make_unreported(connection, resumption.reported_again)
     tables.skip_groups(connection, resumption.skipped, "in the skip list")
     # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.

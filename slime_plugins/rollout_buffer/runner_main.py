@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job's runner; returns the exit code."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    buffer = Buffer(Store(options.data_dir))
+    buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
     try:
         plugin = load(buffer.job_by_key(options.job_key).task_type, options.generator_dir)
     except GeneratorError as error:
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job-key", type=int, required=True)
     parser.add_argument("--buffer-url", required=True)
     parser.add_argument("--ray-address")
+    parser.add_argument("--max-data-bytes", type=int)
     parser.add_argument("--generator-dir", type=Path, action="append", default=[])
     return parser
 

@@ -93,7 +93,8 @@ CREATE INDEX trajectories_unreported ON trajectories (job_key) WHERE reported_in
 
 CREATE TABLE images (
     sha256 BLOB PRIMARY KEY,                    -- 32 bytes: a screenshot is kept once, whoever shows it
-    place  TEXT NOT NULL                        -- in a pack file, pack:offset:length
+    place  TEXT NOT NULL,                       -- in a pack file, pack:offset:length
+    last_used REAL NOT NULL                     -- when a trajectory last named it
 ) WITHOUT ROWID;
 
 CREATE TABLE packs (

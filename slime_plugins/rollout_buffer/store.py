@@ -39,14 +39,18 @@ MIGRATIONS: dict[int, str] = {}
 class Store:
     """The single truth on disk. Safe to use from many threads and processes at once."""
 
-    def __init__(self, data_dir: Path, *, disk: Disk | None = None) -> None:
+    def __init__(self, data_dir: Path, *, disk: Disk | None = None, max_bytes: int | None = None) -> None:
         """Opens the store under ``data_dir`` and creates it when it is not there.
+
+        ``max_bytes`` caps what lies in the folder; None is unlimited.
 
         Raises:
             ConfigError: the folder is on a network file system, or was written by a newer version.
         """
         self.data_dir = data_dir.resolve()
         self.packs_dir = self.data_dir / "packs"
+        self._max_bytes = max_bytes
+        self._used_bytes = (0.0, 0)
         self.packs_dir.mkdir(parents=True, exist_ok=True)
         _refuse_network_file_system(self.data_dir)
         self._local = threading.local()
@@ -118,10 +122,31 @@ class Store:
         """Makes bytes durable and returns where they are. Rows that name the places come after.
 
         Raises:
-            StorageFullError: the disk is full. Nothing of it was kept.
+            StorageFullError: the disk is full, or its quota used up. Nothing of it was kept.
         """
+        self.check_quota()
         with _translated_errors():
             return self._writer.append(blobs)
+
+    def check_quota(self) -> None:
+        """Raises ``StorageFullError`` when the folder holds more than it may."""
+        if self._max_bytes is not None and (used := self.used_bytes()) >= self._max_bytes:
+            raise StorageFullError(
+                f"the data directory holds {used} bytes of the {self._max_bytes} it may: raise --max-data-bytes, or "
+                "let delivered payloads be forgotten with --retain-delivered-s"
+            )
+
+    def used_bytes(self) -> int:
+        """Returns the size of database and packs; looked up at most once a second."""
+        looked_up, used = self._used_bytes
+        if time.monotonic() - looked_up > 1.0:
+            files = [*self.data_dir.glob("buffer.sqlite3*"), *self.packs_dir.glob("*.pack")]
+            used = 0
+            for path in files:
+                with contextlib.suppress(FileNotFoundError):
+                    used += path.stat().st_size
+            self._used_bytes = (time.monotonic(), used)
+        return used
 
     def fetch(self, place: Place) -> memoryview:
         """Returns bytes that were appended.

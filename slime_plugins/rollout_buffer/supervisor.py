@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from slime_plugins.rollout_buffer import retention
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
@@ -37,6 +38,7 @@ __all__ = ["Supervisor"]
 TICK_S = 0.1
 HEARTBEAT_INTERVAL_S = 2.0
 CLOCK_INTERVAL_S = 0.5
+RETENTION_INTERVAL_S = 60.0
 STOP_PATIENCE_S = 25.0
 DISCOVERY_TIMEOUT_S = 120.0
 RAY_START_TIMEOUT_S = 120.0
@@ -128,6 +130,7 @@ class Supervisor:
         every = {
             self._beat: HEARTBEAT_INTERVAL_S,
             self._turn_clock: CLOCK_INTERVAL_S,
+            self._forget: RETENTION_INTERVAL_S,
             self._end_leftovers: CLOCK_INTERVAL_S,
             self._watch_server: 0.0,
             self._reconcile_runners: 0.0,
@@ -226,6 +229,10 @@ class Supervisor:
             logger.error("%s does not end after its job: killing it", slot.process.name)
             slot.process.kill()
 
+    def _forget(self) -> None:
+        if self.settings.retain_delivered_s is not None:
+            retention.forget(self._buffer.store, now=time.time(), retain_s=self.settings.retain_delivered_s)
+
     # --- starting ----------------------------------------------------------------------------------------------------
 
     def _discover_generators(self) -> dict[str, Any]:
@@ -249,7 +256,8 @@ class Supervisor:
         settings_file.write_text(self.settings.model_dump_json(), encoding="utf-8")
         command = [
             sys.executable, "-m", "gunicorn", "slime_plugins.rollout_buffer.server:create_app_from_environment()",
-            "--bind", f"{self.settings.host}:{self.settings.port}", "--worker-class", "gthread",
+            "--bind", f"{self.settings.host}:{self.settings.port}",
+            "--worker-class", "slime_plugins.rollout_buffer.http_worker.Worker",
             "--workers", str(self.settings.workers), "--threads", str(self.settings.threads),
             "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30", "--error-logfile", "-",
         ]  # fmt: skip
@@ -270,6 +278,8 @@ class Supervisor:
         ]  # fmt: skip
         for folder in self.settings.generator_dirs:
             command += ["--generator-dir", str(folder)]
+        if self.settings.max_data_bytes is not None:
+            command += ["--max-data-bytes", str(self.settings.max_data_bytes)]
         environment = self._local_ray_token() if task["needs_ray"] else {}
         if task["needs_ray"]:
             try:
@@ -347,7 +357,6 @@ class Supervisor:
         self._buffer.store.close()
         self._lock.close()
         logger.info("stopped")
-
 
     def _say_goodbye(self) -> None:
         self._buffer.forget(SUPERVISOR)

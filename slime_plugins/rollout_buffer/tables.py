@@ -474,10 +474,24 @@ def image_places(connection: Connection, hashes: Sequence[str]) -> dict[str, Pla
     return found
 
 
-def insert_images(connection: Connection, places: Mapping[str, Place]) -> None:
+def insert_images(connection: Connection, places: Mapping[str, Place], now: float) -> None:
     """Keeps where screenshots are. The first place stays: another writer may have been quicker."""
-    rows = [(bytes.fromhex(sha256), str(place)) for sha256, place in places.items()]
-    connection.executemany("INSERT INTO images (sha256, place) VALUES (?, ?) ON CONFLICT DO NOTHING", rows)
+    rows = [(bytes.fromhex(sha256), str(place), now) for sha256, place in places.items()]
+    connection.executemany(
+        "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET last_used = excluded.last_used",
+        rows,
+    )
+
+
+def use_images(connection: Connection, hashes: Sequence[str], now: float) -> int:
+    """Notes that a trajectory names screenshots that were there already; returns how many still are."""
+    used = 0
+    for start in range(0, len(hashes), MAX_MARKS - 1):
+        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS - 1]]
+        query = f"UPDATE images SET last_used = ? WHERE sha256 IN ({', '.join('?' for _ in digests)})"
+        used += connection.execute(query, (now, *digests)).rowcount
+    return used
 
 
 def replace_image(connection: Connection, sha256: str, place: Place) -> None:
@@ -495,6 +509,55 @@ def use_packs(connection: Connection, places: Iterable[Place]) -> None:
         "used_to = max(used_to, excluded.used_to)",
         list(ends.items()),
     )
+
+
+def oldest_undelivered(connection: Connection, default: float) -> float:
+    """Returns when the oldest trajectory was written that is still to be delivered."""
+    query = (
+        "SELECT min(trajectories.created_at) FROM groups JOIN trajectories ON group_key = groups.key "
+        "WHERE groups.state IN ('open', 'ready', 'leased')"
+    )
+    found = connection.execute(query).fetchone()[0]
+    return default if found is None else float(found)
+
+
+def forget_payloads(connection: Connection, before: float) -> int:
+    """Takes the payloads out of trajectories written before a time; returns how many had one."""
+    return connection.execute(
+        "UPDATE trajectories SET body = NULL, body_file = NULL "
+        "WHERE created_at < ? AND (body IS NOT NULL OR body_file IS NOT NULL)",
+        (before,),
+    ).rowcount
+
+
+def forget_images(connection: Connection, before: float) -> int:
+    """Forgets screenshots that no trajectory has named since a time."""
+    return connection.execute("DELETE FROM images WHERE last_used < ?", (before,)).rowcount
+
+
+def packs_with_contents(connection: Connection) -> set[int]:
+    """Returns the packs that some row names bytes of."""
+    query = (
+        "SELECT DISTINCT CAST(substr(place, 1, instr(place, ':') - 1) AS INTEGER) FROM images UNION "
+        "SELECT DISTINCT CAST(substr(body_file, 1, instr(body_file, ':') - 1) AS INTEGER) FROM trajectories "
+        "WHERE body_file IS NOT NULL"
+    )
+    return {int(row[0]) for row in connection.execute(query)}
+
+
+def drop_pack(connection: Connection, number: int) -> None:
+    """Forgets a pack that is about to be removed."""
+    connection.execute("DELETE FROM packs WHERE number = ?", (number,))
+
+
+def with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int]:
+    """Returns those of the groups of which no payload was forgotten."""
+    query = (
+        "SELECT count(*) FROM members JOIN groups ON groups.key = members.group_key JOIN trajectories "
+        "ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
+        "WHERE members.group_key = ? AND body IS NULL AND body_file IS NULL"
+    )
+    return [key for key in group_keys if connection.execute(query, (key,)).fetchone()[0] == 0]
 
 
 def used_packs(connection: Connection) -> dict[int, int]:
