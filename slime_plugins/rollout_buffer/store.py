@@ -27,7 +27,7 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 BUSY_TIMEOUT_S = 30.0
 TURN_STEP_S = 0.0002
@@ -165,7 +165,7 @@ class Store:
         if body is not None:
             return body
         if place is None:
-            raise DamagedError("a stored trajectory has neither a body nor a place of one")
+            raise DamagedError("the payload of this trajectory was forgotten: it was delivered longer ago than retention keeps")
         return bytes(self.fetch(Place.parse(place)))
 
     def close(self) -> None:
