@@ -22,13 +22,17 @@ _KEY_SPAN = 32
 _HEAD = re.compile(rb"data:(image/(?:png|jpeg|webp));base64,")
 
 
-def take_out(content: bytes) -> tuple[bytes, dict[str, Image]]:
-    """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash."""
+def take_out(content: bytes | bytearray, size: int | None = None) -> tuple[bytes, dict[str, Image]]:
+    """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash.
+
+    ``size`` says how much of ``content`` is the JSON; all of it by default.
+    """
+    size = len(content) if size is None else size
     images: dict[str, Image] = {}
-    pieces: list[bytes] = []
+    pieces: list[bytes | bytearray] = []
     at = search = 0
-    while (start := content.find(b'"data:image/', search)) >= 0:
-        end = content.find(b'"', start + 1)
+    while (start := content.find(b'"data:image/', search, size)) >= 0:
+        end = content.find(b'"', start + 1, size)
         if end < 0:
             break
         search = end
@@ -37,10 +41,10 @@ def take_out(content: bytes) -> tuple[bytes, dict[str, Image]]:
             images[image.sha256] = image
             pieces += (content[at : start + 1], IMAGE_URL_PREFIX.encode(), image.sha256.encode())
             at = end
-    return (b"".join([*pieces, content[at:]]) if images else content), images
+    return b"".join([*pieces, content[at:size]]), images
 
 
-def _image_at(content: bytes, start: int, end: int) -> Image | None:
+def _image_at(content: bytes | bytearray, start: int, end: int) -> Image | None:
     head = _HEAD.match(content, start + 1, end)
     if head is None or _KEY_BEFORE.search(content[max(0, start - _KEY_SPAN) : start]) is None:
         return None

@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnauthorizedError,
 )
+from slime_plugins.rollout_buffer.http_worker import receive_body
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.payloads import PollPayload
@@ -50,6 +51,9 @@ __all__ = [
 SUPERVISOR = "supervisor"
 """The name under which the supervisor's heartbeat is stored."""
 
+DIRECT_BODY_BYTES = 16 * 1024
+CHUNK_BYTES = 256 * 1024
+"""A reply goes out in about such chunks: large ones would be copied through memory that no cache holds."""
 OPEN_ROUTES = frozenset({"/health"})
 
 logger = logging.getLogger(__name__)
@@ -67,7 +71,7 @@ class ServerContext:
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
-        self.buffer = Buffer(Store(settings.data_dir))
+        self.buffer = Buffer(Store(settings.data_dir, max_bytes=settings.max_data_bytes))
         self.inspection = Inspection(self.buffer.store)
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
         self._waiting = threading.BoundedSemaphore(max(1, settings.threads // 2))
@@ -153,8 +157,19 @@ def read_body() -> dict[str, Any]:
 
 def read_body_and_images() -> tuple[dict[str, Any], dict[str, Image]]:
     """Reads a JSON object whose inline screenshots are named by hash now; returns it and the screenshots by hash."""
-    content, images = take_out(request.get_data(cache=False))
+    content, images = take_out(*_raw_body())
     return _json_object(content), images
+
+
+def _raw_body() -> tuple[bytes | bytearray, int]:
+    """Returns a buffer and how much of it is the body; a large body comes without being copied about."""
+    size = request.content_length or 0
+    if DIRECT_BODY_BYTES <= size <= the_context().settings.max_body_bytes:
+        received = receive_body(request.environ, size)
+        if received is not None:
+            return received
+    content = request.get_data(cache=False)
+    return content, len(content)
 
 
 def _json_object(content: bytes) -> dict[str, Any]:
@@ -175,12 +190,17 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
     if acknowledged is not None:
         meta_info["acknowledged"] = acknowledged
     head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
-    yield head + b',"data":{"meta_info":' + orjson.dumps(meta_info) + b',"data":['
-    separator = b""
-    for light, pieces in buffer.delivered_pieces(delivery, inline_images=poll.images == "inline"):
-        yield b"".join((separator, orjson.dumps(light)[:-1], b",", memoryview(pieces[0])[1:], *pieces[1:]))
+    pieces: list[bytes | memoryview] = [head, b',"data":{"meta_info":', orjson.dumps(meta_info), b',"data":[']
+    separator, size = b"", 0
+    for light, body in buffer.delivered_pieces(delivery, inline_images=poll.images == "inline"):
+        for piece in (separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]):
+            pieces.append(piece)
+            size += len(piece)
+            if size >= CHUNK_BYTES:
+                yield b"".join(pieces)
+                pieces, size = [], 0
         separator = b","
-    yield b"]}}"
+    yield b"".join([*pieces, b"]}}"])
 
 
 def with_inline_images(buffer: Buffer, body: bytes) -> bytes:

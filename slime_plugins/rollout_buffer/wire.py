@@ -104,7 +104,8 @@ class WrittenItem:
     outcome: Outcome
     stop_reason: StopReason
     body: dict[str, Any]
-    images: tuple[Image, ...]
+    images: Mapping[str, Image]
+    """Screenshots that came with it, by hash; of other items of the same call as well."""
     generations: tuple[Generation, ...] = ()
 
 
