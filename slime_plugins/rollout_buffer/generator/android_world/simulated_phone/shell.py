@@ -41,9 +41,10 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Screen, Widget, WidgetKind
 
-__all__ = ["Shell"]
+__all__ = ["AppMaker", "Shell"]
 
-_APP_CLASSES: dict[str, Callable[[InstalledApp, DeviceState], App]] = {
+AppMaker = Callable[[InstalledApp, DeviceState], App]
+_APP_CLASSES: dict[str, AppMaker] = {
     "Settings": SettingsApp,
     "Contacts": ContactsApp,
     "Simple SMS Messenger": MessagesApp,
@@ -164,13 +165,52 @@ class Shell:
         del self._launcher.pages[1:]
         self._bring_to_front(self._launcher)
 
+    # What the system can do
+
+    @property
+    def front(self) -> InstalledApp:
+        """The app in front; the launcher on the home screen."""
+        return self._front.info
+
+    @property
+    def running(self) -> list[InstalledApp]:
+        """The apps that were started and not closed, in the order of their first start; never the launcher."""
+        return [app.info for app in self._apps.values() if app.pages]
+
+    def launch(self, info: InstalledApp, make_app: AppMaker | None = None) -> App:
+        """Starts the app, or brings it to the front as it was left, and returns it.
+
+        ``make_app`` makes an app that is not one of the phone's own.
+        """
+        if info.label not in self._apps:
+            self._apps[info.label] = (make_app or _APP_CLASSES[info.label])(info, self.state)
+        del self._launcher.pages[1:]
+        self._bring_to_front(self._apps[info.label])
+        return self._apps[info.label]
+
+    def close_app(self, package: str) -> None:
+        """Ends the app, wherever it is; what it had not stored is lost. An app that does not run is no error."""
+        for label in [label for label, app in self._apps.items() if app.info.package == package]:
+            app = self._apps.pop(label)
+            in_front = app is self._front
+            app.pages.clear()
+            if in_front:
+                self.go_home()
+
+    def erase(self) -> None:
+        """The backspace key: takes away the last character of the field with the focus, or its marked value."""
+        self._erase()
+
+    def select_all(self) -> None:
+        """Marks the whole value of the field with the focus."""
+        if self._page.focused is not None:
+            field = self._page.field_named(self._page.focused)
+            field.selected = bool(field.text)
+
     # How it comes about
 
     def _launch(self, info: InstalledApp) -> None:
-        if info.label not in self._apps:
-            self._apps[info.label] = _APP_CLASSES[info.label](info, self.state)
-        del self._launcher.pages[1:]
-        self._bring_to_front(self._apps[info.label])
+        self.launch(info)
 
     def _bring_to_front(self, app: App) -> None:
         if self._front is not app and self._front.pages:

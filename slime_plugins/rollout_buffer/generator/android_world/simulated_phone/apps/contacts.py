@@ -32,6 +32,13 @@ class ContactsApp(App):
         """All contacts."""
         return _List(self)
 
+    def new_contact(self, name: str, number: str) -> None:
+        """Shows the form for a new contact, filled in: what another app's intent asks for."""
+        form = _Form(self)
+        form.field_named("first").text, _, form.field_named("last").text = name.partition(" ")
+        form.field_named("phone").text = number
+        self.push(form)
+
 
 class _List(Page):
     def build(self, screen: ScreenBuilder) -> None:

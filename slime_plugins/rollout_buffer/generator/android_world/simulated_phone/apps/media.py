@@ -15,7 +15,8 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.f
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.page import App, Page
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import (
     AUDIO_FOLDER,
-    CAMERA_FOLDER,
+    PHOTO_FOLDER,
+    VIDEO_FOLDER,
     DeviceState,
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import SCREEN_WIDTH, Rect
@@ -37,7 +38,7 @@ _MPEG4_HEADER = b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom"
 
 
 class CameraApp(App):
-    """Photos and videos, into DCIM/Camera."""
+    """Photos, into Pictures, and videos, into Movies."""
 
     def first_page(self) -> Page:
         """The viewfinder."""
@@ -82,14 +83,14 @@ class _Viewfinder(Page):
         self._mode = mode
 
     def _shoot(self) -> None:
-        self.state.files.write(_free_path(self.state, CAMERA_FOLDER, f"IMG_{_stamp(self.state)}", ".jpg"), _photo())
+        self.state.files.write(_free_path(self.state, PHOTO_FOLDER, f"IMG_{_stamp(self.state)}", ".jpg"), _photo())
 
     def _record(self) -> None:
         self._recording_since = _stamp(self.state)
 
     def _stop(self) -> None:
         if self._recording_since is not None:
-            path = _free_path(self.state, CAMERA_FOLDER, f"VID_{self._recording_since}", ".mp4")
+            path = _free_path(self.state, VIDEO_FOLDER, f"VID_{self._recording_since}", ".mp4")
             self.state.files.write(path, _MPEG4_HEADER)
             self._recording_since = None
 

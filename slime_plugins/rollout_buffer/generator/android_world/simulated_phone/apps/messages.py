@@ -29,6 +29,10 @@ class MessagesApp(App):
         """All conversations."""
         return _Conversations(self)
 
+    def compose(self, number: str, body: str) -> None:
+        """Shows the conversation with a number, with a draft in it: what another app's intent asks for."""
+        self.push(_Thread(self, number, draft=body))
+
 
 class _Conversations(Page):
     def build(self, screen: ScreenBuilder) -> None:

@@ -74,9 +74,25 @@ CREATE TABLE events (
   description TEXT NOT NULL DEFAULT '',
   repeat_interval INTEGER NOT NULL DEFAULT 0,
   repeat_rule INTEGER NOT NULL DEFAULT 0,
-  time_zone TEXT NOT NULL DEFAULT 'Etc/UTC',
+  repeat_limit INTEGER NOT NULL DEFAULT 0,
+  repetition_exceptions TEXT NOT NULL DEFAULT '[]',
+  reminder_1_minutes INTEGER NOT NULL DEFAULT -1,
+  reminder_2_minutes INTEGER NOT NULL DEFAULT -1,
+  reminder_3_minutes INTEGER NOT NULL DEFAULT -1,
+  reminder_1_type INTEGER NOT NULL DEFAULT 0,
+  reminder_2_type INTEGER NOT NULL DEFAULT 0,
+  reminder_3_type INTEGER NOT NULL DEFAULT 0,
+  attendees TEXT NOT NULL DEFAULT '',
+  import_id TEXT NOT NULL DEFAULT '',
+  time_zone TEXT NOT NULL DEFAULT 'UTC',
+  flags INTEGER NOT NULL DEFAULT 0,
   event_type INTEGER NOT NULL DEFAULT 1,
-  source TEXT NOT NULL DEFAULT 'imported-ics'
+  parent_id INTEGER NOT NULL DEFAULT 0,
+  last_updated INTEGER NOT NULL DEFAULT 0,
+  source TEXT NOT NULL DEFAULT 'simple-calendar',
+  availability INTEGER NOT NULL DEFAULT 0,
+  color INTEGER NOT NULL DEFAULT 0,
+  type INTEGER NOT NULL DEFAULT 0
 );
 """
 
@@ -84,11 +100,16 @@ SCHEMAS: Mapping[str, str] = {CONTACTS_DB: _CONTACTS_SCHEMA, SMS_DB: _SMS_SCHEMA
 
 
 class Database:
-    """One sqlite file of the device, fresh from its schema."""
+    """One sqlite file of the device, fresh from its schema; ``schema`` is needed for a path not in ``SCHEMAS``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, schema: str | None = None) -> None:
         self.path = path
-        self._connection = _opened(_empty_file(path))
+        self._fresh = _empty_file(SCHEMAS[path] if schema is None else schema)
+        self._connection = _opened(self._fresh)
+
+    def wipe(self) -> None:
+        """Makes it as fresh as it was at first."""
+        self.write(self._fresh)
 
     def read(self) -> bytes:
         """The bytes of the database file."""
@@ -115,6 +136,24 @@ class Database:
         self._connection.commit()
         return cursor.lastrowid or 0
 
+    def run_script(self, sql: str) -> list[tuple[Any, ...]]:
+        """Runs statements one after the other and returns all their rows.
+
+        Raises:
+            sqlite3.Error: one of them cannot be run; those before it were.
+        """
+        rows: list[tuple[Any, ...]] = []
+        statement = ""
+        for piece in sql.split(";"):
+            statement += piece + ";"
+            if sqlite3.complete_statement(statement):
+                rows += [tuple(row) for row in self._connection.execute(statement)]
+                statement = ""
+        if statement.strip("; \n"):
+            rows += [tuple(row) for row in self._connection.execute(statement)]
+        self._connection.commit()
+        return rows
+
     def close(self) -> None:
         """Frees it."""
         self._connection.close()
@@ -123,16 +162,19 @@ class Database:
 def _opened(data: bytes) -> sqlite3.Connection:
     # Calls come one at a time, but not always from the thread that made the device.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
-    connection.deserialize(data)
+    if data:  # an empty file is an empty database, but not to deserialize
+        connection.deserialize(data)
     connection.row_factory = sqlite3.Row
     return connection
 
 
 @cache
-def _empty_file(path: str) -> bytes:
+def _empty_file(schema: str) -> bytes:
+    if not schema:
+        return b""
     connection = sqlite3.connect(":memory:")
     try:
-        connection.executescript(SCHEMAS[path])
+        connection.executescript(schema)
         return connection.serialize()
     finally:
         connection.close()

@@ -1,4 +1,8 @@
-"""The device's files, in memory: absolute paths, folders, modification times; databases are mounted among them."""
+"""The device's files, in memory: absolute paths, folders, modification times; databases are mounted among them.
+
+A database that is removed is only taken away from its path, as an app keeps the file that it has open; a file written
+to the same path becomes the app's database again.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device
 __all__ = ["ByteStore", "FileError", "FileSystem", "valid_name"]
 
 _MAX_NAME_BYTES = 255
+_LINKS = ("/sdcard", "/data/media/0")  # other names of /storage/emulated/0
 
 
 class FileError(OSError):
@@ -50,6 +55,7 @@ class FileSystem:
         self._files: dict[str, _File] = {}
         self._folders: dict[str, int] = {"/": clock.now_ms}
         self._mounts: dict[str, ByteStore] = {}
+        self._unmounted: dict[str, ByteStore] = {}
 
     def mount(self, path: str, store: ByteStore) -> None:
         """Puts a database at the path."""
@@ -78,6 +84,8 @@ class FileSystem:
             FileError: there is a folder of this name.
         """
         path = _normal(path)
+        if path in self._unmounted:
+            self.mount(path, self._unmounted.pop(path))
         if path in self._mounts:
             self._mounts[path].write(data)
             return
@@ -129,10 +137,17 @@ class FileSystem:
         prefix = _normal(folder).rstrip("/") + "/"
         return sorted(path for path in (*self._files, *self._mounts) if path.startswith(prefix))
 
+    def folders_under(self, folder: str) -> list[str]:
+        """Paths of all folders in the folder and its folders, sorted."""
+        prefix = _normal(folder).rstrip("/") + "/"
+        return sorted(path for path in self._folders if path.startswith(prefix) and path != "/")
+
     def remove(self, path: str) -> None:
         """Removes a file, or a folder with all in it; nothing there is no error."""
         path = _normal(path)
         prefix = path.rstrip("/") + "/"
+        for name in [name for name in self._mounts if name == path or name.startswith(prefix)]:
+            self._unmounted[name] = self._mounts[name]
         for table in (self._files, self._folders, self._mounts):
             for name in [name for name in table if name == path or name.startswith(prefix)]:
                 if name != "/":
@@ -167,6 +182,7 @@ def _parent_is(path: str, folder: str) -> bool:
 
 def _normal(path: str) -> str:
     normal = posixpath.normpath("/" + path.lstrip("/"))
-    if normal == "/sdcard" or normal.startswith("/sdcard/"):
-        normal = "/storage/emulated/0" + normal[len("/sdcard") :]
+    for link in _LINKS:
+        if normal == link or normal.startswith(link + "/"):
+            return "/storage/emulated/0" + normal[len(link) :]
     return normal

@@ -14,22 +14,24 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device
 
 __all__ = [
     "AUDIO_FOLDER",
-    "CAMERA_FOLDER",
     "MARKOR_FOLDER",
+    "PHOTO_FOLDER",
     "STORAGE",
+    "VIDEO_FOLDER",
     "DeviceState",
     "Settings",
 ]
 
 STORAGE = "/storage/emulated/0"
 MARKOR_FOLDER = f"{STORAGE}/Documents/Markor"
-CAMERA_FOLDER = f"{STORAGE}/DCIM/Camera"
+PHOTO_FOLDER = f"{STORAGE}/Pictures"
+VIDEO_FOLDER = f"{STORAGE}/Movies"
 AUDIO_FOLDER = f"{STORAGE}/Android/data/com.dimowner.audiorecorder/files/Music/records"
 _FOLDERS = (
     *(f"{STORAGE}/{name}" for name in ("Alarms", "Audiobooks", "Download", "Movies", "Music", "Notifications")),
     *(f"{STORAGE}/{name}" for name in ("Pictures", "Podcasts", "Recordings", "Ringtones")),
     MARKOR_FOLDER,
-    CAMERA_FOLDER,
+    f"{STORAGE}/DCIM",
     AUDIO_FOLDER,
 )
 
@@ -67,6 +69,14 @@ class Settings:
     def put(self, namespace: str, key: str, value: str) -> None:
         """Sets the value."""
         self._tables[namespace][key] = value
+
+    def delete(self, namespace: str, key: str) -> bool:
+        """Forgets the value; False when there was none."""
+        return self._tables[namespace].pop(key, None) is not None
+
+    def all(self, namespace: str) -> dict[str, str]:
+        """All values of a table."""
+        return dict(self._tables[namespace])
 
     def is_on(self, namespace: str, key: str) -> bool:
         """True when the value is anything but ``0`` or nothing."""

@@ -6,8 +6,9 @@ import random
 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import (
     AUDIO_FOLDER,
-    CAMERA_FOLDER,
+    PHOTO_FOLDER,
     STORAGE,
+    VIDEO_FOLDER,
     DeviceState,
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import Params, Task, all_hold
@@ -91,13 +92,13 @@ FILES_MEDIA_TASKS = (
         name="CameraTakePhoto",
         step_budget=10,
         goal="Take one photo.",
-        success=lambda state, params, answer: all_hold(_new_file(CAMERA_FOLDER, ".jpg", state)),
+        success=lambda state, params, answer: all_hold(_new_file(PHOTO_FOLDER, ".jpg", state)),
     ),
     Task(
         name="CameraTakeVideo",
         step_budget=10,
         goal="Take one video.",
-        success=lambda state, params, answer: all_hold(_new_file(CAMERA_FOLDER, ".mp4", state)),
+        success=lambda state, params, answer: all_hold(_new_file(VIDEO_FOLDER, ".mp4", state)),
     ),
     Task(
         name="AudioRecorderRecordAudio",

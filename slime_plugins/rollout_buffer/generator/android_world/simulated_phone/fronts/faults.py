@@ -1,0 +1,43 @@
+"""What can be made to go wrong with a simulated emulator, for tests of whatever holds devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+__all__ = ["Faults"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Faults:
+    """Faults of one emulator; without any it is well.
+
+    ``exit_at_start``: the process ends before it serves anything. ``never_boots``: it serves, and says that it has not
+    booted. ``boot_s``: seconds until it has. ``hangs``: adb commands to the device do not return. ``offline``: they
+    fail. ``dead_forwarder``: the accessibility forwarder sends nothing any more. ``slow_screen_s``: seconds between a
+    touch and its effect. ``crash_after_inputs``: the process is gone at this many-th touch, text or key.
+    """
+
+    exit_at_start: bool = False
+    never_boots: bool = False
+    boot_s: float = 0.0
+    hangs: bool = False
+    offline: bool = False
+    dead_forwarder: bool = False
+    slow_screen_s: float = 0.0
+    crash_after_inputs: int | None = None
+
+    def to_json(self) -> str:
+        """The faults as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Faults:
+        """The faults from text; unknown names are an error (``TypeError``)."""
+        values: Mapping[str, Any] = json.loads(text)
+        unknown = set(values) - {one.name for one in fields(cls)}
+        if unknown:
+            raise TypeError(f"no such faults: {sorted(unknown)}")
+        return cls(**values)

@@ -1,0 +1,335 @@
+"""The part of the shell's language that ``adb shell`` gets: quoting, pipes, lists, redirection, ``if``, ``*``.
+
+``run_script`` parses a script and runs its commands through a table. Not here: variables, substitution, loops, jobs.
+A script outside of this part ends with the shell's own exit code for bad syntax (2) and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["COMMAND_NOT_FOUND", "SYNTAX_ERROR", "Command", "Output", "failed", "run_script", "said"]
+
+COMMAND_NOT_FOUND = 127
+SYNTAX_ERROR = 2
+_OPERATORS = ("&&", "||", ">>", "|", ";", "\n", ">", "<")
+_COMPLAINT_OPERATORS = ("2>&1", "2>>", "2>")
+_GLOB = "*?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """What a command did: its exit code, and what it wrote (``adb shell`` mixes both streams)."""
+
+    code: int = 0
+    text: bytes = b""
+
+
+Command = Callable[[Sequence[str], bytes], Output]
+"""Gets the arguments after the command's name, and what comes through the pipe."""
+
+
+def said(text: str = "", code: int = 0) -> Output:
+    """The output of a command that wrote this text."""
+    return Output(code=code, text=text.encode("utf-8", "surrogateescape"))
+
+
+def failed(text: str, code: int = 1) -> Output:
+    """The output of a command that complained."""
+    return said(text + "\n", code)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Files:
+    """What the language itself needs of the file system."""
+
+    expand: Callable[[str], list[str]]
+    read: Callable[[str], bytes]
+    write: Callable[[str, bytes], None]
+
+
+def run_script(script: str, commands: Mapping[str, Command], files: Files) -> Output:
+    """Returns what the script's commands wrote, and the exit code of the last one; never raises on bad scripts."""
+    try:
+        tree = _Parser(_tokens(script)).script()
+    except _SyntaxError as problem:
+        return failed(f"sh: syntax error: {problem}", SYNTAX_ERROR)
+    return _Runner(commands, files).run(tree)
+
+
+class _SyntaxError(ValueError):
+    pass
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """One word. ``text`` without its quotes; ``pattern`` the same with quoted wildcards escaped by a NUL."""
+
+    text: str
+    pattern: str
+    quoted: bool
+
+    @property
+    def wild(self) -> bool:
+        plain = self.pattern.replace("\0*", "").replace("\0?", "")
+        return any(character in plain for character in _GLOB)
+
+
+_Token = _Word | str  # a word, or an operator
+
+
+class _WordMaker:
+    """Collects the characters of the word that is being read."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._pattern: list[str] = []
+        self._quoted = False
+        self._begun = False
+
+    def add(self, character: str, *, quoted: bool) -> None:
+        self._begun = True
+        self._quoted = self._quoted or quoted
+        self._text.append(character)
+        self._pattern.append("\0" + character if quoted and character in _GLOB else character)
+
+    def open_quote(self) -> None:
+        self._begun = self._quoted = True
+
+    @property
+    def begun(self) -> bool:
+        return self._begun
+
+    def finish(self) -> list[_Token]:
+        if not self._begun:
+            return []
+        word = _Word("".join(self._text), "".join(self._pattern), self._quoted)
+        self._text, self._pattern, self._quoted, self._begun = [], [], False, False
+        return [word]
+
+
+def _tokens(script: str) -> list[_Token]:
+    tokens: list[_Token] = []
+    word = _WordMaker()
+    place = 0
+    while place < len(script):
+        known = _OPERATORS if word.begun else (*_COMPLAINT_OPERATORS, *_OPERATORS)
+        operator = next((one for one in known if script.startswith(one, place)), None)
+        character = script[place]
+        if character in "'\"":
+            place = _read_quoted(script, place, word)
+        elif character == "\\" and place + 1 < len(script):
+            word.add(script[place + 1], quoted=True)
+            place += 2
+        elif operator is not None:
+            tokens += [*word.finish(), operator]
+            place += len(operator)
+        elif character in " \t\r":
+            tokens += word.finish()
+            place += 1
+        else:
+            word.add(character, quoted=False)
+            place += 1
+    return [*tokens, *word.finish()]
+
+
+def _read_quoted(script: str, start: int, word: _WordMaker) -> int:
+    """Reads a quoted part into the word; returns the place behind its closing quote."""
+    quote, place = script[start], start + 1
+    word.open_quote()
+    while place < len(script) and script[place] != quote:
+        if quote == '"' and script[place] == "\\" and script[place + 1 : place + 2] in ('"', "\\", "$", "`"):
+            place += 1
+        word.add(script[place], quoted=True)
+        place += 1
+    if place >= len(script):
+        raise _SyntaxError("no closing quote")
+    return place + 1
+
+
+# ---- grammar ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Simple:
+    words: list[_Word] = field(default_factory=list)
+    target: _Word | None = None
+    source: _Word | None = None
+    append: bool = False
+
+
+@dataclass(slots=True)
+class _If:
+    condition: _List
+    then: _List
+    otherwise: _List
+
+
+_Stage = _Simple | _If
+
+
+@dataclass(slots=True)
+class _List:
+    """Pipelines, each with the operator before it: ``;``, ``&&`` or ``||``."""
+
+    parts: list[tuple[str, list[_Stage]]] = field(default_factory=list)
+
+
+class _Parser:
+    def __init__(self, tokens: list[_Token]) -> None:
+        self._tokens = tokens
+        self._place = 0
+
+    def script(self) -> _List:
+        parsed = self._list(())
+        if self._place < len(self._tokens):
+            raise _SyntaxError(f"unexpected {self._shown()}")
+        return parsed
+
+    def _list(self, ends: tuple[str, ...]) -> _List:
+        """Reads pipelines up to one of the reserved words, which is left to be read."""
+        parsed, operator = _List(), ";"
+        while self._place < len(self._tokens) and not self._at_word(*ends):
+            token = self._tokens[self._place]
+            if token in (";", "\n"):
+                operator = ";"
+                self._place += 1
+            elif token in ("&&", "||") and parsed.parts:
+                operator = str(token)
+                self._place += 1
+            else:
+                parsed.parts.append((operator, self._pipeline()))
+                operator = ";"
+        return parsed
+
+    def _pipeline(self) -> list[_Stage]:
+        stages = [self._stage()]
+        while self._place < len(self._tokens) and self._tokens[self._place] == "|":
+            self._place += 1
+            stages.append(self._stage())
+        return stages
+
+    def _stage(self) -> _Stage:
+        if self._at_word("if"):
+            return self._conditional()
+        return self._simple()
+
+    def _conditional(self) -> _If:
+        self._expect("if")
+        condition = self._list(("then",))
+        self._expect("then")
+        then = self._list(("else", "fi"))
+        otherwise = _List()
+        if self._at_word("else"):
+            self._expect("else")
+            otherwise = self._list(("fi",))
+        self._expect("fi")
+        return _If(condition, then, otherwise)
+
+    def _simple(self) -> _Simple:
+        command = _Simple()
+        while self._place < len(self._tokens):
+            token = self._tokens[self._place]
+            if isinstance(token, _Word):
+                command.words.append(token)
+                self._place += 1
+            elif token == "2>&1":
+                self._place += 1  # both streams are one here anyway
+            elif token in (">", ">>", "<", "2>", "2>>"):
+                self._redirection(command, token)
+            else:
+                break
+        if not command.words and command.target is None:
+            raise _SyntaxError(f"unexpected {self._shown()}")
+        return command
+
+    def _redirection(self, command: _Simple, operator: str) -> None:
+        self._place += 1
+        name = self._tokens[self._place] if self._place < len(self._tokens) else None
+        if not isinstance(name, _Word):
+            raise _SyntaxError(f"no file after {operator}")
+        self._place += 1
+        if operator.startswith("2"):
+            return  # complaints are not kept apart here
+        if operator == "<":
+            command.source = name
+        else:
+            command.target, command.append = name, operator == ">>"
+
+    def _at_word(self, *words: str) -> bool:
+        token = self._tokens[self._place] if self._place < len(self._tokens) else None
+        return isinstance(token, _Word) and not token.quoted and token.text in words
+
+    def _expect(self, word: str) -> None:
+        if not self._at_word(word):
+            raise _SyntaxError(f"{word} expected, not {self._shown()}")
+        self._place += 1
+
+    def _shown(self) -> str:
+        token = self._tokens[self._place] if self._place < len(self._tokens) else "the end"
+        return repr(token.text if isinstance(token, _Word) else token)
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+class _Runner:
+    def __init__(self, commands: Mapping[str, Command], files: Files) -> None:
+        self._commands = commands
+        self._files = files
+
+    def run(self, parsed: _List) -> Output:
+        code, written = 0, b""
+        for operator, stages in parsed.parts:
+            if (operator == "&&" and code != 0) or (operator == "||" and code == 0):
+                continue
+            output = self._pipe(stages)
+            code, written = output.code, written + output.text
+        return Output(code=code, text=written)
+
+    def _pipe(self, stages: Sequence[_Stage]) -> Output:
+        output = Output()
+        for stage in stages:
+            output = self._if(stage) if isinstance(stage, _If) else self._one(stage, output.text)
+        return output
+
+    def _if(self, stage: _If) -> Output:
+        condition = self.run(stage.condition)
+        chosen = self.run(stage.then if condition.code == 0 else stage.otherwise)
+        return Output(code=chosen.code, text=condition.text + chosen.text)
+
+    def _one(self, command: _Simple, piped: bytes) -> Output:
+        words = [text for word in command.words for text in self._expanded(word)]
+        try:
+            if command.source is not None:
+                piped = self._files.read(command.source.text)
+            output = self._called(words, piped)
+            return self._redirected(command, output)
+        except OSError as error:
+            return failed(f"sh: {error}")
+
+    def _called(self, words: Sequence[str], piped: bytes) -> Output:
+        if not words:
+            return Output()
+        name = words[0].rpartition("/")[2] if words[0].startswith("/system/bin/") else words[0]
+        known = self._commands.get(name)
+        if known is None:
+            return failed(f"/system/bin/sh: {words[0]}: inaccessible or not found", COMMAND_NOT_FOUND)
+        return known(words[1:], piped)
+
+    def _redirected(self, command: _Simple, output: Output) -> Output:
+        if command.target is None or output.code != 0:
+            return output
+        path = command.target.text
+        if path != "/dev/null":
+            before = self._files.read(path) if command.append and self._files.expand(path) else b""
+            self._files.write(path, before + output.text)
+        return Output(code=output.code)
+
+    def _expanded(self, word: _Word) -> list[str]:
+        """A word with wildcards becomes the paths it fits; when there are none it stays as it is."""
+        return (self._files.expand(word.pattern) or [word.text]) if word.wild else [word.text]
