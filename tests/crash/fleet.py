@@ -1,0 +1,270 @@
+"""The processes of a crash test: one buffer, writers, trainers.
+
+Starts them, finds victims among them, and restarts what nobody else restarts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import requests
+
+from tests.crash.workload import MARK, Journal, Plan
+
+GENERATORS = Path(__file__).with_name("generators")
+HEALTHY_WITHIN_S = 30.0
+STOP_WITHIN_S = 10.0
+
+
+class FleetError(Exception):
+    """A process did what it must not: it does not start, or it ended by itself."""
+
+
+@dataclass(slots=True)
+class Crew:
+    """A process that the test itself restarts, until it ends with 0."""
+
+    name: str
+    arguments: list[str]
+    process: subprocess.Popen[bytes] | None = None
+    killed: bool = False
+    done: bool = False
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All processes of one run; every one carries the run's mark in its environment."""
+
+    plan: Plan
+    journal: Journal
+    port: int
+    crew: dict[str, Crew] = field(default_factory=dict)
+    serve: subprocess.Popen[bytes] | None = None
+    start_times_s: list[float] = field(default_factory=list)
+    _started_at: float = 0.0
+    _healthy: bool = False
+    _killed_serve: bool = False
+    _frozen: list[tuple[float, int, float]] = field(default_factory=list)
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def start_serve(self) -> None:
+        """Starts ``rollout-buffer serve`` on the run's data; ``tend`` sees that it becomes healthy."""
+        self.serve = self._start("serve", [
+            "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
+            "--data-dir", str(self.plan.path("data")), "--data-root", self.plan.folder,
+            "--generator-dir", str(GENERATORS),
+        ])  # fmt: skip
+        self._started_at, self._healthy, self._killed_serve = time.monotonic(), False, False
+
+    def add(self, name: str, *arguments: str) -> None:
+        """Adds a writer or trainer, and starts it with the next ``tend``."""
+        self.crew[name] = Crew(name=name, arguments=["-m", *arguments])
+
+    def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, MARK: self.plan.folder, "PYTHONUNBUFFERED": "1"}
+        with self.plan.path(f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                cwd=Path(__file__).resolve().parents[2],
+            )
+
+    # --- tending -----------------------------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Restarts what was killed; notes when the buffer is healthy again.
+
+        Raises:
+            FleetError: something ended by itself, or the buffer does not become healthy.
+        """
+        self._tend_serve()
+        self._thaw()
+        for crew in self.crew.values():
+            self._tend_crew(crew)
+
+    def _tend_serve(self) -> None:
+        assert self.serve is not None
+        code = self.serve.poll()
+        if code is not None:
+            if not self._killed_serve:
+                raise FleetError(f"serve ended by itself with exit code {code}:\n{self.words('serve')}")
+            self.start_serve()
+        elif not self._healthy:
+            waited = time.monotonic() - self._started_at
+            if self._answers():
+                self._healthy = True
+                self.start_times_s.append(waited)
+                self.journal.note(healthy_after_s=round(waited, 2))
+            elif waited > HEALTHY_WITHIN_S:
+                raise FleetError(f"serve is not healthy after {waited:.0f} s:\n{self.words('serve')}")
+
+    def _answers(self) -> bool:
+        try:
+            return requests.get(f"{self.plan.url}/health", timeout=2).ok
+        except requests.RequestException:
+            return False
+
+    def _tend_crew(self, crew: Crew) -> None:
+        if crew.done or time.monotonic() < crew.not_before:
+            return
+        code = None if crew.process is None else crew.process.poll()
+        if crew.process is not None and code is None:
+            return
+        if code == 0:
+            crew.done = True
+        elif crew.process is not None and not crew.killed:
+            raise FleetError(f"{crew.name} ended by itself with exit code {code}:\n{self.words(crew.name)}")
+        else:
+            crew.process, crew.killed = self._start(crew.name, crew.arguments), False
+
+    def tend_until(self, done: object, patience_s: float, what: str) -> None:
+        """Tends until a condition holds.
+
+        Raises:
+            FleetError: it did not within ``patience_s``.
+        """
+        assert callable(done)
+        deadline = time.monotonic() + patience_s
+        while not done():
+            if time.monotonic() > deadline:
+                raise FleetError(f"{what} did not happen within {patience_s:.0f} s")
+            self.tend()
+            time.sleep(0.05)
+
+    @property
+    def is_healthy(self) -> bool:
+        """The buffer answered since its last start."""
+        return self._healthy
+
+    def words(self, name: str) -> str:
+        """Returns the last lines of a process's log."""
+        path = self.plan.path(f"{name}.log")
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]) if path.exists() else ""
+
+    # --- killing -----------------------------------------------------------------------------------------------------
+
+    def victims(self, kind: str) -> list[tuple[str, int]]:
+        """Returns the processes of a kind that live, as (name, id)."""
+        if kind in ("writer", "leasing", "checkpoint"):
+            return [
+                (crew.name, crew.process.pid)
+                for crew in self.crew.values()
+                if crew.name.startswith(kind) and crew.process is not None and crew.process.poll() is None
+            ]
+        if self.serve is None or self.serve.poll() is not None:
+            return []
+        if kind in ("supervisor", "frozen runner"):
+            return [("serve", self.serve.pid)]
+        table = process_table()
+        children = {pid: command for pid, parent, command in table if parent == self.serve.pid}
+        if kind == "runner":
+            return [("runner", pid) for pid, command in children.items() if "runner_main" in command]
+        masters = [pid for pid, command in children.items() if "gunicorn" in command]
+        if kind == "master":
+            return [("master", pid) for pid in masters]
+        return [("worker", pid) for pid, parent, _ in table if parent in masters]
+
+    def kill(self, kind: str, name: str, pid: int) -> None:
+        """Kills a victim at once. For ``frozen runner`` the runner is stopped first, and goes on after its replacement
+        has started."""
+        if kind == "frozen runner":
+            for _, runner in self.victims("runner"):
+                self._frozen.append((time.monotonic() + 6.0, runner, start_of(runner)))
+                os.kill(runner, signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        if name == "serve":
+            assert self.serve is not None
+            self._killed_serve = True
+            self.serve.wait()
+        elif name in self.crew:
+            crew = self.crew[name]
+            assert crew.process is not None
+            crew.killed = True
+            crew.process.wait()
+
+    def _thaw(self) -> None:
+        for entry in [entry for entry in self._frozen if entry[0] < time.monotonic()]:
+            _, pid, started = entry
+            self._frozen.remove(entry)
+            if start_of(pid) == started:
+                self.journal.note(thawed=pid)
+                os.kill(pid, signal.SIGCONT)
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def stop_serve(self) -> float:
+        """Asks the buffer to stop and returns how many seconds it took until all its processes were gone.
+
+        Raises:
+            FleetError: it took too long, or it did not end with 0.
+        """
+        assert self.serve is not None
+        began = time.monotonic()
+        self.serve.terminate()
+        try:
+            code = self.serve.wait(STOP_WITHIN_S + 30)
+        except subprocess.TimeoutExpired as error:
+            raise FleetError(f"serve does not stop:\n{self.words('serve')}") from error
+        took = time.monotonic() - began
+        if code != 0 or took > STOP_WITHIN_S:
+            raise FleetError(f"serve stopped with exit code {code} after {took:.1f} s:\n{self.words('serve')}")
+        return took
+
+    def marked(self) -> list[tuple[int, str]]:
+        """Returns every process that carries the run's mark."""
+        mark = f"{MARK}={self.plan.folder}".encode()
+        found = []
+        for pid, _, command in process_table():
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mark in environment:
+                found.append((pid, command))
+        return found
+
+    def end_everything(self) -> None:
+        """Kills every process that carries the run's mark: the last thing of a run, however it went."""
+        for pid, _ in self.marked():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in (self.serve, *(crew.process for crew in self.crew.values())):
+            if process is not None:
+                process.wait()
+
+
+def process_table() -> list[tuple[int, int, str]]:
+    """Returns every process that runs, as (id, parent, command line)."""
+    table = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            except (OSError, IndexError):
+                continue
+            if state != "Z":
+                table.append((int(folder.name), int(parent), command))
+    return table
+
+
+def start_of(pid: int) -> float:
+    """Returns when a process started, in clock ticks since boot; -1 when there is none."""
+    try:
+        return float(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    except (OSError, IndexError):
+        return -1.0

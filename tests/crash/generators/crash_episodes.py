@@ -1,0 +1,67 @@
+"""A generator for the crash test: short episodes without an engine, some of which die of their device.
+
+What an episode meets is a function of its name: ``-short`` loses one slot of four, ``-dead`` every slot, ``-same``
+earns one reward in all of them, and of the others about every eighth attempt dies and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Image,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
+
+TASK_TYPE = "crash_episodes"
+REWARD_RANGE = (0.0, 1.0)
+PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+
+
+class CrashEpisodes:
+    """Plays an episode in a few milliseconds."""
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Needs nothing."""
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Returns a trajectory with a screenshot, or raises what its name asks for."""
+        luck = random.Random(int(hashlib.sha256(episode.uid.encode()).hexdigest()[:16], 16))
+        await asyncio.sleep(luck.uniform(0.0, 0.08))
+        name, slot = episode.instance.instance_id, episode.slot
+        if name.endswith("-dead") or (name.endswith("-short") and slot == 3) or luck.random() < 0.12:
+            raise DeviceError(f"the device of {episode.uid} is gone")
+        return _trajectory(episode, luck)
+
+    async def close(self) -> None:
+        """Has nothing to give back."""
+
+
+def _trajectory(episode: EpisodeRequest, luck: random.Random) -> Trajectory:
+    image = Image(data=PNG_HEAD + luck.randbytes(luck.choice((2_000, 20_000))))
+    screenshot = {"type": "image_url", "image_url": {"url": f"sha256:{image.sha256}"}}
+    text = {"type": "text", "text": luck.randbytes(luck.choice((200, 3_000, 40_000))).hex()}
+    same = episode.instance.instance_id.endswith("-same")
+    return Trajectory(
+        uid=episode.uid,
+        instance_id=episode.instance.instance_id,
+        messages=[{"role": "user", "content": [text, screenshot]}, {"role": "assistant", "content": episode.uid}],
+        reward=1.0 if same else float(episode.slot % 2),
+        outcome=Outcome.COMPLETED,
+        stop_reason=StopReason.STOP,
+        generations=[Generation(prompt_ids=[1, 2, 3], output_ids=[4, 5], output_log_probs=[-0.1, -0.2])],
+        images=[image],
+    )
+
+
+def create_generator() -> CrashEpisodes:
+    """Returns a generator that is not started yet."""
+    return CrashEpisodes()

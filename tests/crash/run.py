@@ -1,0 +1,312 @@
+"""The crash test: a buffer under load, ``kill -9`` at random moments, and then the books.
+
+    python -m tests.crash.run --kills 200 --seed 0 [--minutes N] [--folder FOLDER]
+
+Writers fill a job over HTTP, a runner plays another one, trainers lease, acknowledge, train and write checkpoints. All
+of them, and every process of the buffer itself, are killed again and again, and restarted only where nobody else does
+it. Afterwards nothing may be lost, nothing doubled and nothing left behind. Exit code 0: the books balance; 1: they do
+not, and the report says where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from tests.crash import checkpoint_trainer, writer
+from tests.crash.books import CHECKS, SHOWN, Books
+from tests.crash.fleet import Fleet, FleetError
+from tests.crash.samples import Sampler
+from tests.crash.workload import (
+    PLAYED_JOB,
+    WRITTEN_JOB,
+    Journal,
+    Plan,
+    played_lines,
+    read_journal,
+)
+
+WEIGHTS = {
+    "supervisor": 10,
+    "frozen runner": 4,
+    "master": 12,
+    "worker": 20,
+    "runner": 18,
+    "writer": 16,
+    "leasing": 12,
+    "checkpoint": 8,
+}
+MEAN_SECONDS_BETWEEN_KILLS = 0.8
+LEASING = ("a0", "a1")
+CALM_PATIENCE_S = 420.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the test and prints its report; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    folder = Path(options.folder or tempfile.mkdtemp(prefix="rollout-buffer-crash-")).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    test = CrashTest(folder, kills=options.kills, seed=options.seed, minutes=options.minutes)
+    findings = test.run()
+    test.report(findings)
+    if findings:
+        _say(f"everything is kept in {folder}")
+    elif options.folder is None:
+        shutil.rmtree(folder)
+    return 1 if findings else 0
+
+
+class CrashTest:
+    """One run from the first process to the last line of the report."""
+
+    def __init__(self, folder: Path, *, kills: int, seed: int, minutes: float | None) -> None:
+        self.kills = kills
+        self.luck = random.Random(seed)
+        self.deadline = None if minutes is None else time.monotonic() + minutes * 60
+        port = _free_port()
+        self.plan = _plan(folder, port, kills=kills, seed=seed)
+        self.plan.save()
+        self.plan.path("played.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in played_lines(self.plan)), encoding="utf-8"
+        )
+        self.journal = Journal(self.plan.path("kills.jsonl"))
+        self.fleet = Fleet(plan=self.plan, journal=self.journal, port=port)
+        self.sampler = Sampler(self.plan)
+        self.killed: Counter[str] = Counter()
+        self.stopped_in_s = 0.0
+        self.numbers: dict[str, Any] = {}
+        self.began = time.monotonic()
+
+    def run(self) -> list[str]:
+        """Plays the run and returns what does not balance."""
+        try:
+            self._start()
+            self._kill_at_random()
+            self._calm_down()
+            self._restart_in_order()
+            self.sampler.finish()
+            return [*self.sampler.discrepancies, *self._left_behind(), *self._audit()]
+        except FleetError as error:
+            return [*self.sampler.discrepancies, str(error)]
+        finally:
+            self.fleet.end_everything()
+
+    def _start(self) -> None:
+        self.fleet.start_serve()
+        self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "the first start")
+        RolloutBufferClient(self.plan.url).start_rollout(
+            {
+                "task_type": "external",
+                "job_id": WRITTEN_JOB,
+                "num_repeat_per_sample": self.plan.written_size,
+                "group_timeout_seconds": self.plan.written_timeout_s,
+            }
+        )
+        plan_path = str(self.plan.path("plan.json"))
+        for number in range(self.plan.writers):
+            self.fleet.add(f"writer-{number}", "tests.crash.writer", plan_path, str(number))
+        for name in LEASING:
+            self.fleet.add(f"leasing-{name}", "tests.crash.leasing_trainer", plan_path, name)
+        self.fleet.add("checkpoint", "tests.crash.checkpoint_trainer", plan_path)
+        self.sampler.start()
+
+    # --- killing -----------------------------------------------------------------------------------------------------
+
+    def _kill_at_random(self) -> None:
+        next_note = 25
+        while self.killed.total() < self.kills and not self._is_late():
+            self._wait(self.luck.expovariate(1 / MEAN_SECONDS_BETWEEN_KILLS))
+            kind = self.luck.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            victims = self.fleet.victims(kind)
+            if not victims:
+                continue
+            self._kill(kind, *self.luck.choice(victims))
+            if self.killed.total() >= next_note:
+                _say(f"  {self.killed.total()} kills after {time.monotonic() - self.began:.0f} s")
+                next_note += 25
+
+    def _kill(self, kind: str, name: str, pid: int) -> None:
+        try:
+            self.fleet.kill(kind, name, pid)
+        except ProcessLookupError:
+            return
+        self.killed[kind] += 1
+        self.journal.note(kill=self.killed.total(), kind=kind, name=name, pid=pid)
+        # Most of the time the buffer gets up first; now and then it is hit while it does.
+        if name == "serve" and self.luck.random() < 0.7:
+            self.fleet.tend()
+            self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "a restart")
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self.fleet.tend()
+            time.sleep(min(0.05, max(0.0, left)))
+
+    def _is_late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+    # --- coming to an end --------------------------------------------------------------------------------------------
+
+    def _calm_down(self) -> None:
+        _say(f"  {self.killed.total()} kills; now everybody goes on to the end")
+        self.plan.path("calm").touch()
+        crew = self.fleet.crew
+        writers = [crew[name] for name in crew if name.startswith("writer")]
+        self.fleet.tend_until(lambda: all(one.done for one in writers), CALM_PATIENCE_S, "the end of the writers")
+        self.plan.path("all-written").touch()
+        self.fleet.tend_until(
+            lambda: all(one.done for one in crew.values()), CALM_PATIENCE_S, "the end of the trainers"
+        )
+
+    def _restart_in_order(self) -> None:
+        """Stops the buffer while polls wait, starts it again, and compares what it says of its jobs."""
+        before = self._reported()
+        for _ in range(12):
+            threading.Thread(target=self._wait_in_vain, daemon=True).start()
+        time.sleep(0.5)
+        self.stopped_in_s = self.fleet.stop_serve()
+        self.fleet.start_serve()
+        self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "the start after an orderly stop")
+        after = self._reported()
+        if after != before:
+            raise FleetError(f"a restart changed the numbers:\n{before}\n{after}")
+        self.fleet.stop_serve()
+
+    def _reported(self) -> dict[str, Any]:
+        jobs = RolloutBufferClient(self.plan.url).jobs()
+        return {job["job_id"]: {key: job[key] for key in ("state", "slots", "outcomes", "late")} for job in jobs}
+
+    def _wait_in_vain(self) -> None:
+        try:
+            RolloutBufferClient(self.plan.url).get_rollout_data(job_id=WRITTEN_JOB, wait_s=60, lease_s=60)
+        except (requests.RequestException, RolloutBufferError, ValueError):
+            return  # the server stops while it waits: that is the point
+
+    def _left_behind(self) -> list[str]:
+        return [f"process {pid} was left behind: {command}" for pid, command in self.fleet.marked()]
+
+    def _audit(self) -> list[str]:
+        books = Books(self.plan, list(LEASING))
+        try:
+            self.numbers = _numbers(books)
+            return [f"{check.__name__}: {sentence}" for check in CHECKS for sentence in check(books)]
+        finally:
+            books.close()
+
+    # --- the report --------------------------------------------------------------------------------------------------
+
+    def report(self, findings: list[str]) -> None:
+        """Prints what was killed, what was done meanwhile, and what does not balance."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.killed.most_common())
+        starts = self.fleet.start_times_s
+        _say(f"{self.killed.total()} kills in {time.monotonic() - self.began:.0f} s, seed {self.plan.seed}: {kinds}")
+        if starts:
+            _say(
+                f"starts of serve: {len(starts)}, median {statistics.median(starts):.1f} s, longest {max(starts):.1f} s"
+            )
+        _say(f"stop with waiting polls: {self.stopped_in_s:.1f} s")
+        _say(
+            f"samples of the books: {self.sampler.over_http} over HTTP, {self.sampler.from_database} from the database"
+        )
+        for name, number in self.numbers.items():
+            _say(f"{name}: {number}")
+        for name, number in sorted(self._failures().items()):
+            _say(f"client saw {name}: {number}")
+        for name, count in sorted(_tracebacks(self.plan).items()):
+            _say(f"tracebacks in {name}: {count}")
+        if not findings:
+            _say("BALANCED: 0 lost, 0 doubled, every group and every slot accounted for")
+            return
+        _say(f"NOT BALANCED, {len(findings)} discrepancies; the first:")
+        for sentence in findings[:SHOWN]:
+            _say(f"  {sentence}")
+
+    def _failures(self) -> Counter[str]:
+        counted: Counter[str] = Counter()
+        for path in Path(self.plan.folder).glob("*.jsonl"):
+            counted.update(event["failed"].split("(")[0][:70] for event in read_journal(path) if "failed" in event)
+        return counted
+
+
+def _numbers(books: Books) -> dict[str, Any]:
+    answered = writer.progress(books.plan)
+    states = {}
+    for job_id in (WRITTEN_JOB, PLAYED_JOB):
+        rows = books.rows("SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY 1", books.job_key(job_id))
+        states[f"groups of the {job_id} job"] = {row[0]: row[1] for row in rows}
+    attempts = books.rows("SELECT state, count(*) FROM attempts GROUP BY 1")
+    deliveries = books.rows("SELECT state, count(*) FROM deliveries GROUP BY 1")
+    return {
+        "items written": f"{len(answered)} ({Counter(answered.values())})",
+        **states,
+        "attempts": {row[0]: row[1] for row in attempts},
+        "deliveries": {row[0]: row[1] for row in deliveries},
+        "checkpoints": checkpoint_trainer.last_checkpoint(books.plan) + 1,
+        "runners": books.rows("SELECT max(fence) FROM jobs")[0][0],
+    }
+
+
+def _tracebacks(plan: Plan) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for path in (*Path(plan.folder).glob("*.log"), *plan.path("data", "logs").glob("*.log")):
+        counted[path.name] = path.read_text(encoding="utf-8", errors="replace").count("Traceback")
+    return +counted
+
+
+def _plan(folder: Path, port: int, *, kills: int, seed: int) -> Plan:
+    return Plan(
+        folder=str(folder),
+        url=f"http://127.0.0.1:{port}",
+        seed=seed,
+        writers=3,
+        written_groups=20 + kills * 4,
+        written_size=4,
+        write_pause_s=0.15,
+        written_timeout_s=25.0 if kills > 50 else 8.0,
+        lease_s=3.0,
+        played_instances=20 + kills // 2,
+        played_epochs=2,
+        played_size=4,
+        train_pause_s=0.7,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="how many processes to kill (200)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims, moments and items (0)")
+    parser.add_argument("--minutes", type=float, help="stop killing after that long, however many it were")
+    parser.add_argument("--folder", help="keep data, logs and journals here; a temporary folder otherwise")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""The short form of the crash test; ``scripts/crash_test`` is the long one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_or_doubled_by_a_dozen_kills(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.crash.run", "--kills", "14", "--seed", "3", "--folder", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "BALANCED: 0 lost, 0 doubled" in result.stdout
