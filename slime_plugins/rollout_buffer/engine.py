@@ -100,7 +100,9 @@ class EngineSettings:
     ``patience_s`` bounds the pauses between refused tries of one turn, summed since it last got a token; an engine that
     restarts or loads weights may refuse for that long. ``deadline_s`` bounds a whole turn, held requests included; None
     = no bound. ``server_error_tries`` is how often HTTP 500 is tried: a router reports a lost worker that way, an
-    engine a request it cannot digest. ``connection_limit`` caps open connections; None = unlimited.
+    engine a request it cannot digest. ``connection_limit`` caps open connections; None = unlimited. A generation that
+    the engine aborted goes on from its partial tokens, unless ``resume_aborted`` is false: then it is returned as it
+    is, with finish reason ``abort``.
     """
 
     patience_s: float = 900.0
@@ -111,6 +113,7 @@ class EngineSettings:
     server_error_tries: int = 3
     abort_timeout_s: float = 5.0
     connection_limit: int | None = None
+    resume_aborted: bool = True
 
     def __post_init__(self) -> None:
         lengths = (self.connect_timeout_s, self.backoff_first_s, self.backoff_longest_s, self.abort_timeout_s)
@@ -187,7 +190,7 @@ class SglangEngine:
         while len(sampled.ids) < request.sampling_params.max_new_tokens:
             part = await self._sample_part(request, sampled.ids, patience)
             sampled.append(part)
-            if part.finish_reason != "abort":
+            if part.finish_reason != "abort" or not self._settings.resume_aborted:
                 return sampled.reply(part.finish_reason)
             if part.ids:
                 patience.renew()

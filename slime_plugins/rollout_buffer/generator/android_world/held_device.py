@@ -90,7 +90,12 @@ class HeldDevice:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._give_back(self)
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Ends the lease, for those who cannot hold it as a context; a second call does nothing."""
+        give_back, self._give_back = self._give_back, _nothing_left
+        give_back(self)
 
     async def reset(self, task_name: str, params_idx: int) -> Observation:
         """As ``Device.reset``; a device that takes longer than ``reset_timeout_s`` counts as hung."""
@@ -156,6 +161,10 @@ class HeldDevice:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
         if isinstance(error, DeviceError):
             self._fault = str(error.detail.get("fault", "error"))
+
+
+def _nothing_left(_device: HeldDevice) -> None:
+    """What a lease that has ended gives back."""
 
 
 class DeviceCounters:

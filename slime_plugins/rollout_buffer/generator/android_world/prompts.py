@@ -127,7 +127,8 @@ _FIRST_TURN = f"{_TASK}{_INSTRUCTIONS}<image>"
 
 _LATER_TURN = "{note}Step {step} of {max_steps}: <image>"
 
-_PROGRESS = "Task progress (you have done the following {count} on the phone so far):\n{lines}\n\n"
+# Without a count of the steps: each prompt shares all finished lines with the one before it, and an engine its cache.
+_PROGRESS = "Task progress (what you have done on the phone so far, step by step):\n{lines}\n\n"
 
 _HISTORY_TURN = "{note}Step {step}: <image>"
 
@@ -191,9 +192,8 @@ def harmless(text: str) -> str:
 def _progress(lines: Sequence[str]) -> str:
     if not lines:
         return ""
-    count = "operation" if len(lines) == 1 else f"{len(lines)} operations"
     listed = "\n".join(f"Step {step}: {harmless(line)}" for step, line in enumerate(lines, start=1))
-    return _PROGRESS.format(count=count, lines=listed)
+    return _PROGRESS.format(lines=listed)
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,348 @@
+"""Android World episodes inside slime's own rollout, without the buffer: ``--custom-generate-function-path``.
+
+slime calls ``generate(args, sample, sampling_params)`` once for each member of a group, on one event loop. Everything
+that plays is the buffer's: ``AndroidWorldGenerator`` with its pool, episode loop, budgets and rewards. Here are only
+the two ends: slime's arguments become a job's options, and a trajectory becomes Samples, as in an agent rollout.
+
+What the buffer would do is missing: no second attempt, no replay after a crash, no groups that wait for their members.
+An episode that died of its device or engine becomes a Sample that is not trained and says why in its metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import io
+import logging
+import os
+import uuid
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image as PillowImage
+
+from slime.rollout.agent_rollout_image_fetch import FetchedImages
+from slime.rollout.agent_rollout_multimodal import load_vision
+from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
+from slime.rollout.agent_rollout_settings import read_image_settings
+from slime.utils.mask_utils import pack_training_rows
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.engine import EngineSettings, SglangEngine
+from slime_plugins.rollout_buffer.errors import EpisodeError
+from slime_plugins.rollout_buffer.generator.android_world.config import (
+    AndroidWorldSettings,
+    RolloutMode,
+    load_settings,
+)
+from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
+from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
+from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice
+from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
+from slime_plugins.rollout_buffer.generator.android_world.task_play import task_of
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.wire import RolloutItem
+
+__all__ = ["build_env", "close_workshop", "generate_history", "generate_incremental"]
+
+logger = logging.getLogger(__name__)
+
+SET_BY_THE_CLIENT = frozenset(
+    {"max_new_tokens", "temperature", "top_p", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
+)
+"""Sampling parameters that the engine's client has fields or one right value for."""
+
+NOT_DELIVERED = frozenset({"custom_params"})
+"""What slime asks an engine for and an agent rollout does not carry: the token sets of top-p sampling."""
+
+
+async def generate_incremental(
+    args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool = False
+) -> Sample:
+    """Plays one episode whose token sequence only grows, and returns it as one Sample.
+
+    Raises:
+        ConfigError, DeviceError: nothing can be played at all: a setting is wrong, or no device came up.
+    """
+    rows = await _generate(RolloutMode.INCREMENTAL, args, sample, sampling_params, evaluation)
+    return rows[-1]
+
+
+async def generate_history(
+    args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool = False
+) -> Sample | list[Sample]:
+    """Plays one episode with a prompt of its own for every turn, and returns a list with one Sample per turn.
+
+    All of them share reward and ``rollout_id``. In an evaluation it is the last turn's Sample alone, because slime
+    would count each row as an episode there.
+
+    Raises:
+        ConfigError, DeviceError: as ``generate_incremental``.
+    """
+    rows = await _generate(RolloutMode.HISTORY, args, sample, sampling_params, evaluation)
+    return rows[-1] if evaluation else rows
+
+
+def build_env(sample: Sample, args: Any) -> AndroidWorldEnv:
+    """Returns the task of a Sample behind slime's environment interface, on a device of this process's pool.
+
+    To be called on the event loop that plays.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        EnvironmentSetupError: the Sample's metadata names no task.
+    """
+    settings = load_settings(_options(args, None))
+    pool = _workshop().pool_for(settings, args)
+
+    async def acquire() -> HeldDevice:
+        await pool.start()
+        return await pool.acquire()
+
+    chat = ChatTokens(_tokenizer(args.hf_checkpoint), getattr(args, "apply_chat_template_kwargs", None))
+    task = task_of(sample.metadata, of=str(sample.index))
+    return AndroidWorldEnv(task=task, acquire=acquire, settings=settings, count_tokens=chat.count)
+
+
+async def close_workshop() -> None:
+    """Disconnects this event loop's devices and engines. For tests; a trainer's end does the same."""
+    workshop = _workshops.pop(asyncio.get_running_loop(), None)
+    if workshop is not None:
+        await workshop.close()
+
+
+# ---- what one process keeps ------------------------------------------------------------------------------------------
+
+
+class _SharedPool:
+    """One device pool for all that play in this process: whoever starts it first starts it, and nobody closes it."""
+
+    def __init__(self, pool: DevicePool) -> None:
+        self._pool = pool
+        self._lock = asyncio.Lock()
+        self._started = False
+
+    async def start(self) -> None:
+        async with self._lock:
+            if not self._started:
+                await self._pool.start()
+                self._started = True
+
+    async def acquire(self) -> HeldDevice:
+        return await self._pool.acquire()
+
+    async def counters(self) -> list[dict[str, Any]]:
+        return await self._pool.counters()
+
+    async def close(self) -> None:
+        """Leaves the devices to the others."""
+
+    async def end(self) -> None:
+        await self._pool.close()
+
+
+class _Workshop:
+    """The devices, engines and generators of one event loop, each made once."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._pool: _SharedPool | None = None
+        self._engines: dict[str, SglangEngine] = {}
+        self._generators: dict[str, AndroidWorldGenerator] = {}
+
+    def pool_for(self, settings: AndroidWorldSettings, args: Any) -> _SharedPool:
+        """Returns the process's one pool; the host's settings are the same for every job."""
+        if self._pool is None:
+            ray_address = getattr(args, "rollout_buffer_ray_address", None) or "auto"
+            self._pool = _SharedPool(
+                create_device_pool(settings, job_id=f"slime-{os.getpid()}", ray_address=ray_address)
+            )
+        return self._pool
+
+    async def generator(self, args: Any, options: Mapping[str, Any]) -> AndroidWorldGenerator:
+        """Returns a started generator for these options."""
+        engine_url = _engine_url(args)
+        key = repr((engine_url, args.hf_checkpoint, options))
+        async with self._lock:
+            if key not in self._generators:
+                self._generators[key] = await self._started(args, options, engine_url)
+        return self._generators[key]
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for engine in self._engines.values():
+            await engine.close()
+        if self._pool is not None:
+            await self._pool.end()
+
+    async def _started(self, args: Any, options: Mapping[str, Any], engine_url: str) -> AndroidWorldGenerator:
+        if engine_url not in self._engines:
+            # slime aborts what it does not want any more, and waits for it to end: that must not be resumed here.
+            self._engines[engine_url] = SglangEngine(engine_url, EngineSettings(resume_aborted=False))
+        generator = AndroidWorldGenerator(self.pool_for(load_settings(options), args))
+        context = GeneratorContext(
+            job_id=f"slime-{os.getpid()}",
+            engine=self._engines[engine_url],
+            tokenizer=_tokenizer(args.hf_checkpoint),
+            concurrency=getattr(args, "sglang_server_concurrency", None) or 512,
+            options=options,
+        )
+        await generator.start(context)
+        return generator
+
+
+_workshops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Workshop] = weakref.WeakKeyDictionary()
+
+
+def _workshop() -> _Workshop:
+    """Returns the running loop's workshop; slime has one loop for all rollouts."""
+    return _workshops.setdefault(asyncio.get_running_loop(), _Workshop())
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+
+
+# ---- from slime's arguments to an episode ----------------------------------------------------------------------------
+
+
+async def _generate(
+    mode: RolloutMode, args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool
+) -> list[Sample]:
+    generator = await _workshop().generator(args, _options(args, mode))
+    request = _episode_request(sample, sampling_params, evaluation)
+    try:
+        trajectory = await generator.play(request)
+    except EpisodeError as error:
+        logger.warning("the episode of %s failed: %s: %s", request.instance.instance_id, error.code, error.message)
+        return [_failed(args, sample, request, error)]
+    return await asyncio.to_thread(_samples, args, sample, trajectory)
+
+
+def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
+    """Returns what a job would have in its payload: ``args.android_world`` and slime's own limits over it."""
+    overrides = dict(getattr(args, "android_world", None) or {})
+    limits = (getattr(args, name, None) for name in ("max_context_len", "rollout_max_context_len"))
+    named = {
+        "rollout_mode": None if mode is None else mode.value,
+        "max_turns": getattr(args, "max_turns", None),
+        "max_context_len": next((limit for limit in limits if limit), None),
+    }
+    overrides |= {key: value for key, value in named.items() if value is not None}
+    return {
+        "android_world": overrides,
+        "apply_chat_template_kwargs": getattr(args, "apply_chat_template_kwargs", None) or {},
+    }
+
+
+def _engine_url(args: Any) -> str:
+    address = str(args.sglang_router_ip)
+    host = f"[{address}]" if ":" in address and not address.startswith("[") else address
+    return f"http://{host}:{args.sglang_router_port}"
+
+
+def _episode_request(sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool) -> EpisodeRequest:
+    metadata = sample.metadata or {}
+    instance_id = str(metadata.get("instance_id", sample.index))
+    session = sample.session_id or uuid.uuid4().hex
+    return EpisodeRequest(
+        uid=f"{instance_id}/{session}",
+        job_id="slime",
+        instance=Instance(instance_id=instance_id, data={"metadata": metadata}),
+        epoch=0,
+        slot=0,
+        attempt=0,
+        sampling_params=_sampling(sampling_params),
+        evaluation=evaluation,
+    )
+
+
+def _sampling(params: Mapping[str, Any]) -> SamplingParams:
+    left_out = SET_BY_THE_CLIENT | NOT_DELIVERED
+    return SamplingParams(
+        max_new_tokens=int(params["max_new_tokens"]),
+        temperature=float(params.get("temperature", 1.0)),
+        top_p=float(params.get("top_p", 1.0)),
+        extra={key: value for key, value in params.items() if key not in left_out and value is not None},
+    )
+
+
+# ---- from a trajectory to slime's Samples ----------------------------------------------------------------------------
+
+
+def _samples(args: Any, sample: Sample, trajectory: Trajectory) -> list[Sample]:
+    """Returns one Sample per training row, each a copy of slime's own with the row in it."""
+    vision = load_vision(args.hf_checkpoint, read_image_settings(args).pixel_dtype)
+    fetched = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
+    converter = SampleConverter(args, samples_per_group=1)
+    rows = rows_of(converter.groups([_item(trajectory)], vision, fetched)[0][0])
+    images = _images_of_rows(trajectory)
+    if len(images) != len(rows):
+        images = [[] for _ in rows]  # a dummy that stands for a trajectory without a trained token
+    filled = [_onto(sample, row, shown) for row, shown in zip(rows, images, strict=True)]
+    tokenizer = _tokenizer(args.hf_checkpoint)
+    for one in filled:
+        one.response = tokenizer.decode(one.tokens[len(one.tokens) - one.response_length :])
+    return filled
+
+
+def _item(trajectory: Trajectory) -> RolloutItem:
+    """Returns the trajectory as a trainer would get it from a buffer."""
+    return RolloutItem(
+        uid=trajectory.uid,
+        instance_id=trajectory.instance_id,
+        messages=trajectory.messages,
+        reward=trajectory.reward,
+        raw_reward=trajectory.raw_reward,
+        extra_info=trajectory.extra_info,
+        generations=trajectory.generations,
+        images=[image.sha256 for image in trajectory.images],
+        outcome=trajectory.outcome.value,
+        stop_reason=trajectory.stop_reason.value,
+        raw={"timings_s": dict(trajectory.timings_s)},
+    )
+
+
+def _images_of_rows(trajectory: Trajectory) -> list[list[PillowImage.Image]]:
+    """Returns the screenshots of each training row, one per placeholder; pixels are decoded when somebody asks."""
+    opened = {image.sha256: PillowImage.open(io.BytesIO(image.data)) for image in trajectory.images}
+    rows = pack_training_rows(trajectory.generations)
+    return [[opened[sha256] for sha256 in row.images or ()] for row in rows]
+
+
+def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> Sample:
+    """Returns a copy of slime's Sample that holds the row and its screenshots."""
+    filled = copy.copy(sample)
+    filled.tokens = row.tokens
+    filled.response_length = row.response_length
+    filled.loss_mask = row.loss_mask
+    filled.rollout_log_probs = row.rollout_log_probs or [0.0] * row.response_length
+    filled.weight_versions = row.weight_versions
+    filled.reward = row.reward
+    filled.status = row.status
+    filled.remove_sample = row.remove_sample
+    filled.metadata = {**(sample.metadata or {}), **row.metadata}
+    filled.non_generation_time = row.non_generation_time
+    filled.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id  # type: ignore[assignment]
+    filled.multimodal_train_inputs = row.multimodal_train_inputs
+    filled.multimodal_inputs = {"images": list(images)} if images else None
+    return filled
+
+
+def _failed(args: Any, sample: Sample, request: EpisodeRequest, error: EpisodeError) -> Sample:
+    """Returns a Sample that is not trained: two tokens, no mask, aborted, and what broke."""
+    item = RolloutItem(
+        uid=request.uid,
+        instance_id=request.instance.instance_id,
+        outcome=Outcome.FAILED.value,
+        remove_sample=True,
+        extra_info={"remove_reason": error.message, "error": {"code": error.code, "message": error.message}},
+    )
+    (dummy,) = rows_of(SampleConverter(args, samples_per_group=1).groups([item])[0][0])
+    return _onto(sample, dummy, ())

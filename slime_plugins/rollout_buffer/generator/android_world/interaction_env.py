@@ -1,0 +1,138 @@
+"""slime's multi-turn environment interface over a leased device: reset, step, final reward, format, close.
+
+For rollout loops of others that keep tokens themselves. Actions, notes and rewards are those of the buffer's episodes.
+The calls that wait for a device are coroutines: one event loop plays many environments.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from PIL import Image as PillowImage
+
+from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Observation
+from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice
+from slime_plugins.rollout_buffer.generator.android_world.prompts import (
+    first_turn_message,
+    later_turn_message,
+    system_message,
+)
+from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
+from slime_plugins.rollout_buffer.generator.android_world.task_play import Task, TaskPlay
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["AndroidWorldEnv"]
+
+
+class AndroidWorldEnv:
+    """One task behind slime's environment interface. It takes a device at ``reset`` and gives it back at ``close``.
+
+    An observation is ``{"task", "note", "step", "max_steps", "seen", "multi_modal_data": {"image": [PIL]}}``.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        acquire: Callable[[], Awaitable[HeldDevice]],
+        settings: AndroidWorldSettings,
+        count_tokens: Callable[[str], int],
+    ) -> None:
+        self._task = task
+        self._acquire = acquire
+        self._settings = settings
+        self._count_tokens = count_tokens
+        self._device: HeldDevice | None = None
+        self._play: TaskPlay | None = None
+        self._turns = 0
+        self._ended_by_agent = False
+
+    @property
+    def system_message(self) -> Message:
+        """What stands before the first observation: the tool and how to call it."""
+        return system_message()
+
+    async def reset(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Sets the task up and returns the first observation and facts about the device.
+
+        Raises:
+            DeviceError, EnvironmentSetupError: there is no device, or the task cannot be set up.
+        """
+        if self._device is None:
+            self._device = await self._acquire()
+        self._turns, self._ended_by_agent = 0, False
+        self._play = TaskPlay(
+            task=self._task,
+            device=self._device,
+            rewards=self._settings.reward,
+            max_turns=self._settings.max_turns,
+            count_tokens=self._count_tokens,
+            stopwatch=Stopwatch(),
+        )
+        first = await self._play.reset()
+        return self._observation(), {"device_id": self._device.device_id, **first.details}
+
+    async def step(self, response_text: str) -> tuple[dict[str, Any], bool, dict[str, Any]]:
+        """Does what a reply asks for; returns what there is to see, whether the episode is over, and what was done.
+
+        A reply without a valid action costs a turn and changes nothing; its observation says what was wrong.
+
+        Raises:
+            DeviceError: the device broke. That is never a reward.
+        """
+        play = self._playing()
+        self._turns += 1
+        done = await play.act(play.read(response_text), self._turns)
+        self._ended_by_agent = done is not None
+        over = self._ended_by_agent or self._turns >= play.max_turns
+        return self._observation(), over, {**play.log[-1], "stop_reason": str(done) if done else None}
+
+    async def compute_final_reward(self) -> float:
+        """Returns what the episode earned; 0 unless the agent itself said that it was done.
+
+        Raises:
+            DeviceError: the device cannot tell.
+        """
+        return (await self._playing().reward(ended_by_agent=self._ended_by_agent)).reward
+
+    def format_observation(self, observation: Mapping[str, Any]) -> Message:
+        """Returns an observation as a user message; its image part holds the screenshot as a PIL image."""
+        seen: Observation = observation["seen"]
+        step = int(observation["step"])
+        if step == 1:
+            message = first_turn_message(seen.goal, seen.screenshot.sha256)
+        else:
+            message = later_turn_message(step, int(observation["max_steps"]), seen.screenshot.sha256, seen.note)
+        (picture,) = observation["multi_modal_data"]["image"]
+        parts = [
+            {"type": "image", "image": picture} if part["type"] == "image_url" else part for part in message["content"]
+        ]
+        return {"role": "user", "content": parts}
+
+    def close(self) -> None:
+        """Gives the device back; a second call does nothing. To be called on the event loop that plays."""
+        device, self._device, self._play = self._device, None, None
+        if device is not None:
+            device.give_back()
+
+    def _playing(self) -> TaskPlay:
+        if self._play is None:
+            raise EnvironmentSetupError("the environment was not reset")
+        return self._play
+
+    def _observation(self) -> dict[str, Any]:
+        play = self._playing()
+        seen = play.seen
+        picture = PillowImage.open(io.BytesIO(seen.screenshot.data))
+        return {
+            "task": seen.goal,
+            "note": seen.note,
+            "step": self._turns + 1,
+            "max_steps": play.max_turns,
+            "seen": seen,
+            "multi_modal_data": {"image": [picture]},
+        }
