@@ -58,8 +58,12 @@ def start_episodes(buffer: BufferProcess, count: int) -> str:
     return buffer.client.start_rollout(payload).job_id
 
 
-def server_pid(buffer: BufferProcess) -> int:
-    return next(pid for pid, command in buffer.children().items() if "gunicorn" in command)
+def server_pid(buffer: BufferProcess, *, other_than: int = 0) -> int:
+    def find() -> int | None:
+        return next((pid for pid, line in buffer.children().items() if "gunicorn" in line and pid != other_than), None)
+
+    found: int = wait_until(find, 10, "a server")
+    return found
 
 
 def children_of(parent: int) -> list[int]:
@@ -94,7 +98,7 @@ def test_a_server_killed_alone_is_replaced_with_its_workers(start_buffer: StartB
     time.sleep(0.5)
     began = time.monotonic()
     os.kill(server.pid, signal.SIGKILL)
-    wait_until(lambda: server_pid(buffer) != server.pid, 10, "a new server")
+    server_pid(buffer, other_than=server.pid)
     wait_until(lambda: answers(f"{buffer.url}/health"), 15, "its first answer")
     assert time.monotonic() - began < 10
     assert server.members() == []
