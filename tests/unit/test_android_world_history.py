@@ -48,19 +48,19 @@ INSTRUCTIONS = (
     "\n\nThen, after the <tool_call></tool_call> XML tags, sum up what you saw and did within "
     "<conclusion></conclusion> tags.\n\n"
 )
+NO_CALL = (
+    "Nothing was done, because your last reply was not a valid action: it has no <tool_call>. Reply with exactly "
+    'one <tool_call>{"name": "mobile_use", "arguments": {"action": ...}}</tool_call>.\n'
+)
 PROGRESS = "Task progress (what you have done on the phone so far, step by step):\n"
 
 
 async def test_every_turn_is_the_whole_template_byte_for_byte() -> None:
     played = await play_history([click("Opened\nthe app."), "I am lost.", say(action="open", text="NoSuchApp"), DONE])
-    note = (
-        "Nothing was done, because your last reply was not a valid action: it has no <tool_call>. Reply with exactly "
-        'one <tool_call>{"name": "mobile_use", "arguments": {"action": ...}}</tool_call>.\n'
-    )
     expected = [
         f"{TASK}{INSTRUCTIONS}Step 1: @",
         f"{TASK}{PROGRESS}Step 1: Opened the app.\n\n{INSTRUCTIONS}Step 2: @",
-        f"{TASK}{PROGRESS}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{note}Step 3: @",
+        f"{TASK}{PROGRESS}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 3: @",
         f"{TASK}{PROGRESS}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\nStep 3: so\n\n{INSTRUCTIONS}"
         "There is no app called NoSuchApp.\nStep 4: @",
     ]
@@ -161,16 +161,13 @@ async def test_a_turn_is_capped_by_the_jobs_own_cap() -> None:
     assert {request.sampling_params.max_new_tokens for request in played.engine.requests} == {77}
 
 
-@pytest.mark.parametrize(("spare", "turns"), [(-1, 4), (0, 4), (1, 5)])
+@pytest.mark.parametrize(("spare", "turns"), [(-1, 1), (0, 1), (1, 2)])
 async def test_the_episode_ends_when_a_prompt_alone_leaves_no_room(spare: int, turns: int) -> None:
-    story = "a long story " * 40
-    lines = "".join(f"Step {step}: {story.strip()}\n" for step in range(1, 5))
-    fifth = prompt_length(f"{TASK}{PROGRESS}{lines}\n{INSTRUCTIONS}Step 5: @")
-    script = [click(story)] * 5
-    played = await play_history(script, max_context_len=fifth + spare, image_pixels_per_token=648_000)
+    second = prompt_length(f"{TASK}{PROGRESS}Step 1: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 2: @")
+    played = await play_history(["x", click("b")], max_context_len=second + spare, image_pixels_per_token=648_000)
     trajectory = played.trajectory
     assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_CONTEXT)
-    assert len(trajectory.generations) == len(trajectory.images) == turns
+    assert len(trajectory.generations) == turns
     assert trajectory.messages[-1]["role"] == "assistant"
     assert trajectory.reward == 0.0
 
