@@ -178,7 +178,7 @@ def is_exhausted(connection: tables.Connection, job_key: int, *, but_for: int | 
     job = tables.get_job(connection, job_key)
     if not job.has_input and job.state in job_rules.OPEN_STATES:
         return False
-    if tables.count_in_state(connection, job_key, GroupState.OPEN, GroupState.READY):
+    if tables.has_groups(connection, job_key, GroupState.OPEN, GroupState.READY):
         return False
     return all(delivery.key == but_for for delivery in tables.leased_deliveries(connection, job_key))
 

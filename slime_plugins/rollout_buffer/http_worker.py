@@ -28,7 +28,7 @@ KEPT_BYTES = 2 * 1024 * 1024
 _thread = threading.local()
 
 
-class Worker(ThreadWorker):  # type: ignore[misc] - gunicorn brings no types
+class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
     """``gthread``, with threads that linger on their connection."""
 
     def handle(self, conn: Any) -> Any:

@@ -49,6 +49,8 @@ CREATE TABLE groups (
     UNIQUE (job_key, epoch, position)
 );
 CREATE INDEX groups_by_state ON groups (job_key, state, sequence);
+CREATE INDEX groups_by_sequence ON groups (sequence) WHERE sequence IS NOT NULL;
+CREATE INDEX groups_unreported ON groups (job_key) WHERE state IN ('filtered', 'failed') AND delivery_key IS NULL;
 CREATE INDEX groups_by_instance ON groups (job_key, instance_id, epoch);
 CREATE INDEX groups_by_delivery ON groups (delivery_key) WHERE delivery_key IS NOT NULL;
 
@@ -126,6 +128,7 @@ CREATE TABLE deliveries (
     meta_info        TEXT NOT NULL
 );
 CREATE UNIQUE INDEX deliveries_by_poll ON deliveries (job_key, consumer_id, poll_id) WHERE poll_id IS NOT NULL;
+CREATE INDEX deliveries_expired ON deliveries (job_key) WHERE state = 'expired';
 CREATE INDEX deliveries_leased ON deliveries (lease_expires_at) WHERE state = 'leased';
 
 CREATE TABLE delivery_groups (

@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer import retention
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.mending import mend
 from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
 from slime_plugins.rollout_buffer.server import SETTINGS_VARIABLE, SUPERVISOR
@@ -96,11 +97,13 @@ class Supervisor:
         self._lock = _lock_data_dir(self.settings.data_dir)
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         self._take_over()
+        mend(self._buffer.store)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
             self._catalog = self._discover_generators()
             self._beat()
+            self._do(self._buffer.restart_group_clocks)
             self._start_server()
             self._loop()
         finally:

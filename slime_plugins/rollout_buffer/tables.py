@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,8 +147,8 @@ def jobs_in_states(connection: Connection, states: Iterable[JobState]) -> list[J
 def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
     """Returns the jobs a poll without a job id can mean: still open, or with groups that are ready or leased."""
     rows = connection.execute(
-        "SELECT * FROM jobs WHERE state IN ('running', 'paused') OR key IN "
-        "(SELECT job_key FROM groups WHERE state IN ('ready', 'leased')) ORDER BY key"
+        "SELECT * FROM jobs WHERE state IN ('running', 'paused') OR EXISTS "
+        "(SELECT 1 FROM groups WHERE job_key = jobs.key AND state IN ('ready', 'leased')) ORDER BY key"
     )
     return [_job(row) for row in rows]
 
@@ -208,7 +208,8 @@ def insert_groups(
 
 def insert_group_of_new_instance(connection: Connection, job_key: int, instance_id: str) -> None:
     """Adds an instance that the first written item named, with one open group for it."""
-    position = connection.execute("SELECT count(*) FROM instances WHERE job_key = ?", (job_key,)).fetchone()[0]
+    query = "SELECT coalesce(max(position), -1) + 1 FROM instances WHERE job_key = ?"
+    position = int(connection.execute(query, (job_key,)).fetchone()[0])
     line = json.dumps({"instance_id": instance_id}).encode()
     insert_instances(connection, job_key, [(position, instance_id, line)])
     connection.execute("UPDATE jobs SET instance_count = instance_count + 1 WHERE key = ?", (job_key,))
@@ -252,6 +253,12 @@ def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]
     return [_group(row) for row in connection.execute(query, (job_key,))]
 
 
+def restart_group_clocks(connection: Connection, job_key: int, now: float) -> None:
+    """Makes the last write of every open group that has one as young as now."""
+    query = "UPDATE groups SET last_write_at = ? WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
+    connection.execute(query, (now, job_key))
+
+
 def update_group(connection: Connection, key: int, **columns: Any) -> None:
     """Changes columns of a group."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)
@@ -260,7 +267,11 @@ def update_group(connection: Connection, key: int, **columns: Any) -> None:
 
 def next_sequence(connection: Connection) -> int:
     """Returns the next number in the order of becoming ready."""
-    return int(connection.execute("SELECT coalesce(max(sequence), 0) + 1 FROM groups").fetchone()[0])
+    row = connection.execute(
+        "SELECT sequence FROM groups INDEXED BY groups_by_sequence WHERE sequence IS NOT NULL "
+        "ORDER BY sequence DESC LIMIT 1"
+    ).fetchone()
+    return 1 if row is None else int(row[0]) + 1
 
 
 def move_groups(connection: Connection, job_key: int, source: GroupState, target: GroupState, cause: str) -> None:
@@ -565,6 +576,17 @@ def used_packs(connection: Connection) -> dict[int, int]:
     return {row[0]: row[1] for row in connection.execute("SELECT number, used_to FROM packs")}
 
 
+def body_places(connection: Connection) -> Iterator[tuple[int, str, Place]]:
+    """Yields (job key, uid, place) of every payload that is in a pack."""
+    query = "SELECT job_key, uid, body_file FROM trajectories WHERE body_file IS NOT NULL"
+    return ((row[0], row[1], Place.parse(row[2])) for row in connection.execute(query))
+
+
+def all_image_places(connection: Connection) -> Iterator[tuple[str, Place]]:
+    """Yields (hash, place) of every screenshot."""
+    return ((row[0].hex(), Place.parse(row[1])) for row in connection.execute("SELECT sha256, place FROM images"))
+
+
 def note_damage(connection: Connection, job_key: int, uid: str, damage: str) -> None:
     """Keeps why a trajectory could not be read."""
     query = "UPDATE trajectories SET damage = ? WHERE job_key = ? AND uid = ?"
@@ -611,6 +633,14 @@ def lapsed_deliveries(connection: Connection, now: float) -> list[DeliveryRecord
     """Returns leased deliveries whose lease has run out."""
     query = "SELECT * FROM deliveries WHERE state = 'leased' AND lease_expires_at <= ?"
     return [_delivery(row) for row in connection.execute(query, (now,))]
+
+
+def shorten_leases(connection: Connection, now: float) -> None:
+    """Ends leases no later than their length from now."""
+    connection.execute(
+        "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s",
+        (now, now + 1.0),
+    )
 
 
 def leased_deliveries(connection: Connection, job_key: int) -> list[DeliveryRecord]:
@@ -672,6 +702,12 @@ def count_in_state(connection: Connection, job_key: int, *states: GroupState) ->
     return int(connection.execute(query, (job_key, *(state.value for state in states))).fetchone()[0])
 
 
+def has_groups(connection: Connection, job_key: int, *states: GroupState) -> bool:
+    """Tells whether a job has a group in one of the states, however many it has."""
+    query = "SELECT 1 FROM groups WHERE job_key = ? AND state = ? LIMIT 1"
+    return any(connection.execute(query, (job_key, state.value)).fetchone() is not None for state in states)
+
+
 def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
     """Takes groups back out of the deliveries they went out in, and their trajectories out of the reports."""
     rows = [(key,) for key in group_keys]
@@ -717,8 +753,8 @@ def set_groups_of_delivery(connection: Connection, delivery_key: int, source: Gr
 def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
     """Reports what ended without being delivered in this delivery; returns the instance ids, oldest first."""
     rows = connection.execute(
-        "UPDATE groups SET delivery_key = ? WHERE job_key = ? AND state IN ('filtered', 'failed') "
-        "AND delivery_key IS NULL RETURNING closed_at, instance_id",
+        "UPDATE groups INDEXED BY groups_unreported SET delivery_key = ? WHERE job_key = ? "
+        "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id",
         (delivery_key, job_key),
     ).fetchall()
     return [row[1] for row in sorted(rows, key=tuple)]

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.errors import (
     PayloadTooLargeError,
     RolloutBufferError,
     UnauthorizedError,
+    UnsupportedEncodingError,
 )
 from slime_plugins.rollout_buffer.http_worker import receive_body
 from slime_plugins.rollout_buffer.inline_images import take_out
@@ -36,6 +37,7 @@ __all__ = [
     "SUPERVISOR",
     "IdConverter",
     "ServerContext",
+    "check_encoding",
     "check_token",
     "delivery_chunks",
     "error_reply",
@@ -113,8 +115,19 @@ def check_token() -> None:
     if token is None or request.path in OPEN_ROUTES:
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token.encode()):
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()):
         raise UnauthorizedError("send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)")
+
+
+def check_encoding() -> None:
+    """Lets a request pass whose body is as it is.
+
+    Raises:
+        UnsupportedEncodingError: it is compressed.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
 
 
 def error_reply(error: Exception) -> Response:
@@ -138,9 +151,9 @@ def _http_message(error: HTTPException) -> str:
         limit = the_context().settings.max_body_bytes
         return f"the body is larger than {limit} bytes: write fewer items at once, or raise --max-body-bytes"
     if error.code == 404:
-        return f"there is no {request.path} here; see docs/http_api.md for the routes"
+        return f"there is no {request.path[:300]} here; see docs/http_api.md for the routes"
     if error.code == 405:
-        return f"{request.path} does not take {request.method}"
+        return f"{request.path[:300]} does not take {request.method}"
     return error.description or error.name
 
 
@@ -193,7 +206,8 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
     pieces: list[bytes | memoryview] = [head, b',"data":{"meta_info":', orjson.dumps(meta_info), b',"data":[']
     separator, size = b"", 0
     for light, body in buffer.delivered_pieces(delivery, inline_images=poll.images == "inline"):
-        for piece in (separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]):
+        item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
+        for piece in item:
             pieces.append(piece)
             size += len(piece)
             if size >= CHUNK_BYTES:

@@ -19,7 +19,7 @@ LEVELS = [
     "payloads engine client jobs inputs processes packs inline_images",
     "store fake_engine engine_contract",
     "tables",
-    "deliveries job_starts retention queries contents",
+    "deliveries job_starts retention queries contents mending",
     "buffer inspection",
     "metrics openapi",
     "generator",
