@@ -103,6 +103,8 @@ def read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--token-file {path} cannot be read: {error}") from error
     token = lines[0].strip() if lines else ""
+    if not token.isascii():
+        raise ConfigError(f"--token-file {path} must hold ASCII characters only: headers carry no others reliably")
     if len(token) < 16:
         raise ConfigError(f"--token-file {path} must hold a token of at least 16 characters on its first line")
     return token

@@ -9,7 +9,8 @@
     │   ├── NotFoundError             404 not_found
     │   ├── ConflictError             409 conflict
     │   ├── StaleAttemptError         409 stale_attempt (the attempt was given up; its result is refused)
-    │   └── PayloadTooLargeError      413 payload_too_large
+    │   ├── PayloadTooLargeError      413 payload_too_large
+    │   └── UnsupportedEncodingError  415 unsupported_encoding
     ├── UnavailableError          503 unavailable: try again later, nothing was lost
     ├── StorageFullError          507 storage_full: the disk or its quota is used up, nothing was lost
     ├── DamagedError              500 damaged: stored bytes are gone or are not what was written
@@ -103,6 +104,13 @@ class PayloadTooLargeError(RequestError):
 
     code = "payload_too_large"
     http_status = 413
+
+
+class UnsupportedEncodingError(RequestError):
+    """The body is compressed; the server takes it only as it is."""
+
+    code = "unsupported_encoding"
+    http_status = 415
 
 
 class UnavailableError(RolloutBufferError):

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InputFileError, InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Instance
@@ -66,6 +68,10 @@ def _instance(line: Any, where: str) -> Instance:
     if line.get("instance_id") is None:
         raise InputFileError(f"{where}: instance_id is missing; tools/assign_instance_id.py gives every line one")
     try:
+        orjson.dumps(line)
+    except orjson.JSONEncodeError as error:
+        raise InputFileError(f"{where}: cannot be kept as JSON ({error})") from error
+    try:
         return Instance(instance_id=wire.identifier(line["instance_id"], "instance_id"), data=dict(line))
     except InvalidPayloadError as error:
         raise InputFileError(f"{where}: {error}") from error
@@ -100,9 +106,13 @@ def _jsonl_rows(path: Path) -> Iterator[Any]:
 
 def _parsed(line: str, where: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise InputFileError(f"{where}: not valid JSON ({error})") from error
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

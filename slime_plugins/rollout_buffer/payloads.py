@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -37,6 +37,11 @@ MAX_SKIPPED = 5_000_000
 MAX_INLINE_INSTANCES = 1_000_000
 MAX_ITEMS = 10_000
 """Items in one write: what one transaction holds, so that other writers need not wait long."""
+MAX_GROUPS = 2_000_000
+"""Groups of one job: instances times epochs. They are made in one transaction."""
+MAX_NESTING = 100
+"""Levels of the settings and options of a job; what can be stored must be possible to show."""
+ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "deliveries"})
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
@@ -60,6 +65,16 @@ def _identifier(value: str) -> str:
         raise ValueError(error.message) from error
 
 
+def _nameable(value: str) -> str:
+    """A job is named in URLs: clients resolve dots in paths, and what follows the id there must not be part of it."""
+    segments = value.split("/")
+    if "." in segments or ".." in segments:
+        raise ValueError("must not have . or .. between slashes: no URL can name it")
+    if len(segments) > 1 and segments[-1] in ROUTES_OF_A_JOB:
+        raise ValueError(f"must not end in /{segments[-1]}: that is a route")
+    return value
+
+
 def _http_url(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -78,6 +93,7 @@ HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_htt
 Identifier = Annotated[
     str, AfterValidator(_identifier), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 256})
 ]
+JobName = Annotated[Identifier, AfterValidator(_nameable)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
 
@@ -179,12 +195,20 @@ class StartPayload(JobSettings):
     """Where slime's own generators post to; this buffer knows its address and ignores it."""
     skip_instance_ids: Annotated[list[str | int], Field(max_length=MAX_SKIPPED)] | None = None
     """What the trainer consumed already: each entry skips that instance in one epoch, the earliest first."""
-    job_id: Identifier | None = None
+    job_id: JobName | None = None
     """Names the job; without it, the payload itself does."""
     fresh: bool = False
     """Starts anew instead of attaching; the job of that id is cancelled and renamed."""
     start_id: Identifier | None = None
     """One id per intended start: a repeated call with it attaches, also with ``fresh``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_not_nested_too_deeply(cls, body: Any) -> Any:
+        shown = [value for key, value in body.items() if key != "instances"] if isinstance(body, dict) else []
+        if is_deeper_than(shown, MAX_NESTING):
+            raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+        return body
 
     @model_validator(mode="after")
     def _has_what_its_task_type_needs(self) -> StartPayload:
@@ -270,6 +294,20 @@ class AckPayload(Body):
     def all_ids(self) -> list[str]:
         """Every delivery that was named."""
         return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]
+
+
+def is_deeper_than(value: Any, levels: int) -> bool:
+    """Tells whether lists and objects stand in each other more than so many levels deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _parts(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 Model = TypeVar("Model", bound=BaseModel)

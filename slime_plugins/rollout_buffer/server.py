@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     NotFoundError,
+    PayloadTooLargeError,
     UnavailableError,
     UnknownTaskTypeError,
 )
@@ -29,6 +30,7 @@ from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
     IdConverter,
     ServerContext,
+    check_encoding,
     check_token,
     delivery_chunks,
     error_reply,
@@ -57,6 +59,7 @@ def create_app(settings: ServeSettings) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.extensions["rollout_buffer"] = ServerContext(settings)
     app.before_request(check_token)
+    app.before_request(check_encoding)
     app.register_blueprint(routes)
     app.register_blueprint(server_inspect.routes)
     app.register_error_handler(Exception, error_reply)
@@ -79,7 +82,9 @@ def start_rollout() -> Response:
     _check_task_type(body.get("task_type"))
     payload = payloads.parse(StartPayload, body)
     _check_tokenizer(payload)
-    started = the_buffer().start_job(payload, _instances(payload))
+    instances = _instances(payload)
+    _check_size(payload, len(instances))
+    started = the_buffer().start_job(payload, instances)
     job = started.job
     return json_reply(
         {
@@ -117,6 +122,15 @@ def _check_tokenizer(payload: StartPayload) -> None:
     if path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
         raise InvalidPayloadError(
             f"tokenizer_path {path} is not a folder on the buffer host: put the trainer's tokenizer there"
+        )
+
+
+def _check_size(payload: StartPayload, instances: int) -> None:
+    groups = instances * payload.num_epoch
+    if groups > payloads.MAX_GROUPS:
+        raise InvalidPayloadError(
+            f"{instances} instances times num_epoch {payload.num_epoch} are {groups} groups; a job has up to "
+            f"{payloads.MAX_GROUPS}: ask for fewer epochs, or start several jobs on slices (path@[a:b])"
         )
 
 
@@ -203,6 +217,8 @@ def write() -> Response:
     entries = body.get("items", [body])
     if not isinstance(entries, list) or not entries:
         raise InvalidPayloadError("items must be a list of at least one item")
+    if len(entries) > payloads.MAX_ITEMS:
+        raise PayloadTooLargeError(f"one write takes up to {payloads.MAX_ITEMS} items: send {len(entries)} in several")
     items = [
         wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
         for at, entry in enumerate(entries)

@@ -28,6 +28,9 @@ from slime_plugins.rollout_buffer.types import (
 WIRE_VERSION = 1
 
 IMAGE_URL_PREFIX = "sha256:"
+MAX_GENERATION_IDS = 2**25
+"""Ids of all generations of one item, each prompt counted anew: with ``keep``, a short body can mean any number."""
+
 _DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MEDIA_TYPE_BY_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"RIFF", "image/webp"))
@@ -173,12 +176,16 @@ def decode_generations(encoded: Any) -> tuple[Generation, ...]:
         return ()
     generations: list[Generation] = []
     held: list[int] = []
+    total = 0
     shown: tuple[str, ...] = ()
     for index, entry in enumerate(_expect(encoded, list, "generations")):
         where = f"generations[{index}]"
         generation = _decode_generation(_expect(entry, dict, where), held, shown, where)
         generations.append(generation)
         held = [*generation.prompt_ids, *generation.output_ids]
+        total += len(held)
+        if total > MAX_GENERATION_IDS:
+            raise InvalidPayloadError(f"generations hold more than {MAX_GENERATION_IDS} ids together")
         shown = generation.images or ()
     return tuple(generations)
 
@@ -195,6 +202,15 @@ def _decode_images(entry: Mapping[str, Any], shown: Sequence[str], where: str) -
     return (*shown[:keep], *new)
 
 
+def _weight_version(entry: Mapping[str, Any], where: str) -> str | None:
+    version = entry.get("weight_version")
+    if version is None:
+        return None
+    if isinstance(version, bool) or not isinstance(version, str | int):
+        raise InvalidPayloadError(f"{where}.weight_version must be a string or an integer, not {_kind(version)}")
+    return str(version)
+
+
 def _prompt_tokens(entry: Mapping[str, Any], where: str) -> int | None:
     value = entry.get("prompt_tokens")
     return None if value is None else int(_expect(value, int, f"{where}.prompt_tokens"))
@@ -205,13 +221,12 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
     if not 0 <= keep <= len(held):
         raise InvalidPayloadError(f"{where}.keep is {keep}, but the generation before it has {len(held)} ids")
     output_ids = _token_ids(entry.get("output_ids"), f"{where}.output_ids")
-    version = entry.get("weight_version")
     return Generation(
         prompt_ids=[*held[:keep], *_token_ids(entry.get("prompt_ids"), f"{where}.prompt_ids")],
         output_ids=output_ids,
         output_log_probs=_log_probs(entry.get("output_log_probs"), len(output_ids), f"{where}.output_log_probs"),
         finish_reason=_expect(entry.get("finish_reason", "stop"), str, f"{where}.finish_reason"),
-        weight_version=None if version is None else str(version),
+        weight_version=_weight_version(entry, where),
         trained=_expect(entry.get("trained", True), bool, f"{where}.trained"),
         weight_version_spans=_spans(entry.get("weight_version_spans", []), f"{where}.weight_version_spans"),
         images=_decode_images(entry, shown, where),
@@ -240,7 +255,8 @@ def _spans(value: Any, where: str) -> tuple[WeightVersionSpan, ...]:
     for entry in _expect(value, list, where):
         span = _expect(entry, dict, where)
         start, end = _expect(span.get("start"), int, where), _expect(span.get("end"), int, where)
-        spans.append(WeightVersionSpan(weight_version=str(span.get("weight_version")), start=start, end=end))
+        version = _weight_version(span, where) or ""
+        spans.append(WeightVersionSpan(weight_version=version, start=start, end=end))
     return tuple(spans)
 
 
@@ -307,9 +323,11 @@ def _outcome(item: Mapping[str, Any], extra_info: Mapping[str, Any], where: str)
     stop_reason = item.get("stop_reason", StopReason.MAX_TOKENS.value if truncated else StopReason.STOP.value)
     allowed = [member.value for member in Outcome if member is not Outcome.FAILED]
     if outcome not in allowed:
-        raise InvalidPayloadError(f"{where}.outcome is {outcome!r}; a written item has one of {', '.join(allowed)}")
-    if stop_reason not in set(StopReason):
-        raise InvalidPayloadError(f"{where}.stop_reason is {stop_reason!r}; use one of {', '.join(StopReason)}")
+        raise InvalidPayloadError(
+            f"{where}.outcome is {_short(outcome)}; a written item has one of {', '.join(allowed)}"
+        )
+    if stop_reason not in list(StopReason):  # not a set: what came may not be hashable
+        raise InvalidPayloadError(f"{where}.stop_reason is {_short(stop_reason)}; use one of {', '.join(StopReason)}")
     return Outcome(outcome), StopReason(stop_reason)
 
 
@@ -514,6 +532,10 @@ def _expect(value: Any, kind: type, where: str) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise InvalidPayloadError(f"{where} must be {_KIND_NAMES[kind]}, not {_kind(value)}")
     return value
+
+
+def _short(value: Any) -> str:
+    return repr(value[:80]) if isinstance(value, str) else _kind(value)
 
 
 def _kind(value: Any) -> str:

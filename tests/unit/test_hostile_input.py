@@ -1,0 +1,397 @@
+"""Broken and hostile input: a 4xx with a sentence each time, and whatever else is in the buffer goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from flask.testing import FlaskClient
+
+from slime_plugins.rollout_buffer import payloads, wire
+from slime_plugins.rollout_buffer.config import read_token
+from slime_plugins.rollout_buffer.errors import ConfigError
+from tests.support import stored_image, written
+
+START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}
+
+
+def nested(depth: int) -> str:
+    """JSON objects in objects."""
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+def send(client: FlaskClient, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+    content = body if isinstance(body, bytes | str) else json.dumps(body)
+    reply = client.post(path, data=content, **options)
+    return reply.status_code, reply.get_json()
+
+
+def refused(client: FlaskClient, path: str, body: Any, sentence: str, status: int = 400, **options: Any) -> None:
+    got, reply = send(client, path, body, **options)
+    assert got == status, reply
+    assert set(reply["error"]) == {"code", "message", "detail"}
+    assert sentence in reply["error"]["message"], reply
+
+
+def the_rest_goes_on(client: FlaskClient) -> None:
+    """Writing, polling and looking still work."""
+    assert send(client, "/start_rollout", START)[0] == 200
+    assert send(client, "/buffer/write", {**written("good", "good"), "job_id": "j"})[0] == 200
+    assert client.get("/jobs").status_code == 200
+    assert client.get("/metrics").status_code == 200
+    status, reply = send(client, "/get_rollout_data", {"job_id": "j"})
+    assert status == 200
+    assert "good" in [item["uid"] for item in reply["data"]["data"]]
+
+
+# --- nesting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [300, 1000, 100_000])
+@pytest.mark.parametrize("where", ["extra_info", "messages", "timings_s", "generations"])
+def test_an_item_that_is_nested_too_deeply_is_refused(client: FlaskClient, where: str, depth: int) -> None:
+    send(client, "/start_rollout", START)
+    parts = {
+        "extra_info": '"DEEP"',
+        "timings_s": '"DEEP"',
+        "messages": '[{"role": "user", "content": [{"x": "DEEP"}]}]',
+        "generations": '[{"prompt_ids": [1], "output_ids": [2], "weight_version": "DEEP"}]',
+    }
+    item = json.dumps({**written("u"), where: "PART"}).replace('"PART"', parts[where]).replace('"DEEP"', nested(depth))
+    status, reply = send(client, "/buffer/write", item)
+    assert status == 400 or (where == "generations" and depth == 300), reply
+    the_rest_goes_on(client)
+
+
+@pytest.mark.parametrize("depth", [250, 254, 300, 1000])
+@pytest.mark.parametrize("where", ["option", "sampling_params", "instances"])
+def test_a_start_that_is_nested_too_deeply_is_refused_and_no_job_list_breaks(
+    client: FlaskClient, where: str, depth: int
+) -> None:
+    changes = {"option": "DEEP", "sampling_params": {"x": "DEEP"}, "instances": [{"instance_id": "a", "x": "DEEP"}]}
+    body = json.dumps({**START, "job_id": "deep", where: changes[where]}).replace('"DEEP"', nested(depth))
+    status, reply = send(client, "/start_rollout", body)
+    assert status == 400 or (where == "instances" and depth < 254), reply
+    the_rest_goes_on(client)
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '"\\udc00\\ud800"', '"\\ud800x"'])
+@pytest.mark.parametrize("field", ["uid", "instance_id", "messages", "extra_info", "key"])
+def test_half_a_character_is_refused(client: FlaskClient, field: str, text: str) -> None:
+    send(client, "/start_rollout", START)
+    item = written("u")
+    item.update({"uid": "X"} if field == "uid" else {"instance_id": "X"} if field == "instance_id" else {})
+    item.update({"messages": [{"role": "user", "content": "X"}]} if field == "messages" else {})
+    item.update(
+        {"extra_info": {"k": "X"} if field == "extra_info" else {"X": 1}} if field in ("extra_info", "key") else {}
+    )
+    refused(client, "/buffer/write", json.dumps(item).replace('"X"', text), "not valid JSON")
+    the_rest_goes_on(client)
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "a\x00b", "\u2028", "\ufeff", "\U0001f600", "e\u0301", "</script>", "\x7f", '"']
+)
+def test_odd_text_comes_out_as_it_went_in(client: FlaskClient, text: str) -> None:
+    send(client, "/start_rollout", START)
+    item = written("u", messages=[{"role": "user", "content": text}], extra_info={text: [text]})
+    assert send(client, "/buffer/write", item)[0] == 200
+    reply = client.post("/get_rollout_data", data=b"{}")
+    (delivered,) = json.loads(reply.data)["data"]["data"]
+    assert (delivered["messages"][0]["content"], delivered["extra_info"][text]) == (text, [text])
+
+
+def test_instances_that_differ_only_in_case_or_space_are_different(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    names = ["a", "A", " a", "a ", "ａ", "á", "a\u0301"]
+    items = [written(f"u{at}", name) for at, name in enumerate(names)]
+    assert send(client, "/buffer/write", {"items": items})[0] == 200
+    _, reply = send(client, "/get_rollout_data", {})
+    assert [item["instance_id"] for item in reply["data"]["data"]] == names
+    assert client.get("/trajectories?instance_id=a%20").get_json()["trajectories"][0]["uid"] == "u3"
+
+
+def test_the_last_of_two_equal_keys_counts(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    body = '{"uid": "first", "uid": "last", "instance_id": "i", "messages": [], "reward": 1}'
+    assert send(client, "/buffer/write", body)[1]["results"][0]["uid"] == "last"
+
+
+def test_extra_info_cannot_pose_as_what_the_buffer_says(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    posing = {"uid": "x", "reward": 99, "outcome": "won", "stop_reason": 5, "group_index": -1, "remove_sample": True}
+    send(client, "/buffer/write", written("u", extra_info=posing))
+    data = wire.decode_rollout_data(send(client, "/get_rollout_data", {})[1])
+    (item,) = data.items
+    assert (item.uid, item.reward, item.outcome, item.stop_reason, item.remove_sample, item.error) == (
+        "u", 1.0, "completed", "stop", False, None,
+    )  # fmt: skip
+    assert item.extra_info["reward"] == 99
+    assert item.extra_info["outcome"] == "completed"
+
+
+@pytest.mark.parametrize("job_id", [".", "..", "../x", "a/../b", "a/./b", "a/cancel", "a/deliveries", "a/b/pause"])
+def test_a_job_id_that_no_url_can_name_is_refused(client: FlaskClient, job_id: str) -> None:
+    refused(client, "/start_rollout", {**START, "job_id": job_id}, "job_id")
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "-Infinity", "0x10", "1_000", "01"])
+@pytest.mark.parametrize("where", ["reward", "raw_reward", "extra_info"])
+def test_what_is_no_json_number_is_refused(client: FlaskClient, where: str, number: str) -> None:
+    send(client, "/start_rollout", START)
+    item = {**written("u"), where: {"k": "X"} if where == "extra_info" else "X"}
+    refused(client, "/buffer/write", json.dumps(item).replace('"X"', number), "not valid JSON")
+    the_rest_goes_on(client)
+
+
+@pytest.mark.parametrize("number", ["1e308", "-1e308", "9" * 30, "18446744073709551615", "1e-320", "-0.0"])
+def test_extreme_numbers_are_delivered_as_json(client: FlaskClient, number: str) -> None:
+    send(client, "/start_rollout", {**START, "reward_range": [-1.7e308, 1.7e308]})
+    item = json.dumps({**written("u", extra_info={"v": "X"}), "reward": "X"}).replace('"X"', number)
+    assert send(client, "/buffer/write", item)[0] == 200
+    reply = client.post("/get_rollout_data", data=b"{}")
+    delivered = orjson.loads(reply.data)["data"]["data"][0]  # orjson takes no NaN
+    assert delivered["reward"] == float(delivered["extra_info"]["v"]) == float(number)
+
+
+@pytest.mark.parametrize("changes", [{"normalize_rewards": True}, {"padding": "copy"}, {}])
+def test_rewards_whose_sum_no_float_holds_stop_nothing(client: FlaskClient, changes: dict[str, Any]) -> None:
+    extreme = {**START, "num_repeat_per_sample": 4, "reward_range": [-1.8e307 * 9, 1.7e308], **changes}
+    assert send(client, "/start_rollout", {**extreme, "job_id": "big"})[0] == 200
+    for name, rewards in {
+        "a": (1.7e308, 1.6e308, 1.5e308, 1.7e308),
+        "b": (-1.5e308, 1.7e308, -1.6e308, 1.7e308),
+    }.items():
+        items = [written(f"{name}{at}", name, reward=reward) for at, reward in enumerate(rewards)]
+        assert send(client, "/buffer/write", {"job_id": "big", "items": items})[0] == 200
+    reply = client.post("/get_rollout_data", data=b'{"job_id": "big"}')
+    assert reply.status_code == 200
+    assert all(item["reward"] is not None for item in orjson.loads(reply.data)["data"]["data"])
+    wire.decode_rollout_data(json.loads(reply.data))
+    slots = client.get("/jobs/big").get_json()["slots"]
+    assert slots["delivered"] + slots["failed"] + slots["filtered"] == 8
+    the_rest_goes_on(client)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "max_groups", "wait_s", "lease_s"])
+@pytest.mark.parametrize("number", ["1e308", "9" * 30, "9223372036854775808", "-1", '"9e999"', "[]", "true"])
+def test_a_poll_with_an_impossible_number_is_refused(client: FlaskClient, field: str, number: str) -> None:
+    send(client, "/start_rollout", START)
+    refused(client, "/get_rollout_data", f'{{"{field}": {number}}}', field)
+
+
+@pytest.mark.parametrize("field", ["num_epoch", "max_groups_ahead", "max_attempts", "num_process", "max_tokens"])
+@pytest.mark.parametrize("number", ["1e308", "9" * 30, "9223372036854775808", '"' + "9" * 5000 + '"'])
+def test_a_start_with_an_impossible_number_is_refused(client: FlaskClient, field: str, number: str) -> None:
+    body = json.dumps({**START, field: "X"}).replace('"X"', number)
+    refused(client, "/start_rollout", body, field)
+    assert client.get("/jobs").get_json() == {"jobs": []}
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_million_skipped_ids_are_taken_in_a_few_seconds(client: FlaskClient) -> None:
+    send(client, "/start_rollout", {**START, "instances": [{"instance_id": "7"}], "num_epoch": 2})
+    body = {**START, "instances": [{"instance_id": "7"}], "num_epoch": 2, "skip_instance_ids": list(range(10**6))}
+    started = time.monotonic()
+    status, reply = send(client, "/start_rollout", body)
+    assert (status, reply.get("attached")) == (200, True)
+    assert time.monotonic() - started < 20
+    assert client.get("/jobs/j").get_json()["slots"]["skipped"] == 1
+
+
+def test_more_groups_than_a_job_can_have_are_refused(client: FlaskClient) -> None:
+    body = {**START, "instances": [{"instance_id": i} for i in range(10)], "num_epoch": 1_000_000}
+    refused(client, "/start_rollout", body, "10000000 groups")
+
+
+def test_more_items_than_one_write_takes_are_a_413_that_says_the_limit(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    item = written("u")
+    refused(client, "/buffer/write", {"items": [item] * (payloads.MAX_ITEMS + 1)}, "10000 items", status=413)
+    the_rest_goes_on(client)
+
+
+def test_ids_that_would_fill_the_memory_are_refused(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    first = {"prompt_ids": [1] * 100_000, "output_ids": []}
+    again = {"keep": 100_000, "prompt_ids": [], "output_ids": []}
+    body = {**written("u"), "generations": [first, *[again] * 20_000]}  # two billion ids in about a megabyte
+    refused(client, "/buffer/write", body, "generations")
+    the_rest_goes_on(client)
+
+
+def test_a_body_of_exactly_the_limit_is_taken(make_client: Callable[..., FlaskClient]) -> None:
+    client = make_client(max_body_bytes=2000)
+    send(client, "/start_rollout", START)
+    body = json.dumps(written("u", messages=[{"role": "user", "content": "x"}])).encode()
+    padded = body + b" " * (2000 - len(body))
+    assert send(client, "/buffer/write", padded)[0] == 200
+    refused(client, "/buffer/write", padded + b" ", "larger than 2000 bytes", status=413)
+
+
+# --- shapes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stop_reason": {"a": 1}},
+        {"stop_reason": ["stop"]},
+        {"stop_reason": None},
+        {"outcome": {"a": 1}},
+        {"outcome": ["completed"]},
+        {"generations": [{"prompt_ids": [1], "output_ids": [2], "output_log_probs": [None]}]},
+        {"generations": {"a": 1}},
+        {"generations": [[1]]},
+        {"generations": [{"keep": -1, "prompt_ids": [], "output_ids": []}]},
+        {"generations": [{"prompt_ids": [1.5], "output_ids": []}]},
+        {"generations": [{"prompt_ids": [], "output_ids": [], "weight_version_spans": [{"start": 1}]}]},
+        {"timings_s": [1]},
+        {"messages": {"role": "user"}},
+        {"uid": True},
+        {"uid": 1.5},
+        {"instance_id": ""},
+        {"raw_reward": False},
+    ],
+)
+def test_a_wrong_shape_is_refused_and_its_neighbours_are_delivered(
+    client: FlaskClient, changes: dict[str, Any]
+) -> None:
+    send(client, "/start_rollout", START)
+    assert send(client, "/buffer/write", written("before", "before"))[0] == 200
+    refused(client, "/buffer/write", {**written("u"), **changes}, next(iter(changes)))
+    the_rest_goes_on(client)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        {"a": 1},
+        [None, 1, "x", {"type": "image_url"}, {"type": "image_url", "image_url": None}],
+        [{"type": "image_url", "image_url": {"url": ["x"]}}],
+        [{"type": "image_url", "image_url": {"url": "sha256:../../etc/passwd"}}],
+        [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}],
+        [{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}],
+    ],
+)
+def test_odd_contents_of_a_message_are_kept_and_block_nothing(client: FlaskClient, content: Any) -> None:
+    send(client, "/start_rollout", START)
+    assert send(client, "/buffer/write", written("u", messages=[{"role": "user", "content": content}]))[0] in (200, 400)
+    the_rest_goes_on(client)
+    assert b"root:" not in client.get("/trajectories?limit=5").data
+
+
+@pytest.mark.parametrize("line", ['{"instance_id": "a", "x": NaN}', '{"instance_id": "a", "x": "\\ud800"}',
+    '{"instance_id": "a", "x": ' + "9" * 30 + "}", '{"instance_id": "a", "x": ' + nested(400) + "}"])  # fmt: skip
+def test_a_line_of_an_input_file_that_cannot_be_kept_is_refused(client: FlaskClient, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"instance_id": "good"}\n' + line + "\n")
+    refused(client, "/start_rollout", {**START, "input_file": str(path)}, "line 2")
+
+
+# --- the protocol ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "x" * 3000]
+)
+def test_the_content_type_does_not_matter(client: FlaskClient, kind: str | None) -> None:
+    send(client, "/start_rollout", START)
+    assert send(client, "/buffer/write", written("u"), content_type=kind)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/start_rollout", "/get_rollout_data", "/buffer/write", "/ack"])
+def test_a_compressed_body_is_a_415_that_says_so(client: FlaskClient, path: str) -> None:
+    body = gzip.compress(json.dumps(START).encode())
+    refused(client, path, body, "uncompressed", status=415, headers={"Content-Encoding": "gzip"})
+
+
+def test_a_chunked_body_is_read_to_its_end(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    body = json.dumps(written("u")).encode()
+    reply = client.post("/buffer/write", input_stream=_stream(body), environ_overrides={"wsgi.input_terminated": True})
+    assert reply.status_code == 200
+
+
+def _stream(content: bytes) -> Any:
+    import io
+
+    return io.BytesIO(content)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "DELETE", "PATCH", "PROPFIND"])
+@pytest.mark.parametrize(
+    "path", ["/", "/jobs", "/buffer/write", "/trajectories", "/images/" + "0" * 64, "/jobs/x/cancel"]
+)
+def test_other_methods_are_answered_without_a_defect(client: FlaskClient, method: str, path: str) -> None:
+    reply = client.open(path, method=method)
+    assert reply.status_code in (200, 404, 405)
+    if reply.status_code >= 400 and method != "HEAD":
+        assert reply.get_json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/images/..%2f..%2fbuffer.sqlite3",
+        "/images/../buffer.sqlite3",
+        "/images/%2e%2e/%2e%2e/etc/passwd",
+        "/jobs/../../etc/passwd",
+        "/jobs/%00",
+        "/jobs/%ff%fe",
+        "/jobs/" + "a" * 50_000,
+        "/trajectories/..%2f..%2fetc%2fpasswd",
+        "/trajectories/%ed%a0%80",
+        "/deliveries/%0d%0aX-Evil:%201",
+        "/static/../buffer.sqlite3",
+        "/" + "a" * 50_000,
+    ],
+)
+def test_paths_that_lead_nowhere_are_a_short_404(client: FlaskClient, path: str) -> None:
+    reply = client.get(path)
+    assert reply.status_code == 404
+    assert len(reply.get_json()["error"]["message"]) < 2000
+    assert "X-Evil" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer \xff\xfe", "Bearer ä", "Bearer", "", "bearer  ", "Bearer a-token-of-enough-lengtH", "Bearer " + "x" * 9000,
+     "\xff", "Bearer a-token-of-enough-length x", "Basic YTpi"],
+)  # fmt: skip
+def test_a_wrong_token_is_a_401_whatever_its_bytes(
+    make_client: Callable[..., FlaskClient], tmp_path: Path, header: str
+) -> None:
+    (tmp_path / "token").write_text("a-token-of-enough-length\n")
+    client = make_client(token_file=tmp_path / "token")
+    for path in ("/jobs", "/nowhere", "/metrics", "/openapi.json", "/images/x", "/trajectories/x"):
+        reply = client.get(path, headers={"Authorization": header})
+        assert (reply.status_code, reply.get_json()["error"]["code"]) == (401, "unauthorized")
+
+
+def test_a_token_that_headers_cannot_carry_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("pässwörd-of-enough-length\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="ASCII"):
+        read_token(tmp_path / "token")
+
+
+def test_a_screenshot_in_a_refused_item_hurts_nobody(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    refused(client, "/buffer/write", {**written("u", messages=[stored_image()]), "reward": None}, "reward")
+    assert send(client, "/buffer/write", written("v", messages=[stored_image()]))[0] == 200
+    the_rest_goes_on(client)
