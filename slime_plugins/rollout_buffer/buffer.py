@@ -114,6 +114,8 @@ class Buffer:
             if target is JobState.CANCELLED and job.state is not target:
                 job_starts.end_job(connection, self._clock(), job, target, "cancelled by request")
             else:
+                if job.state is JobState.PAUSED and target is JobState.RUNNING:
+                    tables.restart_group_clocks(connection, job.key, self._clock())
                 tables.update_job(connection, job.key, state=target.value, updated_at=self._clock())
             return tables.get_job(connection, job.key)
 
@@ -138,7 +140,7 @@ class Buffer:
             if job.state not in job_rules.OPEN_STATES:
                 return True
             fed_from_outside = not job.has_input
-            if fed_from_outside or tables.count_in_state(connection, job_key, GroupState.OPEN):
+            if fed_from_outside or tables.has_groups(connection, job_key, GroupState.OPEN):
                 return False
             now = self._clock()
             tables.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
@@ -339,8 +341,13 @@ class Buffer:
             begun = tables.begun_open_groups(connection, job_key)
             return [(group, tables.count_members(connection, group.key)) for group in begun]
 
-    def close_group(self, group: GroupRecord, verdict: Verdict, *, fence: int | None = None) -> bool:
+    def close_group(
+        self, group: GroupRecord, verdict: Verdict, *, fence: int | None = None, judged: int | None = None
+    ) -> bool:
         """Closes an open group with its verdict, once; returns False when it was closed already.
+
+        ``judged`` is how many members the verdict knows. With another one in the meantime the group stays open, and
+        False says that it is to be judged again: a member that was told "stored" is never left out.
 
         Raises:
             StaleAttemptError: ``fence`` is given and another runner has taken over the job.
@@ -348,7 +355,14 @@ class Buffer:
         with self.store.write() as connection:
             if fence is not None:
                 self._check_fence(connection, group.job_key, fence)
+            if judged is not None and tables.count_members(connection, group.key) != judged:
+                return False
             return self._close_group(connection, group.key, verdict)
+
+    def is_open(self, group: GroupRecord) -> bool:
+        """Tells whether a group still waits for its verdict."""
+        with self.store.read() as connection:
+            return tables.get_group(connection, group.key).state is GroupState.OPEN
 
     def _close_group(self, connection: tables.Connection, group_key: int, verdict: Verdict) -> bool:
         if tables.get_group(connection, group_key).state is not GroupState.OPEN:
@@ -508,7 +522,7 @@ class Buffer:
         """Tells whether waiting is pointless: the job is over, and nothing of it is ready or leased."""
         with self.store.read() as connection:
             final = tables.get_job(connection, job.key).state in job_rules.FINAL_STATES
-            return final and not tables.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED)
+            return final and not tables.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
 
     def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
         """Returns what a poll is told that gets nothing."""
@@ -602,8 +616,12 @@ class Buffer:
         return result
 
     def expire_leases(self) -> None:
-        """Makes what was not acknowledged in time ready again."""
+        """Makes what was not acknowledged in time ready again.
+
+        A lease that ends later than it can was given before the clock was set back: it begins anew.
+        """
         with self.store.write() as connection:
+            tables.shorten_leases(connection, self._clock())
             deliveries.expire_leases(connection, self._clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
@@ -619,8 +637,15 @@ class Buffer:
                 if group.last_write_at is not None and group.last_write_at < deadline:
                     members = self.members(group, with_items=False)
                     verdict = group_rules.judge_group(members, group_policy(job), timed_out=True)
-                    closed += self.close_group(group, verdict)
+                    closed += self.close_group(group, verdict, judged=len(members))
         return closed
+
+    def restart_group_clocks(self) -> None:
+        """Lets external groups wait anew: nobody could write while no server ran."""
+        with self.store.write() as connection:
+            for job in tables.jobs_in_states(connection, job_rules.OPEN_STATES):
+                if not job.has_runner:
+                    tables.restart_group_clocks(connection, job.key, self._clock())
 
     def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
         """Says that a process lives, and what it knows."""
@@ -633,10 +658,13 @@ class Buffer:
             tables.forget(connection, name)
 
     def heartbeat(self, name: str) -> tuple[float, dict[str, Any]] | None:
-        """Returns how many seconds ago a process last said that it lives, and what it said."""
+        """Returns how many seconds ago a process last said that it lives, and what it said.
+
+        A beat from the future is as old as it is far away: whoever lives beats again after the clock was set back.
+        """
         with self.store.read() as connection:
             found = tables.heartbeat(connection, name)
-        return None if found is None else (self._clock() - found[0], found[1])
+        return None if found is None else (abs(self._clock() - found[0]), found[1])
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

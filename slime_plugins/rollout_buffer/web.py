@@ -206,7 +206,8 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
     pieces: list[bytes | memoryview] = [head, b',"data":{"meta_info":', orjson.dumps(meta_info), b',"data":[']
     separator, size = b"", 0
     for light, body in buffer.delivered_pieces(delivery, inline_images=poll.images == "inline"):
-        for piece in (separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]):
+        item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
+        for piece in item:
             pieces.append(piece)
             size += len(piece)
             if size >= CHUNK_BYTES:
