@@ -289,11 +289,15 @@ class JobRunner:
 
     def _judge_and_close(self, record: GroupRecord, timed_out: bool) -> None:
         functions = self._plugin.functions
-        members = self._buffer.members(record, with_items=functions.needs_items)
-        if functions.get_group_data_meta_info is not None:
-            self._update_meta_info(members)
-        verdict = group_rules.judge_group(members, self._policy, functions, timed_out=timed_out)
-        self._buffer.close_group(record, verdict, fence=self._fence)
+        while True:
+            members = self._buffer.members(record, with_items=functions.needs_items)
+            if functions.get_group_data_meta_info is not None:
+                self._update_meta_info(members)
+            verdict = group_rules.judge_group(members, self._policy, functions, timed_out=timed_out)
+            if self._buffer.close_group(record, verdict, fence=self._fence, judged=len(members)):
+                break
+            if not self._buffer.is_open(record):
+                return
         logger.info("job %s: group %s of epoch %d is %s %s",
                     self._job.job_id, record.instance_id, record.epoch, verdict.state.value, verdict.cause)  # fmt: skip
 

@@ -637,10 +637,10 @@ def lapsed_deliveries(connection: Connection, now: float) -> list[DeliveryRecord
 
 def shorten_leases(connection: Connection, now: float) -> None:
     """Ends leases no later than their length from now."""
-    connection.execute(
-        "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s",
-        (now, now + 1.0),
+    query = (
+        "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s"
     )
+    connection.execute(query, (now, now + 1.0))
 
 
 def leased_deliveries(connection: Connection, job_key: int) -> list[DeliveryRecord]:

@@ -105,6 +105,16 @@ def no_trajectory_is_in_two_places(books: Books) -> Findings:
         yield f"slot {row['slot']} of group {row['group_key']} holds {row['n']} trajectories"
 
 
+def no_stored_trajectory_is_forgotten(books: Books) -> Findings:
+    """What came in time for a group that was delivered was delivered with it."""
+    for row in books.rows(
+        "SELECT uid, instance_id FROM trajectories t WHERE late = 0 AND NOT EXISTS (SELECT 1 FROM members m "
+        "WHERE m.group_key = t.group_key AND m.source_uid = t.uid) AND EXISTS (SELECT 1 FROM groups g "
+        "WHERE g.key = t.group_key AND g.state = 'delivered')"
+    ):
+        yield f"LOST: {row['uid']} is stored in time and was not delivered with group {row['instance_id']}"
+
+
 def attempts_and_trajectories_agree(books: Books) -> Findings:
     """Every finished attempt brought one trajectory, every trajectory of a runner has its finished attempt."""
     for row in books.rows(
@@ -315,6 +325,7 @@ CHECKS: tuple[Callable[[Books], Findings], ...] = (
     database_is_sound,
     every_group_is_in_one_state,
     no_trajectory_is_in_two_places,
+    no_stored_trajectory_is_forgotten,
     attempts_and_trajectories_agree,
     bytes_and_rows_agree,
     every_answered_item_is_stored_once,

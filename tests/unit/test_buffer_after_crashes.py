@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.tables import JobRecord
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock
-from tests.support import poll, start_external, write, written
+from tests.support import poll, start_external, uids, write, written
 
 
 def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",)) -> JobRecord:
@@ -79,3 +79,68 @@ def test_a_group_whose_runner_died_before_closing_it_is_found_by_the_next(buffer
     (found,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
     assert buffer.slot_progress(found.key) == {0: (True, 0), 1: (True, 0)}
     assert buffer.count_trajectories(job.key) == 2
+
+
+def test_a_member_that_came_after_the_judging_is_not_left_out(buffer: Buffer) -> None:
+    job = start_external(buffer, n=4, ids=("a",))
+    write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(3)))
+    ((group, _),) = buffer.begun_open_groups(job.key)
+    judged = buffer.members(group, with_items=False)
+    write(buffer, job, written("a3", "a"))  # and with it the group is complete
+    assert not buffer.close_group(group, judge_group(judged, group_policy(job), timed_out=True), judged=len(judged))
+    assert len(uids(buffer, poll(buffer, job))) == 4
+
+
+def test_a_verdict_that_knows_too_few_members_leaves_the_group_open(buffer: Buffer) -> None:
+    job = start_external(buffer, n=4, ids=("a",))
+    write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(2)))
+    ((group, _),) = buffer.begun_open_groups(job.key)
+    judged = buffer.members(group, with_items=False)
+    write(buffer, job, written("a2", "a"))
+    verdict = judge_group(judged, group_policy(job), timed_out=True)
+    assert not buffer.close_group(group, verdict, judged=len(judged))
+    assert buffer.is_open(group)
+    judged = buffer.members(group, with_items=False)
+    assert buffer.close_group(group, judge_group(judged, group_policy(job), timed_out=True), judged=len(judged))
+    assert not buffer.is_open(group)
+
+
+def test_groups_do_not_time_out_by_the_time_that_no_server_ran(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a",), group_timeout_seconds=60)
+    write(buffer, job, written("a0", "a"))
+    clock.advance(3600)
+    buffer.restart_group_clocks()
+    assert buffer.close_timed_out_groups() == 0
+    clock.advance(61)
+    assert buffer.close_timed_out_groups() == 1
+
+
+def test_groups_do_not_time_out_by_the_time_their_job_was_paused(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a",), group_timeout_seconds=60)
+    write(buffer, job, written("a0", "a"))
+    buffer.change_job(job.job_id, "pause")
+    clock.advance(3600)
+    buffer.change_job(job.job_id, "resume")
+    assert buffer.close_timed_out_groups() == 0
+
+
+def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a",))
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
+    first = poll(buffer, job, lease_s=10)
+    clock.advance(-3600)
+    buffer.expire_leases()
+    assert poll(buffer, job, lease_s=10) is None
+    clock.advance(11)
+    again = poll(buffer, job, lease_s=10)
+    assert first is not None
+    assert again is not None
+    assert again.delivery_id == first.delivery_id
+
+
+def test_a_heartbeat_from_the_future_is_none(buffer: Buffer, clock: SettableClock) -> None:
+    buffer.beat("supervisor", 1, {})
+    clock.advance(-3600)
+    found = buffer.heartbeat("supervisor")
+    assert found is not None
+    assert found[0] == 3600
