@@ -18,7 +18,7 @@ from typing import Any
 
 from slime.rollout.agent_rollout_feed import with_patience
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import NotFoundError
+from slime_plugins.rollout_buffer.errors import DamagedError, NotFoundError
 
 __all__ = ["FetchedImages", "ImageCache", "ImageFetcher", "process_cache"]
 
@@ -123,17 +123,20 @@ class ImageFetcher:
     async def _download(self, sha256: str) -> bytes | str:
         """Returns the bytes that hash to ``sha256``, or why there are none."""
         for _ in range(TRIES_OF_A_DAMAGED_IMAGE):
-            try:
-                data = await with_patience(
-                    f"image {sha256[:12]}", self._max_failures, lambda: self._client.get_image(sha256)
-                )
-            except NotFoundError as error:
-                return error.message
+            found = await with_patience(f"image {sha256[:12]}", self._max_failures, lambda: self._ask(sha256))
+            if isinstance(found, str):
+                return found
             self.fetched += 1
-            if hashlib.sha256(data).hexdigest() == sha256:
-                return data
+            if hashlib.sha256(found).hexdigest() == sha256:
+                return found
             logger.warning("image %s came with other bytes than its name says", sha256)
         return f"the buffer's image {sha256[:12]} has other bytes than its name says"
+
+    async def _ask(self, sha256: str) -> bytes | str:
+        try:
+            return await self._client.get_image(sha256)
+        except (NotFoundError, DamagedError) as error:  # asking again would not bring it back
+            return error.message
 
 
 async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, None]]) -> None:
