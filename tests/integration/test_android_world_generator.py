@@ -166,7 +166,7 @@ async def _results(tasks: list[asyncio.Task[Trajectory]]) -> list[Trajectory | B
 
 
 async def test_a_generator_whose_devices_do_not_come_up_says_why(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DeviceError, match="emulator adapter"):
+    with pytest.raises(DeviceError, match="needs the package"):
         async with generator_on(config, monkeypatch, "device: android_world\n"):
             pass
 

@@ -110,6 +110,9 @@ class AndroidWorldSettings(_Section):
     lease_timeout_s: float = Field(default=60, gt=0)
     max_consecutive_faults: int = Field(default=3, ge=1)
 
+    suite_seed: int = 30
+    android_world_python: str = ""
+    boot_attempts: int = Field(default=2, ge=1)
     avd_name: str = "AndroidWorldAvd"
     base_avd_name_pattern: str = "slime_aw_{}"
     base_console_port: int = Field(default=5556, ge=1024, le=65535)

@@ -19,16 +19,26 @@ DeviceFactory = Callable[[AndroidWorldSettings, int], Device]
 def create_device(settings: AndroidWorldSettings, index: int) -> Device:
     """Returns a device, ready for its first ``reset``.
 
-    ``device: android_world`` (the real package on an emulator) is not built yet and says so here.
+    ``device: android_world`` is the real package on an emulator; with ``android_world_python`` it runs in a process of
+    that Python.
 
     Raises:
         ConfigError: the settings name no device that can be made here.
         DeviceError: the device did not come up.
     """
-    if settings.device == "android_world":
-        raise ConfigError("device: android_world needs the emulator adapter, which this version does not have yet")
-    factory = _simulated_phone if settings.device == "simulated" else _factory(settings.device)
+    own: dict[str, DeviceFactory] = {"simulated": _simulated_phone, "android_world": _android_world}
+    factory = own.get(settings.device) or _factory(settings.device)
     return factory(settings, index)
+
+
+def _android_world(settings: AndroidWorldSettings, index: int) -> Device:
+    if settings.android_world_python:
+        from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
+
+        return DeviceProcess(settings.android_world_python, settings, index)
+    from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
+
+    return AndroidWorldDevice(settings, index)
 
 
 def _simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device:

@@ -137,8 +137,7 @@ class _Recorder(Page):
         self.app.push(NameDialog(self.app, "Save record", stem, partial(self._rename, path), button="Save"))
 
     def _rename(self, path: str, name: str) -> None:
-        name = name if name.endswith(".m4a") else name + ".m4a"
-        target = posixpath.join(AUDIO_FOLDER, name)
+        target = posixpath.join(AUDIO_FOLDER, f"{name}.m4a")
         if target != path:
             move_quietly(self.app, path, target)
 

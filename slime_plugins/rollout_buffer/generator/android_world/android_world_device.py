@@ -1,0 +1,211 @@
+"""``AndroidWorldDevice``: the real ``android_world`` package on an Android emulator of its own, as a ``Device``.
+
+An episode keeps to this order: a new task object for (suite seed, task, index); home; automation marks hidden;
+``initialize_task``; the goal, read only now; proof that the task is not solved already; actions; the score, read before
+anything resets; ``tear_down``, whatever happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
+from slime_plugins.rollout_buffer.generator.android_world.android_world_gestures import Gestures
+from slime_plugins.rollout_buffer.generator.android_world.android_world_package import (
+    AndroidWorldPackage,
+    check_package,
+)
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
+from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost, check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.screenshots import encode_screenshot
+from slime_plugins.rollout_buffer.generator.android_world.settling import Look, Settled, SettleTimes, settle
+
+__all__ = ["AndroidWorldDevice"]
+
+logger = logging.getLogger(__name__)
+
+_STEPS_PER_COMPLEXITY = 10
+_INITIALIZE_ATTEMPTS = 2
+_LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionKind.WAIT})
+
+
+class AndroidWorldDevice:
+    """Device ``index``: owns its emulator and the connection to it, until ``close``.
+
+    Raises (when made):
+        ConfigError: the packages, the SDK or the virtual device are not there.
+        DeviceError: the emulator did not come up.
+    """
+
+    def __init__(self, settings: AndroidWorldSettings, index: int, times: SettleTimes | None = None) -> None:
+        check_package()
+        check_sdk(settings)
+        self._settings = settings
+        self._times = times or SettleTimes()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"rollout_buffer_android_world_{index}_"))
+        self._host = EmulatorHost(settings, index)
+        self._package = AndroidWorldPackage(self._folder / "tmp")
+        self._gestures = Gestures(self._package)
+        self._task: Any = None
+        self._last: Look | None = None
+        self._closed = False
+        try:
+            self._package.connect(self._host.start(), self._host.adb_path)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def task(self) -> Any:
+        """The package's task object of this episode; None between episodes."""
+        return self._task
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``."""
+        self._check_open()
+        self._tear_down()
+        self._task = self._initialized(task_name, params_idx)
+        try:
+            self._check_unsolved(task_name, params_idx)
+            self._home()
+            self._package.forget_accessibility_trees()
+            return self._observe(None, note="")
+        except EpisodeError:
+            self._tear_down()
+            raise
+        except Exception as error:
+            self._tear_down()
+            raise DeviceError(f"{task_name} could not be begun: {type(error).__name__}: {error}") from error
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``."""
+        self._running()
+        reference = None if action.kind in _LEAVES_THE_SCREEN else self._last
+        self._package.forget_accessibility_trees()
+        try:
+            note = self._gestures.do(action)
+            return self._observe(reference, note)
+        except EpisodeError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"the action {action.kind} failed: {type(error).__name__}: {error}") from error
+
+    def score(self) -> float:
+        """As ``Device.score``: what the package's own ``is_successful`` says of the device now."""
+        task = self._running()
+        try:
+            return _share(task.is_successful(self._package.env))
+        except Exception as error:
+            raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``."""
+        self._check_open()
+        self._host.check_alive()
+        ports = self._host.ports
+        return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
+
+    def close(self) -> None:
+        """As ``Device.close``: tears the task down, and ends the connection and the emulator."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._tear_down()
+            self._package.disconnect()
+        finally:
+            self._host.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # The parts of a reset
+
+    def _initialized(self, task_name: str, params_idx: int) -> Any:
+        """Returns a task that is set up. A set-up that fails is tried once more, with a new task object."""
+        failure: Exception | None = None
+        for _ in range(_INITIALIZE_ATTEMPTS):
+            task = self._package.new_task(task_name, params_idx, self._settings.suite_seed)
+            try:
+                self._package.env.reset(go_home=True)
+                self._package.env.hide_automation_ui()
+                task.initialize_task(self._package.env)
+                return task
+            except Exception as error:  # noqa: BLE001 - tasks raise anything; told apart from the device's death below
+                logger.warning("setting up %s failed: %s: %s", task_name, type(error).__name__, error)
+                failure = error
+                _tear_down(task, self._package.env)
+        self._host.check_alive()
+        raise EnvironmentSetupError(
+            f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
+        ) from failure
+
+    def _check_unsolved(self, task_name: str, params_idx: int) -> None:
+        if _share(self._task.is_successful(self._package.env)) != 0.0:
+            raise EnvironmentSetupError(f"{task_name} {params_idx} is already solved before the first step")
+
+    def _home(self) -> None:
+        """Setting up and checking may have opened an app; the agent starts from the home screen."""
+        if self._task.start_on_home_screen:
+            self._package.adb("shell", "input", "keyevent", "KEYCODE_HOME")
+
+    def _tear_down(self) -> None:
+        task, self._task = self._task, None
+        self._last = None
+        if task is not None and self._package.env is not None:
+            _tear_down(task, self._package.env)
+
+    # Looking
+
+    def _observe(self, reference: Look | None, note: str) -> Observation:
+        seen, settled = settle(reference, self._look, self._times)
+        if settled is Settled.TIMED_OUT:
+            logger.info("the screen still moved when the time for it was over")
+        self._last = seen
+        height, width = seen.pixels.shape[:2]
+        task = self._running()
+        return Observation(
+            goal=task.goal,
+            screenshot=encode_screenshot(
+                seen.pixels, self._settings.screenshot_max_pixels, self._settings.image_format.value
+            ),
+            screen_width=width,
+            screen_height=height,
+            step_budget=int(_STEPS_PER_COMPLEXITY * task.complexity),
+            note=note,
+            details={"app": ",".join(task.app_names), "settled": settled.value},
+        )
+
+    def _look(self) -> Look:
+        state = self._package.env.get_state(wait_to_stabilize=False)
+        return Look(pixels=state.pixels, elements=state.ui_elements)
+
+    def _running(self) -> Any:
+        self._check_open()
+        if self._task is None:
+            raise DeviceError("the device has no task: reset it first")
+        return self._task
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed")
+
+
+def _share(success: Any) -> float:
+    """The package's score, as a number in [0, 1]."""
+    value = float(success)
+    if not 0.0 <= value <= 1.0:
+        raise DeviceError(f"the score {value} does not lie between 0 and 1")
+    return value
+
+
+def _tear_down(task: Any, env: Any) -> None:
+    """Tears the task down; what fails there is logged, because the next set-up cleans up as well."""
+    try:
+        task.tear_down(env)
+    except Exception as error:  # noqa: BLE001 - tasks raise anything, and the episode's own end must not be hidden
+        logger.warning("tearing down %s failed: %s: %s", type(task).__name__, type(error).__name__, error)

@@ -1,0 +1,165 @@
+"""A device in a process of its own, under another Python if need be, behind the same five calls.
+
+``android_world`` pins versions of numpy, pandas and protobuf that need not fit the environment of the runner or of
+Ray's workers. So the device worker starts ``python -m …device_process`` with the environment that has it, and carries
+each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the other, each after its
+length. The child ends when its worker does: its standard input closes then, also after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from queue import Queue
+from typing import IO, Any
+
+from slime_plugins.rollout_buffer.errors import DeviceError, RolloutBufferError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation
+
+__all__ = ["DeviceProcess", "main"]
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("!Q")
+_MODULE = "slime_plugins.rollout_buffer.generator.android_world.device_process"
+_CLOSE_S = 60.0
+
+
+class DeviceProcess:
+    """``create_device(settings, index)`` in a child process of ``python``; a ``Device`` like any other.
+
+    Raises (when made): what making the device raised in the child, or ``DeviceError`` when the child ended.
+    """
+
+    def __init__(self, python: str, settings: AndroidWorldSettings, index: int) -> None:
+        self._child = _started(python)
+        self._call("create", settings.model_dump_json(), index)
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``."""
+        observation: Observation = self._call("reset", task_name, params_idx)
+        return observation
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``."""
+        observation: Observation = self._call("step", action)
+        return observation
+
+    def score(self) -> float:
+        """As ``Device.score``."""
+        return float(self._call("score"))
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``."""
+        facts: Mapping[str, str] = self._call("health")
+        return facts
+
+    def close(self) -> None:
+        """As ``Device.close``: a child that does not end in a minute is killed."""
+        if self._child.stdin is not None and not self._child.stdin.closed:
+            self._child.stdin.close()
+        try:
+            self._child.wait(timeout=_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            logger.error("the device's process %d does not end; killing it", self._child.pid)
+            self._child.kill()
+            self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        if self._child.stdin is None or self._child.stdout is None or self._child.stdin.closed:
+            raise DeviceError("the device's process is closed")
+        try:
+            _write(self._child.stdin, (name, arguments))
+            result, error = _read(self._child.stdout)
+        except (OSError, EOFError) as broken:
+            code = self._child.poll()
+            raise DeviceError(f"the device's process is gone (exit code {code})", {"fault": "died"}) from broken
+        if error is not None:
+            raise error
+        return result
+
+
+def _started(python: str) -> subprocess.Popen[bytes]:
+    try:
+        # Its errors and logs go where the worker's go.
+        return subprocess.Popen([python, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise DeviceError(f"android_world_python {python} cannot be started: {error}") from error
+
+
+def _write(stream: IO[bytes], value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError("the other end is closed")
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    if len(data) < length:
+        raise EOFError("the other end closed in the middle of a message")
+    return pickle.loads(data)
+
+
+# ---- the child's side ------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Serves one device over the standard streams until the parent closes them; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the packages print must not come between the answers
+    calls: Queue[tuple[str, Sequence[Any]] | None] = Queue()
+    threading.Thread(target=_listen, args=(calls,), daemon=True).start()
+    device: Device | None = None
+    while (call := calls.get()) is not None:
+        name, arguments = call
+        try:
+            if name == "create":
+                device = _created(*arguments)
+                result: Any = None
+            else:
+                result = getattr(device, name)(*arguments)
+            _write(answers, (result, None))
+        except RolloutBufferError as error:
+            _write(answers, (None, error))
+        except Exception as error:
+            logger.exception("%s broke", name)
+            _write(answers, (None, DeviceError(f"{name} broke: {type(error).__name__}: {error}")))
+    if device is not None:
+        device.close()
+    return 0
+
+
+def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
+    """Hands calls on. When the parent is gone the device gets a while to close, also out of a call that hangs."""
+    try:
+        while True:
+            calls.put(_read(sys.stdin.buffer))
+    except (EOFError, OSError):
+        calls.put(None)
+        threading.Timer(_CLOSE_S, os._exit, [1]).start()
+
+
+def _created(settings_json: str, index: int) -> Device:
+    from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
+
+    # Here is the environment that android_world_python names, so it is empty from here on.
+    settings = AndroidWorldSettings.model_validate_json(settings_json).model_copy(update={"android_world_python": ""})
+    return create_device(settings, index)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The parts of the device for the real package that need neither the package nor an emulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world import emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.android_world_gestures import typeable
+from slime_plugins.rollout_buffer.generator.android_world.android_world_package import check_package, task_seed
+from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
+from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.generator.android_world.emulator_host import check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.host_ports import hold_ports
+from slime_plugins.rollout_buffer.generator.android_world.screenshots import encode_screenshot, size_under
+from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from slime_plugins.rollout_buffer.generator.android_world.settling import Look, Settled, SettleTimes, settle
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import fit_under_pixel_cap
+
+# ---- settling --------------------------------------------------------------------------------------------------------
+
+
+class Film:
+    """A screen that shows one frame after the other; time passes only by sleeping."""
+
+    def __init__(self, *frames: tuple[float, int]) -> None:
+        self._frames = frames
+        self.time = 0.0
+
+    def look(self) -> Look:
+        return look_at([number for since, number in self._frames if since <= self.time][-1])
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def settle(self, reference: Look | None) -> tuple[int, Settled]:
+        times = SettleTimes(change_s=2.0, still_s=6.0, between_s=0.3)
+        seen, settled = settle(reference, self.look, times, now=lambda: self.time, sleep=self.sleep)
+        return int(seen.elements[0]), settled
+
+
+def look_at(number: int) -> Look:
+    return Look(pixels=np.full((40, 20, 3), number, np.uint8), elements=[number])
+
+
+def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
+    for late_s in (0.0, 0.2, 0.6, 1.0, 1.9):
+        assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Settled.SETTLED)
+
+
+def test_a_screen_that_stays_is_reported_as_unchanged() -> None:
+    film = Film((0.0, 1))
+    assert film.settle(look_at(1)) == (1, Settled.NO_CHANGE)
+    assert film.time == pytest.approx(2.1, abs=0.3)
+
+
+def test_a_screen_that_goes_on_moving_is_cut_off() -> None:
+    film = Film(*((0.1 * frame, frame % 200) for frame in range(200)))
+    assert film.settle(look_at(255))[1] is Settled.TIMED_OUT
+
+
+def test_a_change_in_pixels_alone_is_a_change() -> None:
+    still, moved = look_at(1), Look(pixels=np.full((40, 20, 3), 99, np.uint8), elements=[1])
+    assert not still.same_as(moved)
+    blinking = look_at(1)
+    blinking.pixels[1, 1] = 255
+    assert still.same_as(blinking)
+
+
+# ---- text and pictures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "possible", "refused"),
+    [("Hello, world!\n2nd", "Hello, world!\n2nd", []), ("café ☕", "cafe ", ["é", "☕"]), ("日本", "", ["日", "本"])],
+)
+def test_what_cannot_be_typed_is_named(text: str, possible: str, refused: list[str]) -> None:
+    assert typeable(text) == (possible, refused)
+
+
+@pytest.mark.parametrize("cap", [1, 1024, 500_000, 648_000, 1_000_000, 10_000_000])
+def test_screenshots_of_both_devices_have_the_same_size(cap: int) -> None:
+    assert size_under(1080, 2400, cap) == fit_under_pixel_cap(1080, 2400, cap)
+
+
+def test_halving_a_screenshot_averages_exactly() -> None:
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    pixels[:2, :2] = 200
+    image = encode_screenshot(pixels, 4, "png")
+    assert image.media_type == "image/png"
+    assert image.data.startswith(b"\x89PNG")
+
+
+def test_a_task_has_the_same_seed_in_every_process() -> None:
+    assert task_seed(30, "ContactsAddContact", 0) == task_seed(30, "ContactsAddContact", 0)
+    assert len({task_seed(30, "ContactsAddContact", index) for index in range(20)}) == 20
+
+
+# ---- ports and clones ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def own_port_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "ports"))
+
+
+def test_two_workers_never_get_the_same_ports() -> None:
+    first, second = hold_ports(5620, 42100, 42300), hold_ports(5620, 42100, 42300)
+    assert first.console % 2 == second.console % 2 == 0
+    assert not {first.console, first.grpc, first.adb_server} & {second.console, second.grpc, second.adb_server}
+    wanted = first.grpc
+    first.release()
+    third = hold_ports(5620, 42100, 42300)
+    assert third.grpc == wanted
+    for ports in (second, third):
+        ports.release()
+
+
+def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        ports = hold_ports(5620, taken, 42300)
+        assert ports.grpc > taken
+        ports.release()
+
+
+@pytest.fixture
+def avd_home(tmp_path: Path) -> Path:
+    base = tmp_path / "avd" / "Base.avd"
+    (base / "snapshots").mkdir(parents=True)
+    (base / "config.ini").write_text("AvdId=Base\nimage=/x/Base.avd/y\n")
+    (base / "userdata.img").write_bytes(b"\0" * 4096)
+    (base.parent / "Base.ini").write_text(f"path={base}\ntarget=android-33\n")
+    return base.parent
+
+
+def test_a_clone_is_made_once_and_names_itself(avd_home: Path) -> None:
+    clone_avd(avd_home, "Base", "clone_0")
+    clone = avd_home / "clone_0.avd"
+    assert (clone / "config.ini").read_text() == "AvdId=clone_0\nimage=/x/clone_0.avd/y\n"
+    assert (avd_home / "clone_0.ini").read_text().splitlines()[:2] == ["target=android-33", f"path={clone}"]
+    assert not (clone / "snapshots").exists()
+    (clone / "userdata.img").write_bytes(b"used")
+    clone_avd(avd_home, "Base", "clone_0")
+    assert (clone / "userdata.img").read_bytes() == b"used"
+
+
+def test_half_a_clone_is_made_anew(avd_home: Path) -> None:
+    (avd_home / "clone_0.avd").mkdir()
+    (avd_home / "clone_0.avd" / "rubbish").touch()
+    clone_avd(avd_home, "Base", "clone_0")
+    assert sorted(path.name for path in (avd_home / "clone_0.avd").iterdir()) == [
+        "config.ini",
+        "rollout_buffer_clone_of",
+        "userdata.img",
+    ]
+
+
+def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:
+    with pytest.raises(ConfigError, match="no virtual device Nobody"):
+        clone_avd(avd_home, "Nobody", "clone_0")
+    (avd_home / "Base.avd" / "hardware-qemu.ini.lock").touch()
+    with pytest.raises(DeviceError, match="is running"):
+        clone_avd(avd_home, "Base", "clone_0")
+
+
+# ---- what is missing is named ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("android_world") is not None, reason="the package is installed here")
+def test_a_missing_package_is_named_before_anything_is_started() -> None:
+    with pytest.raises(ConfigError, match="needs the packages? .*android_world"):
+        check_package()
+    with pytest.raises(ConfigError, match="needs the package"):
+        create_device(AndroidWorldSettings(device="android_world"), 0)
+
+
+def test_missing_parts_of_the_sdk_are_named(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    nothing = str(tmp_path / "none")
+    with pytest.raises(ConfigError, match="emulator_path names no program"):
+        check_sdk(AndroidWorldSettings(emulator_path=nothing))
+    with pytest.raises(ConfigError, match="adb_path names no program"):
+        check_sdk(AndroidWorldSettings(emulator_path=str(program), adb_path=nothing))
+    with pytest.raises(ConfigError, match="virtual device AndroidWorldAvd"):
+        check_sdk(
+            AndroidWorldSettings(emulator_path=str(program), adb_path=str(program), android_avd_home=str(tmp_path))
+        )
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_in_another_process_answers_like_one_in_this() -> None:
+    device = DeviceProcess(sys.executable, AndroidWorldSettings(device=ADDRESS), 0)
+    assert device.reset("Solved", 3).goal == "Play Solved number 3."
+    assert device.step(Action(kind=ActionKind.WAIT, duration_s=0.0)).screen_width == 1080
+    assert device.score() == 1.0
+    assert device.health()["pid"] != str(os.getpid())
+    device.close()
+    device.close()
+    with pytest.raises(DeviceError, match="is closed"):
+        device.score()
+
+
+def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
+    device = DeviceProcess(sys.executable, AndroidWorldSettings(device=ADDRESS), 0)
+    device.reset("Bug", 0)
+    with pytest.raises(DeviceError, match="ZeroDivisionError"):
+        device.step(Action(kind=ActionKind.WAIT))
+    device.reset("Exit", 0)
+    with pytest.raises(DeviceError, match="process is gone") as caught:
+        device.step(Action(kind=ActionKind.WAIT))
+    assert caught.value.detail["fault"] == "died"
+    device.close()
+
+
+def test_a_python_that_does_not_exist_is_an_error_not_a_hang() -> None:
+    with pytest.raises(DeviceError, match="cannot be started"):
+        DeviceProcess("/nowhere/python", AndroidWorldSettings(device=ADDRESS), 0)
+
+
+@pytest.mark.parametrize("ends_by", ["closing", "kill"])
+def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
+    pid_file = tmp_path / "pid"
+    guard = [sys.executable, "-S", emulator_guard.__file__, "/bin/true", "5037", "emulator-5554", "--"]
+    deaf = "trap '' TERM; " if ends_by == "kill" else ""
+    emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, *guard, *emulator], stdin=subprocess.PIPE, start_new_session=True
+    )
+    _until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
+    pid = int(pid_file.read_text())
+    assert owner.stdin is not None
+    if ends_by == "kill":
+        owner.kill()
+    owner.stdin.close()
+    owner.wait()
+    _until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+_OWNER = """
+import subprocess, sys
+guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
+sys.stdin.read()
+"""
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
