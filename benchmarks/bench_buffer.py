@@ -1,0 +1,333 @@
+"""How fast the buffer takes and hands out trajectories over HTTP, durably, next to the in-memory design it replaces.
+
+    pip install fastapi uvicorn uvloop          # for the ancestor; ancestor_buffer.py says what it is
+    python benchmarks/bench_buffer.py --json buffer.json
+    python benchmarks/bench_buffer.py --many 100000
+
+The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
+Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
+the same for both, with 8 connections for writing and one for reading. The table gives medians, their spread (lowest to
+highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 screenshots of its own, inline;
+``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their log-probabilities. Reads are
+counted by a client that does not parse, and once more by one that does. Then how long a waiting poll takes from the
+write that completes a group. ``--many`` writes that many small trajectories instead, and shows memory and poll times.
+
+Caveats: loopback, and client and server share the machine's cores; on a busy machine look at the ratios. The ancestor
+keeps everything in memory and acknowledges nothing: a crash loses all of it. The data directory should be on the disk
+that the buffer will use (``--folder``); its fsync is timed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+COUNTS = {"2k": 1600, "64k": 480, "1m": 64, "1m-shared": 64, "1m-ids": 64}
+CONNECTIONS = 8
+START_PATIENCE_S = 60.0
+HOW_TO_INSTALL = "the ancestor needs FastAPI: pip install fastapi uvicorn uvloop (or run with --without-ancestor)"
+Rates = dict[tuple[str, str], list[float]]
+
+
+class Client:
+    """The load client's process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "buffer_load.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def do(self, what: str, **options: Any) -> dict[str, Any]:
+        """Has the client do one thing and returns what it measured."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps({"do": what, **options}) + "\n")
+        stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise SystemExit("the load client ended; its words are above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@dataclass(kw_only=True, slots=True)
+class Contender:
+    """A running buffer. ``named_jobs`` says that it knows jobs by id, leases and acknowledges."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+    named_jobs: bool
+    rates: Rates = field(default_factory=dict)
+
+    def job(self, run: str) -> str | None:
+        """Returns the id of a run's job, for who knows ids."""
+        return run if self.named_jobs else None
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def ancestor(folder: Path) -> Iterator[Contender]:
+    """Runs the restated ancestor."""
+    port = free_port()
+    command = [sys.executable, str(HERE / "ancestor_buffer.py"), "--port", str(port)]
+    with running(command, port, folder / "ancestor.log") as process:
+        yield Contender(name="ancestor", port=port, process=process, named_jobs=False)
+
+
+@contextmanager
+def rollout_buffer(folder: Path) -> Iterator[Contender]:
+    """Runs ``rollout-buffer serve`` with its defaults."""
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)]
+    command += ["--data-dir", str(folder / "data")]
+    with running(command, port, folder / "serve.log") as process:
+        yield Contender(name="buffer", port=port, process=process, named_jobs=True)
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a server, waits until it listens, and ends it."""
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+    try:
+        deadline = time.monotonic() + START_PATIENCE_S
+        while not listens(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{command[2]} does not start:\n{log_file.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.1)
+        time.sleep(1.0)  # all its workers
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def listens(port: int) -> bool:
+    """Tells whether somebody takes connections."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(client: Client, contender: Contender, kind: str, number: int) -> None:
+    """One round of one kind: write and read without parsing, write and read with."""
+    count = COUNTS[kind]
+    for parse in (False, True):
+        run = f"{kind}-{number}-{'parsed' if parse else 'raw'}"
+        job = contender.job(run)
+        client.do("start", port=contender.port, job_id=job)
+        wrote = client.do(
+            "write", port=contender.port, kind=kind, count=count, run=run, job_id=job, connections=CONNECTIONS
+        )
+        got = client.do("read", port=contender.port, job_id=job, parse=parse)
+        if wrote["failures"] or got["items"] != count:
+            raise SystemExit(f"{contender.name}: {got['items']} of {count} items came back; {wrote['failures'][:3]}")
+        contender.rates.setdefault((kind, "write"), []).append(count / wrote["seconds"])
+        contender.rates.setdefault((kind, "read, parsed" if parse else "read"), []).append(count / got["seconds"])
+
+
+def time_waiting(client: Client, buffer: Contender, count: int = 60) -> list[float]:
+    """Milliseconds from sending the write that completes a group to having it, for a poll that waits already."""
+    client.do("start", port=buffer.port, job_id="waiting")
+    times = client.do("wait", port=buffer.port, job_id="waiting", count=count, run="waiting")["times"]
+    return sorted(1000 * seconds for seconds in times)
+
+
+def time_fsync(folder: Path) -> float:
+    """Median milliseconds of writing 4 KB and fsyncing it."""
+    times = []
+    with (folder / "fsync").open("wb") as file:
+        for _ in range(50):
+            began = time.perf_counter()
+            file.write(os.urandom(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - began)
+    return 1000 * statistics.median(times)
+
+
+def many(client: Client, buffer: Contender, count: int, console: Console) -> dict[str, Any]:
+    """Writes ``count`` small trajectories in steps; after each, the memory of the workers and ten polls."""
+    client.do("start", port=buffer.port, job_id="many")
+    table = Table(title=f"{count} small trajectories, the unread ones left in the buffer")
+    for column in ("stored", "writes /s", "memory of the workers, MB", "poll of 4 groups, ms: median", "largest"):
+        table.add_column(column, justify="right")
+    rows = []
+    step = max(1000, count // 10)
+    for at in range(0, count, step):
+        done = client.do("many", port=buffer.port, job_id="many", count=step, run="many", batch=50, start_at=at)
+        memory = [rss_mb(pid) for pid in workers(buffer.process.pid)]
+        polls = [1000 * seconds for seconds in done["polls"]]
+        row = {"stored": at + step, "writes": step / done["seconds"], "memory": memory,
+               "median": statistics.median(polls), "largest": max(polls)}  # fmt: skip
+        rows.append(row)
+        sizes = " + ".join(f"{size:.0f}" for size in memory)
+        table.add_row(f"{at + step}", f"{row['writes']:.0f}", sizes, f"{row['median']:.1f}", f"{row['largest']:.1f}")
+    console.print(table)
+    return {"many": rows}
+
+
+def workers(supervisor: int) -> list[int]:
+    """The gunicorn workers: grandchildren of the supervisor."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    masters = [pid for pid, parent in parents.items() if parent == supervisor]
+    return sorted(pid for pid, parent in parents.items() if parent in masters)
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+# --- telling ---------------------------------------------------------------------------------------------------------
+
+
+def show(console: Console, buffer: Contender, old: Contender | None) -> list[dict[str, Any]]:
+    """Prints medians, spreads and ratios; returns them."""
+    table = Table(title="trajectories per second: median (lowest to highest round)")
+    for column in ("item", "what", "ancestor, in memory", "rollout buffer, durable", "ratio"):
+        table.add_column(column, justify="left" if column in ("item", "what") else "right")
+    rows = []
+    for (kind, what), rates in buffer.rates.items():
+        others = old.rates[kind, what] if old is not None else []
+        ratio = statistics.median(rates) / statistics.median(others) if others else None
+        rows.append({"item": kind, "what": what, "ancestor": others, "buffer": rates, "ratio": ratio})
+        table.add_row(kind, what, spread(others), spread(rates), "" if ratio is None else f"{ratio:.2f}")
+    console.print(table)
+    return rows
+
+
+def spread(rates: Sequence[float]) -> str:
+    """A median with its range."""
+    return f"{statistics.median(rates):.0f} ({min(rates):.0f} - {max(rates):.0f})" if rates else ""
+
+
+def machine(folder: Path) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    versions = {}
+    if importlib.util.find_spec("fastapi") is not None and importlib.util.find_spec("uvicorn") is not None:
+        import fastapi
+        import uvicorn
+
+        parser = "httptools" if importlib.util.find_spec("httptools") is not None else "h11"
+        loop = "uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio"
+        versions = {"fastapi": fastapi.__version__, "uvicorn": f"{uvicorn.__version__} ({parser}, {loop})"}
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load before": os.getloadavg()[0],
+        "fsync of 4 KB, ms": round(time_fsync(folder), 2),
+        **versions,
+    }
+
+
+def compare(arguments: argparse.Namespace, console: Console, folder: Path) -> dict[str, Any]:
+    """The interleaved comparison, and the waiting poll."""
+    client = Client()
+    with rollout_buffer(folder) as buffer, ancestor_or_none(folder, arguments.without_ancestor) as old:
+        contenders = [contender for contender in (old, buffer) if contender is not None]
+        for number in range(arguments.rounds):
+            for kind in arguments.kinds.split(","):
+                # Turn about: who comes first finds the caches the other left.
+                for contender in contenders if number % 2 == 0 else contenders[::-1]:
+                    measure(client, contender, kind, number)
+        rows = show(console, buffer, old)
+        waits = time_waiting(client, buffer)
+    client.close()
+    median, late = statistics.median(waits), waits[int(0.95 * len(waits))]
+    console.print(f"a waiting poll has a group {median:.1f} ms after its last write was sent (95%: {late:.1f} ms)")
+    return {"rates": rows, "waits_ms": waits}
+
+
+@contextmanager
+def ancestor_or_none(folder: Path, without: bool) -> Iterator[Contender | None]:
+    """Runs the ancestor unless it is not wanted."""
+    if without:
+        yield None
+    else:
+        with ancestor(folder) as old:
+            yield old
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", default=",".join(COUNTS), help="which items, of " + ", ".join(COUNTS))
+    parser.add_argument("--without-ancestor", action="store_true")
+    parser.add_argument("--many", type=int, help="write so many small trajectories instead, a multiple of 10,000")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the data directory is made and removed")
+    parser.add_argument("--json", type=Path, help="also write everything that was measured here")
+    arguments = parser.parse_args()
+    console = Console(width=120)
+    needs_ancestor = not arguments.without_ancestor and arguments.many is None
+    if needs_ancestor and not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
+        raise SystemExit(HOW_TO_INSTALL)
+    folder = Path(tempfile.mkdtemp(prefix="bench-buffer-", dir=arguments.folder))
+    try:
+        about = machine(folder)
+        console.print(", ".join(f"{name} {value}" for name, value in about.items()))
+        if arguments.many is not None:
+            client = Client()
+            with rollout_buffer(folder) as buffer:
+                measured = many(client, buffer, arguments.many, console)
+            client.close()
+        else:
+            measured = compare(arguments, console, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"machine": about, **measured}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

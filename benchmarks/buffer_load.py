@@ -1,0 +1,278 @@
+"""The client of the buffer benchmark, in a process of its own: makes items, writes them, reads them, takes the time.
+
+Takes one JSON command a line on its standard input, and answers each with one line. It speaks HTTP/1.1 over plain
+sockets with bodies made beforehand, so that what is measured is the buffer and not the client.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+GROUP_SIZE = 8
+SCREENSHOTS = 25
+SCREENSHOT_BYTES = 30_000
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+TIMEOUT_S = 120.0
+
+
+class Connection:
+    """One kept-alive connection: sends a request, reads the whole reply."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._held = bytearray()
+
+    def post(self, request: bytes) -> bytes:
+        """Returns the body of the reply; raises when it is not a 200."""
+        self._socket.sendall(request)
+        while (end := self._held.find(b"\r\n\r\n")) < 0:
+            self._receive(65536)
+        head = bytes(self._held[:end]).lower()
+        del self._held[: end + 4]
+        body = self._chunks() if b"transfer-encoding: chunked" in head else self._take(_content_length(head))
+        if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
+            raise RuntimeError(f"{head.splitlines()[0]!r}: {body[:300]!r}")
+        return body
+
+    def close(self) -> None:
+        """Closes it."""
+        self._socket.close()
+
+    def _chunks(self) -> bytes:
+        parts = []
+        while True:
+            while (end := self._held.find(b"\r\n", 0, 32)) < 0:
+                self._receive(65536)
+            size = int(bytes(self._held[:end]), 16)
+            del self._held[: end + 2]
+            parts.append(self._take(size + 2)[:size])
+            if size == 0:
+                return b"".join(parts)
+
+    def _take(self, size: int) -> bytes:
+        """Takes so many bytes off the connection, straight into place."""
+        whole = bytearray(size)
+        have = min(size, len(self._held))
+        whole[:have] = self._held[:have]
+        del self._held[:have]
+        view = memoryview(whole)
+        while have < size:
+            got = self._socket.recv_into(view[have:])
+            if got == 0:
+                raise ConnectionError("the server closed the connection in the middle of a reply")
+            have += got
+        return bytes(whole)
+
+    def _receive(self, size: int) -> None:
+        data = self._socket.recv(size)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        self._held += data
+
+
+def _content_length(head: bytes) -> int:
+    line = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+    return int(line.split(b":")[1])
+
+
+def as_request(path: str, body: Any) -> bytes:
+    """Builds a whole POST request; a body of bytes is sent as it is."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+# --- items -----------------------------------------------------------------------------------------------------------
+
+
+def text(seed: random.Random, size: int) -> str:
+    """Words, about so many characters."""
+    words = ("tap", "the", "settings", "button", "scroll", "down", "until", "network", "list", "appears", "then", "go")
+    return " ".join(seed.choices(words, k=size // 6))
+
+
+def make_item(kind: str, uid: str, instance_id: str, reward: float, shared: Sequence[str]) -> dict[str, Any]:
+    """Makes one item of a kind: 2k and 64k are text, 1m is an episode of 25 steps with a screenshot each."""
+    seed = random.Random(uid)
+    item = {"uid": uid, "instance_id": instance_id, "reward": reward, "extra_info": {"task": instance_id}}
+    if kind == "2k":
+        return {**item, "messages": _turns(seed, [900, 900])}
+    if kind == "64k":
+        return {**item, "messages": _turns(seed, [3200] * 20)}
+    shots = [*shared, *(screenshot(seed) for _ in range(SCREENSHOTS - len(shared)))]
+    messages: list[dict[str, Any]] = []
+    for shot in shots:
+        parts = [{"type": "image_url", "image_url": {"url": shot}}, {"type": "text", "text": text(seed, 200)}]
+        messages += ({"role": "user", "content": parts}, {"role": "assistant", "content": text(seed, 400)})
+    if kind == "1m-ids":
+        item["generations"] = [_generation(seed) for _ in shots]
+    return {**item, "messages": messages}
+
+
+def _turns(seed: random.Random, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[at % 2], "content": text(seed, size)} for at, size in enumerate(sizes)]
+
+
+def _generation(seed: random.Random) -> dict[str, Any]:
+    output = [seed.randrange(150_000) for _ in range(120)]
+    log_probs = [-seed.random() for _ in output]
+    return {"keep": 0, "prompt_ids": output[:60], "output_ids": output, "output_log_probs": log_probs}
+
+
+def screenshot(seed: random.Random) -> str:
+    """A data URI of bytes that no compression makes smaller."""
+    data = PNG_MAGIC + seed.randbytes(SCREENSHOT_BYTES - len(PNG_MAGIC))
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def make_requests(kind: str, count: int, run: str, job_id: str | None) -> list[bytes]:
+    """Makes write requests of whole groups, the members of a group one after the other."""
+    requests = []
+    for number in range(count):
+        group, member = divmod(number, GROUP_SIZE)
+        common = random.Random(f"{run}-{group}")
+        shared = [screenshot(common) for _ in range(SCREENSHOTS // 2)] if kind == "1m-shared" else []
+        item = make_item(kind, f"{run}-{number}", f"{run}-g{group}", float(member % 2), shared)
+        requests.append(as_request("/buffer/write", item if job_id is None else {**item, "job_id": job_id}))
+    return requests
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def start(port: int, job_id: str | None) -> dict[str, Any]:
+    """Starts a job that is filled by writes."""
+    body = {"task_type": "external", "num_repeat_per_sample": str(GROUP_SIZE), "max_groups_ahead": None}
+    connection = Connection(port)
+    reply = connection.post(as_request("/start_rollout", body if job_id is None else {**body, "job_id": job_id}))
+    connection.close()
+    return {"reply": json.loads(reply)}
+
+
+def write(port: int, kind: str, count: int, run: str, job_id: str | None, connections: int) -> dict[str, Any]:
+    """Writes items over several connections at once; the clock runs from the first byte to the last reply."""
+    requests = make_requests(kind, count, run, job_id)
+    lines = [requests[at::connections] for at in range(connections)]
+    gate = threading.Barrier(connections + 1)
+    failures: list[str] = []
+
+    def drive(line: Sequence[bytes]) -> None:
+        connection = Connection(port)
+        gate.wait()
+        try:
+            for request in line:
+                connection.post(request)
+        except (OSError, RuntimeError) as error:
+            failures.append(str(error))
+        connection.close()
+
+    threads = [threading.Thread(target=drive, args=(line,)) for line in lines]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "failures": failures, "bytes": sum(map(len, requests))}
+
+
+def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
+    """Polls until nothing comes any more, as a trainer does: leased and acknowledged where the buffer can."""
+    connection = Connection(port)
+    body: dict[str, Any] = {} if job_id is None else {"job_id": job_id, "lease_s": 600}
+    replies: list[bytes] = []
+    began = time.perf_counter()
+    while True:
+        reply = connection.post(as_request("/get_rollout_data", body))
+        if reply[:20].startswith(b'{"success":false'):
+            break
+        if parse:
+            json.loads(reply)
+        replies.append(reply)
+        if job_id is not None:
+            mark = reply.index(b'"delivery_id":"') + len(b'"delivery_id":"')
+            body["ack"] = [reply[mark : mark + 32].decode()]
+    seconds = time.perf_counter() - began
+    connection.close()
+    items = sum(len(json.loads(reply)["data"]["data"]) for reply in replies)
+    return {"seconds": seconds, "items": items, "bytes": sum(map(len, replies))}
+
+
+def wait(port: int, job_id: str, count: int, run: str) -> dict[str, Any]:
+    """Times from sending the write that completes a group to having its reply to a poll that waits already."""
+    writer, poller = Connection(port), Connection(port)
+    times = []
+    for number in range(count):
+        requests = make_requests("2k", GROUP_SIZE, f"{run}-{number}", job_id)
+        for request in requests[:-1]:
+            writer.post(request)
+        arrived: list[float] = []
+
+        def poll(arrived: list[float] = arrived) -> None:
+            reply = poller.post(as_request("/get_rollout_data", {"job_id": job_id, "wait_s": 20}))
+            arrived.append(time.perf_counter() if b'"success":true' in reply[:20] else float("inf"))
+
+        waiting = threading.Thread(target=poll)
+        waiting.start()
+        time.sleep(0.05 + 0.01 * random.random())
+        sent = time.perf_counter()
+        writer.post(requests[-1])
+        waiting.join()
+        times.append(arrived[0] - sent)
+    writer.close()
+    poller.close()
+    return {"times": times}
+
+
+def many(port: int, job_id: str, count: int, run: str, batch: int, start_at: int) -> dict[str, Any]:
+    """Writes small items in batches, then times single polls for a few groups."""
+    connection = Connection(port)
+    items = [
+        make_item("2k", f"{run}-{number}", f"{run}-g{number // GROUP_SIZE}", float(number % 2), ())
+        for number in range(start_at, start_at + count)
+    ]
+    began = time.perf_counter()
+    for at in range(0, count, batch):
+        connection.post(as_request("/buffer/write", {"job_id": job_id, "items": items[at : at + batch]}))
+    written = time.perf_counter() - began
+    polls = []
+    for _ in range(10):
+        began = time.perf_counter()
+        connection.post(as_request("/get_rollout_data", {"job_id": job_id, "max_groups": 4}))
+        polls.append(time.perf_counter() - began)
+    connection.close()
+    return {"seconds": written, "polls": polls, "pid": os.getpid()}
+
+
+COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "start": start,
+    "write": write,
+    "read": read,
+    "wait": wait,
+    "many": many,
+}
+
+
+def main() -> None:
+    """Answers commands until its input ends."""
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer = COMMANDS[command.pop("do")](**command)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
