@@ -13,6 +13,7 @@ and each token keeps the weight version that sampled it.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import math
 import random
@@ -231,7 +232,8 @@ class SglangEngine:
     async def _exchange(self, url: str, body: bytes, session_id: str) -> _HttpAnswer:
         headers = {"Content-Type": "application/json", SESSION_HEADER: session_id}
         try:
-            async with self._open_session().post(url, data=body, headers=headers) as response:
+            # As a stream, so that the megabytes of a long episode's screenshots do not hold up the event loop.
+            async with self._open_session().post(url, data=io.BytesIO(body), headers=headers) as response:
                 return _HttpAnswer(status=response.status, body=await response.read())
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             raise _RefusalError(f"cannot be reached ({type(error).__name__}: {error})") from error

@@ -1,0 +1,188 @@
+"""Fifty steps, sixty-four episodes at once, both modes: everything accounted for, and nothing grows quadratically."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from transformers import AutoTokenizer
+
+from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import (
+    Engine,
+    EngineSettings,
+    GenerateReply,
+    GenerateRequest,
+    SglangEngine,
+)
+from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
+from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
+from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.sglang_protocol import generate_body
+from slime_plugins.rollout_buffer.stand_in_engine.server import running
+from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, StopReason, Trajectory
+from tests.recorded_phone import ADDRESS, REPEATED, UNIQUE
+from tests.support import start_external
+
+TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+AT_ONCE = 64
+SHORT, LONG = 10, 50
+BOTH_MODES = pytest.mark.parametrize("mode", ["incremental", "history"])
+
+
+class CountingEngine:
+    """Hands requests on and counts their bytes, by session."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.sent_bytes: dict[str, int] = {}
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """As ``Engine.generate``."""
+        body = generate_body(
+            input_ids=request.input_ids,
+            sampling_params=request.sampling_params,
+            max_new_tokens=request.sampling_params.max_new_tokens,
+            images=request.images,
+            rid="",
+        )
+        self.sent_bytes[request.session_id] = self.sent_bytes.get(request.session_id, 0) + len(body)
+        return await self._engine.generate(request)
+
+    async def close(self) -> None:
+        """As ``Engine.close``."""
+        await self._engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _recorded_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "android_world.yaml"
+    config.write_text(f"device_pool: local\nnum_workers: {AT_ONCE}\ndevice: {ADDRESS}\n", encoding="utf-8")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+
+
+@asynccontextmanager
+async def generator_on(engine: Engine, mode: str, turns: int) -> AsyncIterator[Generator]:
+    options = {"android_world": {"rollout_mode": mode, "max_turns": turns, "max_context_len": 65_536}}
+    generator = create_generator()
+    context = GeneratorContext(job_id="j", engine=engine, tokenizer=TOKENIZER, concurrency=AT_ONCE, options=options)
+    try:
+        await generator.start(context)
+        yield generator
+    finally:
+        await generator.close()
+
+
+def episode(number: int, task: str) -> EpisodeRequest:
+    return EpisodeRequest(
+        uid=f"episode-{number}",
+        job_id="j",
+        instance=Instance(instance_id=str(number), data={"metadata": {"task_name": task, "params_idx": number}}),
+        epoch=0,
+        slot=0,
+        attempt=0,
+        sampling_params=SamplingParams(max_new_tokens=512),
+    )
+
+
+@asynccontextmanager
+async def counting_engine() -> AsyncIterator[CountingEngine]:
+    settings = EngineSettings(patience_s=60.0, deadline_s=250.0)
+    async with running(StandInSettings(port=0, skill=1.0)) as url:
+        engine = CountingEngine(SglangEngine(url, settings))
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@BOTH_MODES
+async def test_sixty_four_episodes_of_fifty_steps_at_once_are_all_accounted_for(mode: str) -> None:
+    async with counting_engine() as engine, generator_on(engine, mode, LONG) as generator:
+        played = await asyncio.gather(*(generator.play(episode(number, REPEATED)) for number in range(AT_ONCE)))
+    assert [trajectory.uid for trajectory in played] == [f"episode-{number}" for number in range(AT_ONCE)]
+    for trajectory in played:
+        assert (trajectory.stop_reason, trajectory.reward) == (StopReason.MAX_TURNS, 0.0)
+        assert trajectory.extra_info["turns"] == len(trajectory.generations) == LONG
+        assert len(trajectory.messages) == 1 + 2 * LONG
+        rows = pack_training_rows(trajectory.generations)
+        assert len(rows) == (LONG if mode == "history" else 1)
+        trained = sum(sum(row.loss_mask) for row in rows)
+        assert trained == sum(len(generation.output_ids) for generation in trajectory.generations)
+        assert sum(len(row.images or ()) for row in rows) == LONG
+        assert len(trajectory.images) == 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one step of an episode costs on average, in bytes."""
+
+    memory: float  # of the record without screenshots, each object once
+    payload: float  # of the record on the way to a trainer, without screenshots
+    stored: float  # in the data directory, screenshots included
+    sent: float  # to the engine
+
+
+async def cost_of(mode: str, steps: int, folder: Path) -> Cost:
+    """Plays four episodes of that many steps, each screen a new one, and stores them."""
+    async with counting_engine() as engine, generator_on(engine, mode, steps) as generator:
+        played = await asyncio.gather(*(generator.play(episode(number, UNIQUE)) for number in range(4)))
+    total = 4 * steps
+    bare = [replace(trajectory, images=()) for trajectory in played]
+    return Cost(
+        memory=sum(len(pickle.dumps(trajectory)) for trajectory in bare) / total,
+        payload=sum(len(orjson.dumps(wire.encode_body(trajectory))) for trajectory in bare) / total,
+        stored=stored_bytes(played, folder) / total,
+        sent=sum(engine.sent_bytes.values()) / total,
+    )
+
+
+def stored_bytes(played: Sequence[Trajectory], folder: Path) -> int:
+    """How much the data directory grows by these trajectories."""
+    buffer = Buffer(Store(folder))
+    job = start_external(buffer, n=len(played), ids=("i",))
+    buffer.store.close()
+    before = size_of(folder)
+    buffer = Buffer(Store(folder))
+    items = [written(trajectory) for trajectory in played]
+    _, results = buffer.write_items(job.job_id, items)
+    assert {result.status for result in results} == {"stored"}
+    buffer.store.close()
+    return size_of(folder) - before
+
+
+def written(trajectory: Trajectory) -> wire.WrittenItem:
+    body = {**wire.encode_body(trajectory), "uid": trajectory.uid, "instance_id": "i", "reward": trajectory.reward}
+    return wire.decode_written_item(body, images={image.sha256: image for image in trajectory.images})
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.timeout(120)
+@BOTH_MODES
+async def test_memory_disk_and_wire_grow_with_the_steps_and_not_with_their_square(mode: str, tmp_path: Path) -> None:
+    short = await cost_of(mode, SHORT, tmp_path / "short")
+    long = await cost_of(mode, LONG, tmp_path / "long")
+    for what in ("memory", "payload", "stored"):
+        assert getattr(long, what) < 1.2 * getattr(short, what), what
+        assert getattr(long, what) > 0.5 * getattr(short, what), what
+    if mode == "history":
+        assert long.sent == pytest.approx(short.sent, rel=0.2)
+    else:  # SGLang wants every screenshot of a prompt in every request
+        assert long.sent > 3 * short.sent

@@ -1,0 +1,73 @@
+"""A phone that shows recorded screens of the simulated one, whatever is done to it: episodes as long as one wants.
+
+``create_device`` takes the place of the simulated phone through the setting ``device``. Its task never ends: a policy
+that looks for something to switch on looks for it until its turns are used up. With ``UNIQUE`` in the task's place
+every screen is one that was never shown before, as on a real phone with a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Device, Observation
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
+from slime_plugins.rollout_buffer.types import Image
+
+ADDRESS = f"{__name__}:create_device"
+REPEATED, UNIQUE = "Repeated", "Unique"
+_APPS = ("Contacts", "Markor", "Clock", "Camera", "Files")
+
+
+@cache
+def _recorded() -> tuple[Observation, ...]:
+    """One screen per app, made once per process."""
+    phone = SimulatedPhone()
+    first = phone.reset("SystemWifiTurnOn", 1)
+    return (first, *(phone.step(Action(kind=ActionKind.OPEN, text=app)) for app in _APPS))
+
+
+class RecordedPhone:
+    """A ``Device`` without a state: step k shows the k-th recorded screen."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._stamp = ""
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``."""
+        self._steps, self._stamp = 0, f"{params_idx}" if task_name == UNIQUE else ""
+        return self._seen()
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``; nothing is done."""
+        self._steps += 1
+        return self._seen()
+
+    def score(self) -> float:
+        """As ``Device.score``."""
+        return 0.0
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``."""
+        return {}
+
+    def close(self) -> None:
+        """As ``Device.close``."""
+
+    def _seen(self) -> Observation:
+        screens = _recorded()
+        seen = screens[self._steps % len(screens)]
+        if not self._stamp:
+            return seen
+        # Bytes after the end of a PNG change its hash and nothing that anybody sees.
+        stamped = seen.screenshot.data + f"{self._stamp}/{self._steps}".encode()
+        return replace(seen, screenshot=Image(data=stamped, media_type=seen.screenshot.media_type))
+
+
+def create_device(settings: AndroidWorldSettings, index: int) -> Device:
+    """Returns a phone that needs nothing."""
+    del settings, index
+    return RecordedPhone()
