@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -192,6 +192,92 @@ def _change(verb: str) -> Callable[[str, str, bool], None]:
 app.command("cancel", help="End a job; what is finished stays and can still be fetched.")(_change("cancel"))
 app.command("pause", help="Let running episodes end and start no new ones.")(_change("pause"))
 app.command("resume", help="Go on after pause.")(_change("resume"))
+
+
+@app.command()
+def deliveries(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List what was handed out of a job, newest first."""
+    with _said_plainly():
+        page = _client(url).deliveries(job_id, limit=limit, cursor=cursor)
+    if as_json:
+        _print_json(page)
+        return
+    table = Table("delivery", "state", "groups", "samples", "handed out", "consumer")
+    for entry in page["deliveries"]:
+        numbers = (str(entry["groups"]), str(entry["samples"]), _local_time(entry["created_at"]))
+        table.add_row(entry["delivery_id"], entry["state"], *numbers, entry["consumer_id"] or "")
+    _print_page(table if page["deliveries"] else "nothing was handed out yet", page)
+
+
+@app.command()
+def replay(
+    delivery_id: Annotated[str, typer.Argument(help="A delivery's id, as `rollout-buffer deliveries` lists it.")],
+    output: Annotated[Path, typer.Option(help="File that gets the reply, byte for byte as its poll got it.")],
+    images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Write the groups of a past delivery to a file. Changes nothing in the buffer."""
+    with _said_plainly():
+        body = _client(url).delivery_body(delivery_id, images=images)
+        try:
+            output.write_bytes(body)
+        except OSError as error:
+            raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    samples = len(orjson.loads(body)["data"]["data"])
+    console.print(f"{samples} samples, {len(body)} bytes, in {output}")
+
+
+@app.command()
+def trajectories(
+    job_id: Annotated[str | None, typer.Option(help="Only those of this job.")] = None,
+    instance_id: Annotated[str | None, typer.Option(help="Only those of this instance.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only those that ended so, like `truncated`.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only those with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only those with at most this reward.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Search trajectories, newest first."""
+    with _said_plainly():
+        page = _client(url).trajectories(
+            job_id=job_id,
+            instance_id=instance_id,
+            outcome=outcome,
+            stop_reason=stop_reason,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            limit=limit,
+            cursor=cursor,
+        )
+    if as_json:
+        _print_json(page)
+        return
+    table = Table("uid", "instance", "job", "outcome", "stop reason", "reward", "group", "written")
+    for entry in page["trajectories"]:
+        ended = (entry["outcome"], entry["stop_reason"], f"{entry['reward']:g}")
+        group = "late" if entry["late"] else entry["group_state"] or ""
+        names = (entry["uid"], entry["instance_id"], entry["job_id"])
+        table.add_row(*names, *ended, group, _local_time(entry["created_at"]))
+    _print_page(table if page["trajectories"] else "no such trajectory", page)
+
+
+def _print_page(content: Table | str, page: Mapping[str, Any]) -> None:
+    console.print(content)
+    if page["next_cursor"] is not None:
+        console.print(f"more with --cursor {page['next_cursor']}")
+
+
+def _local_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 @app.command()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import aiohttp
 import requests
@@ -123,6 +123,34 @@ def _job(job_id: str, verb: str = "") -> _Call[dict[str, Any]]:
     return _Call(method="POST", path=f"{path}/{verb}", body={}, read=_object)
 
 
+def _rollout_data(content: bytes) -> RolloutData:
+    return wire.decode_rollout_data(_json(content))
+
+
+def _with_query(path: str, options: Mapping[str, Any]) -> str:
+    given = {key: value for key, value in options.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _deliveries(job_id: str, limit: int, cursor: int | None) -> _Call[dict[str, Any]]:
+    path = _with_query(f"/jobs/{quote(job_id, safe='')}/deliveries", {"limit": limit, "cursor": cursor})
+    return _Call(method="GET", path=path, read=_object)
+
+
+def _delivery(delivery_id: str, images: str | None, read: Callable[[bytes], Result]) -> _Call[Result]:
+    path = _with_query(f"/deliveries/{quote(delivery_id, safe='')}", {"images": images})
+    return _Call(method="GET", path=path, read=read)
+
+
+def _trajectories(options: Mapping[str, Any]) -> _Call[dict[str, Any]]:
+    return _Call(method="GET", path=_with_query("/trajectories", options), read=_object)
+
+
+def _trajectory(uid: str, job_id: str | None, images: str | None) -> _Call[dict[str, Any]]:
+    path = _with_query(f"/trajectories/{quote(uid, safe='')}", {"job_id": job_id, "images": images})
+    return _Call(method="GET", path=path, read=_object)
+
+
 def _raise_for_status(status: int, content: bytes) -> None:
     """Raises the member of the error tree that the server named; a plain one by status when it named none."""
     if status < 400:
@@ -213,6 +241,39 @@ class RolloutBufferClient:
     def resume(self, job_id: str) -> dict[str, Any]:
         """Goes on after ``pause``."""
         return self._send(_job(job_id, "resume"))
+
+    def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
+        """Lists a job's deliveries, newest first; ``next_cursor`` of the reply fetches the next page."""
+        return self._send(_deliveries(job_id, limit, cursor))
+
+    def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
+        """Fetches the groups of a past delivery again. Changes nothing: no lease, no state."""
+        return self._send(_delivery(delivery_id, images, _rollout_data))
+
+    def delivery_body(self, delivery_id: str, *, images: str | None = None) -> bytes:
+        """As ``delivery``, but the reply's own bytes: the ones its poll was given."""
+        return self._send(_delivery(delivery_id, images, bytes))
+
+    def trajectories(
+        self,
+        *,
+        job_id: str | None = None,
+        instance_id: str | None = None,
+        outcome: str | None = None,
+        stop_reason: str | None = None,
+        min_reward: float | None = None,
+        max_reward: float | None = None,
+        limit: int = 50,
+        cursor: int | None = None,
+    ) -> dict[str, Any]:
+        """Searches trajectories, newest first, without their payloads; every filter that is given must hold."""
+        filters = {"job_id": job_id, "instance_id": instance_id, "outcome": outcome, "stop_reason": stop_reason}
+        rewards = {"min_reward": min_reward, "max_reward": max_reward}
+        return self._send(_trajectories({**filters, **rewards, "limit": limit, "cursor": cursor}))
+
+    def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
+        """Returns one trajectory as it is stored; ``job_id`` is needed when several jobs have that uid."""
+        return self._send(_trajectory(uid, job_id, images))
 
     def health(self) -> dict[str, Any]:
         """Returns the health report of the buffer."""
@@ -316,6 +377,39 @@ class AsyncRolloutBufferClient:
     async def resume(self, job_id: str) -> dict[str, Any]:
         """As ``RolloutBufferClient.resume``."""
         return await self._send(_job(job_id, "resume"))
+
+    async def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
+        """As ``RolloutBufferClient.deliveries``."""
+        return await self._send(_deliveries(job_id, limit, cursor))
+
+    async def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
+        """As ``RolloutBufferClient.delivery``."""
+        return await self._send(_delivery(delivery_id, images, _rollout_data))
+
+    async def delivery_body(self, delivery_id: str, *, images: str | None = None) -> bytes:
+        """As ``RolloutBufferClient.delivery_body``."""
+        return await self._send(_delivery(delivery_id, images, bytes))
+
+    async def trajectories(
+        self,
+        *,
+        job_id: str | None = None,
+        instance_id: str | None = None,
+        outcome: str | None = None,
+        stop_reason: str | None = None,
+        min_reward: float | None = None,
+        max_reward: float | None = None,
+        limit: int = 50,
+        cursor: int | None = None,
+    ) -> dict[str, Any]:
+        """As ``RolloutBufferClient.trajectories``."""
+        filters = {"job_id": job_id, "instance_id": instance_id, "outcome": outcome, "stop_reason": stop_reason}
+        rewards = {"min_reward": min_reward, "max_reward": max_reward}
+        return await self._send(_trajectories({**filters, **rewards, "limit": limit, "cursor": cursor}))
+
+    async def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
+        """As ``RolloutBufferClient.trajectory``."""
+        return await self._send(_trajectory(uid, job_id, images))
 
     async def health(self) -> dict[str, Any]:
         """As ``RolloutBufferClient.health``."""
