@@ -94,7 +94,7 @@ class MutteringExpert:
         said = expert_replies(task_name, int(params_idx))[self._turns[request.session_id]]
         self._turns[request.session_id] += 1
         ids = self._tokenizer.encode(f"{said}{TURN_END}", add_special_tokens=False)
-        log_probs = await self._scored(request, muttered.output_ids, ids)
+        log_probs = await self._scored(request, muttered, ids)
         return GenerateReply(
             output_ids=(*muttered.output_ids, *ids),
             output_log_probs=(*muttered.output_log_probs, *log_probs),
@@ -106,13 +106,14 @@ class MutteringExpert:
     async def close(self) -> None:
         await self._engine.close()
 
-    async def _scored(self, request: GenerateRequest, muttered: Sequence[int], ids: Sequence[int]) -> list[float]:
+    async def _scored(self, request: GenerateRequest, muttered: GenerateReply, ids: Sequence[int]) -> list[float]:
+        assert muttered.prompt_tokens is not None
         body = {
-            "input_ids": [*request.input_ids, *muttered, *ids],
+            "input_ids": [*request.input_ids, *muttered.output_ids, *ids],
             "image_data": [wire.encode_data_uri(image.data) for image in request.images],
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
             "return_logprob": True,
-            "logprob_start_len": 0,
+            "logprob_start_len": muttered.prompt_tokens + len(muttered.output_ids) - 1,
         }
         async with aiohttp.ClientSession() as session, session.post(f"{URL}/generate", json=body) as response:
             meta = (await response.json())["meta_info"]
