@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +46,13 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
+
+
+class RolloutModeName(StrEnum):
+    """How an Android World episode becomes prompts."""
+
+    INCREMENTAL = "incremental"
+    HISTORY = "history"
 
 
 def main() -> None:
@@ -323,11 +332,42 @@ def engine(
 
 
 @app.command()
+def doctor(
+    data_dir: Annotated[Path, typer.Option(help="Folder that `serve` is to keep its data in.")] = Path(
+        "rollout_buffer_data"
+    ),
+    engine_url: Annotated[
+        str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
+    from slime_plugins.rollout_buffer.doctor import Examination, State, examine
+    from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
+
+    with _said_plainly():
+        settings = load_settings({})
+    findings = examine(Examination(settings=settings, data_dir=data_dir, engine_url=engine_url))
+    if as_json:
+        _print_json([asdict(finding) for finding in findings])
+    else:
+        table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
+        for finding in findings:
+            table.add_row(finding.name, finding.state.value, finding.detail, finding.remedy)
+        console.print(table)
+    if any(finding.state is State.MISSING for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo keeps its data, logs and results.")] = Path(".demo"),
     rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
     phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones.")] = 4,
+    rollout_mode: Annotated[
+        RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
+    ] = RolloutModeName.INCREMENTAL,
 ) -> None:
     """Play the whole thing on this machine: server, stand-in engine, simulated phones, and a trainer that polls."""
     try:
@@ -339,4 +379,7 @@ def demo(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
     with _said_plainly():
-        run_demo(DemoSettings(folder=folder, rollouts=rollouts, skill=skill, phones=phones), console)
+        settings = DemoSettings(
+            folder=folder, rollouts=rollouts, skill=skill, phones=phones, rollout_mode=rollout_mode.value
+        )
+        run_demo(settings, console)

@@ -182,7 +182,7 @@ def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("android_world") is not None, reason="the package is installed here")
 def test_a_missing_package_is_named_before_anything_is_started() -> None:
-    with pytest.raises(ConfigError, match="needs the packages? .*android_world"):
+    with pytest.raises(ConfigError, match=r"needs the packages? .*android_world"):
         check_package()
     with pytest.raises(ConfigError, match="needs the package"):
         create_device(AndroidWorldSettings(device="android_world"), 0)

@@ -23,7 +23,7 @@ LEVELS = [
     "buffer inspection",
     "metrics openapi",
     "generator",
-    "runner web progress stand_in_engine",
+    "runner web progress stand_in_engine doctor",
     "server_inspect",
     "server",
     "supervisor runner_main",

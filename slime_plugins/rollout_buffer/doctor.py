@@ -1,0 +1,202 @@
+"""``rollout-buffer doctor``: what this machine has, what it lacks for the devices that are asked for, and the remedy.
+
+Every check looks and changes nothing. What is needed depends on ``device`` in the Android World settings: a simulated
+phone needs no SDK. Checks of what is not needed are still shown, so that one call tells the whole story.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import requests
+
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
+
+__all__ = ["Examination", "Finding", "State", "examine"]
+
+_PYTHON = (3, 11)
+_EXTRAS = {
+    "android": ("PIL", "numpy"),
+    "math": ("math_verify",),
+    "parquet": ("pyarrow",),
+    "wandb": ("wandb",),
+}
+_FREE_BYTES_SERVER = 2 * 1024**3
+_FREE_BYTES_PER_EMULATOR = 12 * 1024**3
+_ENGINE_S = 5.0
+_IMPORT_S = 60.0
+_REAL = "android_world"
+
+
+class State(StrEnum):
+    """What a check found."""
+
+    OK = "ok"  # it is there
+    MISSING = "missing"  # it is needed and not there
+    ABSENT = "absent"  # it is not there, and these settings do not need it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One check: what was looked for, what is there, and what to do when it is not."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examination:
+    """What to examine. ``engine_url`` None leaves the engine out; ``kvm`` is a parameter for tests."""
+
+    settings: AndroidWorldSettings
+    data_dir: Path
+    engine_url: str | None = None
+    kvm: Path = Path("/dev/kvm")
+
+    @property
+    def real_devices(self) -> bool:
+        """True when the settings ask for the real package on emulators."""
+        return self.settings.device == _REAL
+
+
+def examine(examination: Examination) -> list[Finding]:
+    """Returns one finding for each check, in the order in which things are set up."""
+    checks: Sequence[Callable[[Examination], list[Finding]]] = (
+        _python, _extras, _ray, _disk, _kvm, _sdk, _avd, _package, _ffmpeg, _engine,
+    )  # fmt: skip
+    return [finding for check in checks for finding in check(examination)]
+
+
+def _found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:
+    state = State.OK if there else State.MISSING if needed else State.ABSENT
+    return [Finding(name=name, state=state, detail=detail, remedy="" if there else remedy)]
+
+
+def _python(_: Examination) -> list[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    right = sys.version_info[:2] == _PYTHON
+    return _found("Python", right, f"{version} at {sys.executable}", "use Python 3.11", needed=True)
+
+
+def _extras(examination: Examination) -> list[Finding]:
+    findings = []
+    for extra, modules in _EXTRAS.items():
+        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        needed = extra == "android" and not examination.settings.android_world_python
+        detail = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}"
+        remedy = f"pip install 'slime-rollout-buffer[{extra}]'"
+        findings += _found(f"extra {extra}", not missing, detail, remedy, needed=needed)
+    return findings
+
+
+def _ray(examination: Examination) -> list[Finding]:
+    needed = examination.settings.device_pool is PoolKind.RAY
+    try:
+        detail, there = f"version {importlib.metadata.version('ray')}", True
+    except importlib.metadata.PackageNotFoundError:
+        detail, there = "not installed", False
+    remedy = "pip install 'slime-rollout-buffer[android]', or set device_pool: local to do without"
+    return _found("Ray", there, detail, remedy, needed=needed)
+
+
+def _disk(examination: Examination) -> list[Finding]:
+    settings = examination.settings
+    places = [("disk of the data folder", examination.data_dir, _FREE_BYTES_SERVER)]
+    if examination.real_devices:
+        wanted = settings.num_workers * _FREE_BYTES_PER_EMULATOR
+        places.append(("disk of the virtual devices", Path(settings.android_avd_home).expanduser(), wanted))
+    findings = []
+    for name, folder, wanted in places:
+        free = shutil.disk_usage(_existing(folder)).free
+        detail = f"{free / 1024**3:.1f} GB free at {_existing(folder)}, {wanted / 1024**3:.0f} GB wanted"
+        findings += _found(name, free >= wanted, detail, "free space, or name another folder", needed=True)
+    return findings
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _kvm(examination: Examination) -> list[Finding]:
+    usable = os.access(examination.kvm, os.R_OK | os.W_OK)
+    detail = f"{examination.kvm} can be used" if usable else f"{examination.kvm} cannot be read and written"
+    remedy = "use a host with hardware virtualisation, load kvm, and let this user into the group kvm"
+    return _found("KVM", usable, detail, remedy, needed=examination.real_devices)
+
+
+def _sdk(examination: Examination) -> list[Finding]:
+    findings = []
+    for key, part in (("emulator_path", "emulator"), ("adb_path", "platform-tools")):
+        path = Path(getattr(examination.settings, key)).expanduser()
+        there = path.is_file() and os.access(path, os.X_OK)
+        detail = f"{path}" if there else f"no program at {path}"
+        remedy = f"install the Android SDK package {part} with sdkmanager, or set {key}"
+        findings += _found(f"Android SDK: {part}", there, detail, remedy, needed=examination.real_devices)
+    return findings
+
+
+def _avd(examination: Examination) -> list[Finding]:
+    settings = examination.settings
+    config = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
+    detail = f"{config.parent}" if config.is_file() else f"there is no {config}"
+    remedy = (
+        "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder up in it "
+        "once, stop it; or set avd_name and android_avd_home"
+    )
+    return _found(
+        f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=examination.real_devices
+    )
+
+
+def _package(examination: Examination) -> list[Finding]:
+    python = examination.settings.android_world_python or sys.executable
+    problem = _import_problem(python)
+    remedy = (
+        "install android-env and google-research/android_world as its README says, with this project, into an "
+        "environment of their own, and name its python in android_world_python"
+    )
+    detail = f"cannot be imported by {python}: {problem}" if problem else f"can be imported by {python}"
+    return _found("package android_world", not problem, detail, remedy, needed=examination.real_devices)
+
+
+def _import_problem(python: str) -> str:
+    """Imports the packages in a process of that Python; empty when it works, else the last line of what it said."""
+    code = "import android_env.loader, android_world.registry, slime_plugins.rollout_buffer.types"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
+
+
+def _ffmpeg(examination: Examination) -> list[Finding]:
+    path = shutil.which("ffmpeg")
+    remedy = "install ffmpeg: tasks with music and videos make their files with it"
+    return _found("ffmpeg", path is not None, path or "not on PATH", remedy, needed=examination.real_devices)
+
+
+def _engine(examination: Examination) -> list[Finding]:
+    url = examination.engine_url
+    if url is None:
+        return []
+    try:
+        reply = requests.get(f"{url.rstrip('/')}/health", timeout=_ENGINE_S)
+        there, detail = reply.ok, f"{url} answers {reply.status_code}"
+    except requests.RequestException as error:
+        there, detail = False, f"{url}: {type(error).__name__}"
+    return _found("inference engine", there, detail, "start it, or give its address to --engine-url", needed=True)
