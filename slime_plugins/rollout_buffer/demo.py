@@ -62,6 +62,7 @@ class DemoSettings:
     rollouts: int = 3
     skill: float = 0.7
     phones: int = 4
+    rollout_mode: str = "incremental"
     patience_s: float = 900.0
 
 
@@ -94,18 +95,18 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     console.print(
         f"[bold]Rollout Buffer demo[/]: {settings.phones} simulated phones, a stand-in engine of skill "
         f"{settings.skill:g} (a script, no model), {settings.rollouts} rollouts of "
-        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples"
+        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples, mode {settings.rollout_mode}"
     )
     started = time.monotonic()
     with _processes(settings, run, console) as (engine_port, buffer_url):
-        args = _trainer_args(run, engine_port, buffer_url)
+        args = _trainer_args(settings, run, engine_port, buffer_url)
         trainer = _Trainer(settings, args)
         _watch(trainer, RolloutBufferClient(buffer_url), console, settings)
         job = RolloutBufferClient(buffer_url).job(JOB_ID)
     result_file = _write_results(trainer.records, run)
     console.print(_summary(trainer.records))
     _check(trainer, job)
-    console.print(f"[green]All well[/]: {sum(len(record.samples) for record in trainer.records)} samples in "
+    console.print(f"[green]All well[/]: {_count(trainer.records)} in "
                   f"{time.monotonic() - started:.0f} s; masks decode to exactly what the policy said.")  # fmt: skip
     _say_where(console, folder, run, result_file)
 
@@ -158,7 +159,7 @@ def _wait_until_healthy(url: str, process: ChildProcess) -> None:
     raise DemoError(f"the {process.name} does not answer at {url}; its log is {process.log_file}")
 
 
-def _trainer_args(run: Path, engine_port: int, buffer_url: str) -> Namespace:
+def _trainer_args(settings: DemoSettings, run: Path, engine_port: int, buffer_url: str) -> Namespace:
     return trainer_args(
         rollout_buffer_url=buffer_url,
         rollout_buffer_job_id=JOB_ID,
@@ -173,6 +174,7 @@ def _trainer_args(run: Path, engine_port: int, buffer_url: str) -> Namespace:
         hf_checkpoint=str(DEMO_TOKENIZER_PATH),
         save=str(run / "checkpoints"),
         loss_mask_type="qwen",
+        rollout_buffer_options={"android_world": {"rollout_mode": settings.rollout_mode}},
     )
 
 
@@ -232,17 +234,29 @@ def _summary(records: list[RolloutRecord]) -> Table:
     for record in records:
         for group in record.groups:
             samples = flat_samples(group)
+            firsts = [flat_samples(member)[0] for member in group]
             table.add_row(
                 str(record.rollout_id),
                 str(samples[0].group_index),
                 str(samples[0].index),
-                "  ".join(f"{_raw_reward(sample):+.2f}" for sample in samples),
-                " ".join(str(sample.metadata.get("steps", "?")) for sample in samples),
+                "  ".join(f"{_raw_reward(sample):+.2f}" for sample in firsts),
+                " ".join(str(sample.metadata.get("steps", "?")) for sample in firsts),
                 str(sum(len(sample.tokens) for sample in samples)),
                 str(sum(sum(sample.loss_mask or []) for sample in samples)),
             )
         table.add_section()
     return table
+
+
+def _trajectories(records: list[RolloutRecord]) -> list[list[Sample]]:
+    """Returns the rows of each trajectory; in mode history a trajectory has one row per turn."""
+    return [flat_samples(member) for record in records for group in record.groups for member in group]
+
+
+def _count(records: list[RolloutRecord]) -> str:
+    trajectories = _trajectories(records)
+    rows = sum(map(len, trajectories))
+    return f"{len(trajectories)} samples" + (f" ({rows} rows)" if rows > len(trajectories) else "")
 
 
 def _raw_reward(sample: Sample) -> float:
@@ -253,7 +267,8 @@ def _raw_reward(sample: Sample) -> float:
 def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
     """Checks that the trainer got what it asked for, and that every mask decodes to what the policy said."""
     expected = trainer.settings.rollouts * GROUPS_PER_ROLLOUT * SAMPLES_PER_GROUP
-    samples = [sample for record in trainer.records for sample in record.samples]
+    trajectories = _trajectories(trainer.records)
+    samples = [rows[0] for rows in trajectories]
     if len(samples) != expected:
         raise DemoError(f"the trainer got {len(samples)} samples, not {expected}")
     groups = [str(sample.group_index) for sample in samples]
@@ -265,22 +280,26 @@ def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
         raise DemoError(
             f"some attempts failed: {job['attempts']}; the runner's log is in {trainer.settings.folder}/run"
         )
-    _check_masks(samples, trainer.settings.folder.resolve() / "run")
+    _check_masks(trajectories, trainer.settings.folder.resolve() / "run")
 
 
-def _check_masks(samples: list[Sample], run: Path) -> None:
-    """Compares what each mask trains, decoded, with what the stored conversation says the policy said."""
+def _check_masks(trajectories: list[list[Sample]], run: Path) -> None:
+    """Compares what a trajectory's masks train, decoded, with what the stored conversation says the policy said."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
     said = _what_the_policy_said(run)
-    for sample in samples:
-        if sample.remove_sample:
+    for rows in trajectories:
+        if rows[0].remove_sample:
             continue
-        mask = [0] * (len(sample.tokens) - sample.response_length) + list(sample.loss_mask or [])
-        trained = tokenizer.decode([token for token, flag in zip(sample.tokens, mask, strict=True) if flag])
-        if trained != said[str(sample.prompt)]:
-            raise DemoError(f"the mask of {sample.prompt} trains what the policy did not say: {trained[:300]!r}")
+        trained, uid = "".join(tokenizer.decode(_trained_ids(row)) for row in rows), str(rows[0].prompt)
+        if trained != said[uid]:
+            raise DemoError(f"the masks of {uid} train what the policy did not say: {trained[:300]!r}")
+
+
+def _trained_ids(sample: Sample) -> list[int]:
+    mask = [0] * (len(sample.tokens) - sample.response_length) + list(sample.loss_mask or [])
+    return [token for token, flag in zip(sample.tokens, mask, strict=True) if flag]
 
 
 def _what_the_policy_said(run: Path) -> dict[str, str]:

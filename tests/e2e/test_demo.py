@@ -6,22 +6,44 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.conftest import process_table
 
 
+def run_demo(folder: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
+    """Runs the demo to its end; returns what it said and the rows that it wrote."""
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "demo", "--folder", str(folder), *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    lines = (folder / "run" / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [command for _, _, command in process_table() if str(folder) in command] == []
+    return result.stdout, [json.loads(line) for line in lines]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_demo_brings_48_samples_and_leaves_no_process_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "demo", "--folder", str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    assert "All well: 48 samples" in result.stdout
-    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    said, samples = run_demo(tmp_path)
+    assert "All well: 48 samples" in said
     assert len(samples) == 48
     assert len({sample["reward"] for sample in samples}) > 4
     assert {sample["metadata"]["token_source"] for sample in samples} == {"generations"}
     assert all(sample["loss_mask"] is not None for sample in samples)
-    assert [command for _, _, command in process_table() if str(tmp_path) in command] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_in_mode_history_brings_48_trajectories_in_more_rows(tmp_path: Path) -> None:
+    said, rows = run_demo(tmp_path, "--rollout-mode", "history")
+    assert "All well: 48 samples (" in said
+    rows_of: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        rows_of.setdefault(row["uid"], []).append(row)
+    assert len(rows_of) == 48 < len(rows)
+    for members in rows_of.values():
+        assert len({row["reward"] for row in members}) == 1
+        assert [row["metadata"]["row"] for row in members] == list(range(members[0]["metadata"]["rows"]))
+        assert {row["metadata"].get("rollout_mode") for row in members} <= {"history", None}
