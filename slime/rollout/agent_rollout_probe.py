@@ -124,6 +124,8 @@ class LoopbackBuffer:
         """Every group of an instance is ready at once, with the items that ``make_item`` makes for its slots."""
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.jobs: dict[str, _Job] = {}
+        self.images: dict[str, bytes] = {}
+        """What ``GET /images/<sha256>`` finds; the keys are taken at their word."""
         self.on_request: Callable[[str, dict[str, Any]], Any] | None = None
         self.empty_polls = 0
         """So many polls find nothing, whatever is ready."""
@@ -180,10 +182,17 @@ class LoopbackBuffer:
             scripted = queue.pop(0) if queue else None
             if scripted is not None and not scripted.lost:
                 return scripted.status, scripted.body, False
+            if path.startswith("/images/"):
+                return self._image(path.removeprefix("/images/"))
             status, reply = self._route(path, body)
         if path == "/get_rollout_data" and not reply.get("success"):
             time.sleep(min(float(body.get("wait_s") or 0.0), LONGEST_WAIT_S))
         return status, json.dumps(reply).encode(), scripted is not None
+
+    def _image(self, sha256: str) -> tuple[int, bytes, bool]:
+        found = self.images.get(sha256)
+        missing = {"error": {"code": "not_found", "message": f"there is no image {sha256}", "detail": {}}}
+        return (404, json.dumps(missing).encode(), False) if found is None else (200, found, False)
 
     def _route(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if path == "/start_rollout":
