@@ -42,6 +42,7 @@ MAX_GROUPS = 2_000_000
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
 ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "deliveries"})
+MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
@@ -50,6 +51,12 @@ def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
     return value.strip() if isinstance(value, str) else value
+
+
+def _holdable(value: int) -> int:
+    if abs(value) > MAX_INTEGER:
+        raise ValueError("must be an integer that JSON readers hold exactly, up to 2^53")
+    return value
 
 
 def _finite(value: float) -> float:
@@ -86,7 +93,7 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-Count = Annotated[int, BeforeValidator(_no_bool)]
+Count = Annotated[int, BeforeValidator(_no_bool), AfterValidator(_holdable)]
 Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
 Ratio = Annotated[Number, Field(ge=0, le=1)]
 HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]

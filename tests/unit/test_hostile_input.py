@@ -185,14 +185,16 @@ def test_rewards_whose_sum_no_float_holds_stop_nothing(client: FlaskClient, chan
     the_rest_goes_on(client)
 
 
-@pytest.mark.parametrize("field", ["batch_size", "max_groups", "wait_s", "lease_s"])
+@pytest.mark.parametrize("field", ["batch_size", "max_groups", "wait_s", "lease_s", "weight_version"])
 @pytest.mark.parametrize("number", ["1e308", "9" * 30, "9223372036854775808", "-1", '"9e999"', "[]", "true"])
 def test_a_poll_with_an_impossible_number_is_refused(client: FlaskClient, field: str, number: str) -> None:
     send(client, "/start_rollout", START)
     refused(client, "/get_rollout_data", f'{{"{field}": {number}}}', field)
 
 
-@pytest.mark.parametrize("field", ["num_epoch", "max_groups_ahead", "max_attempts", "num_process", "max_tokens"])
+@pytest.mark.parametrize(
+    "field", ["num_epoch", "max_groups_ahead", "max_attempts", "num_process", "max_tokens", "max_weight_version_lag"]
+)
 @pytest.mark.parametrize("number", ["1e308", "9" * 30, "9223372036854775808", '"' + "9" * 5000 + '"'])
 def test_a_start_with_an_impossible_number_is_refused(client: FlaskClient, field: str, number: str) -> None:
     body = json.dumps({**START, field: "X"}).replace('"X"', number)
