@@ -1,0 +1,228 @@
+"""Writes ``docs/http_api.md`` and ``docs/metrics.md`` from the API description and the table of metrics.
+
+``--check`` writes nothing and only says whether the pages are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer.metrics import METRICS
+from slime_plugins.rollout_buffer.openapi import ERRORS, OPERATIONS, Operation, openapi_document
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+URL = "http://127.0.0.1:8889"
+
+API_OPENING = """# HTTP API
+
+Written by `python tools/write_http_api_docs.py` from the description that the server serves at `/openapi.json`.
+
+JSON in, JSON out, whatever the content type says. Every POST and PUT may be sent again after a lost reply: it changes
+nothing the second time. Bodies are sent uncompressed, up to `--max-body-bytes`. JSON must be strict: no NaN, no
+Infinity, no half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
+
+With `--token-file`, every route but `/health` needs `Authorization: Bearer TOKEN`; the examples leave it out.
+
+## Errors
+
+`{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` is a sentence
+that says what to do, `detail` is more for programs. A 4xx changed nothing.
+
+| status | when |
+|---|---|
+"""
+
+METRICS_OPENING = """# Metrics
+
+Written by `python tools/write_http_api_docs.py` from the table of metrics.
+
+`GET /metrics` answers in Prometheus' text format. Every number is read from the store when it is asked for: it is
+right whichever gunicorn worker answers, and survives restarts. All are gauges. Jobs that are over stay in the list.
+
+A scrape looks like this in `prometheus.yml`; leave `authorization` out when the server has no token:
+
+```yaml
+scrape_configs:
+  - job_name: rollout_buffer
+    static_configs: [{targets: ["127.0.0.1:8889"]}]
+    authorization: {credentials_file: /path/to/token}
+```
+
+| metric | labels | what it says |
+|---|---|---|
+"""
+
+METRICS_CLOSING = """
+Worth an alarm:
+
+| expression | it means |
+|---|---|
+| `absent(rollout_buffer_supervisor_heartbeat_age_seconds)` | the supervisor has ended: nobody plays episodes |
+| `rollout_buffer_supervisor_heartbeat_age_seconds > 15` | the supervisor hangs or was killed |
+| `rollout_buffer_slots_submitted != sum without (state) (rollout_buffer_slots)` | the books do not balance: a defect |
+| `rollout_buffer_oldest_ready_group_age_seconds > 3600` | groups wait, and no trainer fetches them |
+| `rate(rollout_buffer_attempts{state="failed"}[10m]) > 0.1` | devices or the engine are failing |
+| `rollout_buffer_disk_free_bytes < 10e9` | the disk is filling up |
+"""
+
+
+STAND_WITH_THEIR_ROUTE = frozenset({"StartPayload", "PollPayload", "AckPayload"})
+
+
+def http_api_page() -> str:
+    """Returns the reference of every route with its fields, defaults, errors and an example."""
+    errors = "".join(f"| {status} | {says} |\n" for status, says in ERRORS.items())
+    contents = "".join(
+        f"- [`{_title(operation)}`](#{_anchor(operation)}) {operation.summary}\n" for operation in OPERATIONS
+    )
+    routes = "\n".join("\n".join(_route(operation)) for operation in OPERATIONS)
+    schemas = "\n".join("\n".join(_schema(name)) for name in _named_in_replies())
+    return f"{API_OPENING}{errors}\n## Routes\n\n{contents}\n{routes}\n## Records\n\n{schemas}".rstrip() + "\n"
+
+
+def metrics_page() -> str:
+    """Returns the reference of every metric."""
+    rows = "".join(
+        f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels) or '–'} | {metric.says} |\n"
+        for metric in METRICS
+    )
+    return METRICS_OPENING + rows + METRICS_CLOSING
+
+
+def _title(operation: Operation) -> str:
+    return f"{operation.method.upper()} {operation.path}"
+
+
+def _anchor(operation: Operation) -> str:
+    kept = (letter for letter in _title(operation).lower() if letter.isalnum() or letter in " -_")
+    return "".join(kept).replace(" ", "-")
+
+
+def _route(operation: Operation) -> Iterator[str]:
+    described = openapi_document()["paths"][operation.path][operation.method]
+    yield f"### `{_title(operation)}`\n"
+    yield f"{operation.summary}. {operation.says}\n"
+    parameters = described["parameters"]
+    if parameters:
+        yield from ("| parameter | in | type | default | meaning |", "|---|---|---|---|---|")
+        for parameter in parameters:
+            says = parameter.get("description") or parameter["schema"].get("description", "")
+            yield f"| `{parameter['name']}` | {parameter['in']} | {_type(parameter['schema'])} | {_default(parameter['schema'], parameter['required'])} | {says} |"  # noqa: E501 - one row
+        yield ""
+    if "requestBody" in described:
+        yield from _body(described["requestBody"]["content"])
+    yield from ("| status | reply |", "|---|---|")
+    for status, response in described["responses"].items():
+        shown = ", ".join(sorted({_type(content["schema"]) for content in response["content"].values()}))
+        yield f"| {status} | {response['description']} {shown} |"
+    yield f"\n```bash\ncurl {operation.example.replace('URL', URL)}\n```\n"
+
+
+def _body(content: Mapping[str, Any]) -> Iterator[str]:
+    kinds = ", ".join(f"`{kind}`" for kind in content)
+    schema = next(iter(content.values()))["schema"]
+    name = schema.get("$ref", "").rsplit("/", 1)[-1]
+    if name not in STAND_WITH_THEIR_ROUTE:
+        yield f"Body ({kinds}): {_type(schema)}\n"
+        return
+    yield f"Body ({kinds}):\n"
+    yield from _fields(openapi_document()["components"]["schemas"][name])
+    yield ""
+
+
+def _schema(name: str) -> Iterator[str]:
+    schema = openapi_document()["components"]["schemas"][name]
+    yield f"### {name}\n"
+    if schema.get("description"):
+        yield f"{schema['description'].split('.')[0]}.\n"
+    parts = schema.get("allOf", []) if "properties" not in schema else [schema]
+    for part in parts:
+        if "$ref" in part:
+            yield f"Everything of {_type(part)}, and:\n"
+        else:
+            yield from _fields(part)
+    for option in schema.get("anyOf", []):
+        yield f"- {_type(option)}" if "properties" not in option else "- or:\n"
+        if "properties" in option:
+            yield from _fields(option)
+    yield ""
+
+
+def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("| field | type | default | meaning |", "|---|---|---|---|")
+    required = schema.get("required", [])
+    for name, entry in schema.get("properties", {}).items():
+        says = entry.get("description", "")
+        yield f"| `{name}` | {_type(entry)} | {_default(entry, name in required)} | {says} |"
+
+
+def _default(schema: Mapping[str, Any], required: bool) -> str:
+    if required:
+        return "required"
+    value = schema.get("default")
+    return (
+        "–"
+        if value is None or isinstance(value, dict)
+        else f"`{value}`".replace("'", '"').replace("False", "false").replace("True", "true")
+    )
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    if "enum" in schema:
+        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+    options = [
+        _type(option) for option in (*schema.get("anyOf", ()), *schema.get("allOf", ())) if option.get("type") != "null"
+    ]
+    if options:
+        return " or ".join(dict.fromkeys(options))
+    kinds = schema.get("type", "anything")
+    kind = " or ".join(kinds) if isinstance(kinds, list) else kinds
+    if "items" in schema:
+        return f"{kind} of {_type(schema['items'])}"
+    return kind + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+    found = [
+        f"{sign} {schema[key]:g}" if schema[key] < 1e6 else f"{sign} {schema[key]}"
+        for key, sign in signs.items()
+        if key in schema
+    ]
+    return f" {', '.join(found)}" if found else ""
+
+
+def _named_in_replies() -> list[str]:
+    """Every record but the bodies that stand with their route."""
+    return [name for name in openapi_document()["components"]["schemas"] if name not in STAND_WITH_THEIR_ROUTE]
+
+
+PAGES = {"http_api.md": http_api_page, "metrics.md": metrics_page}
+
+
+def main() -> int:
+    """Writes the pages, or with ``--check`` says whether they are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when a page is out of date")
+    checking = parser.parse_args().check
+    outdated = []
+    for name, page in PAGES.items():
+        path, wanted = DOCS / name, page()
+        if not checking:
+            path.write_text(wanted, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != wanted:
+            outdated.append(name)
+    for name in outdated:
+        sys.stderr.write(f"docs/{name} is out of date: python tools/write_http_api_docs.py writes it\n")
+    return 1 if outdated else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
