@@ -120,9 +120,18 @@ def _apply_skip_list(connection: tables.Connection, job: JobRecord, skip_instanc
     # What retention has forgotten cannot be delivered again: it stays delivered.
     tables.make_ready_again(connection, tables.with_payloads(connection, resumption.ready_again))
     tables.make_unreported(connection, resumption.reported_again)
-    tables.skip_groups(connection, resumption.skipped, "in the skip list")
+    tables.skip_groups(connection, resumption.skipped, tables.IN_SKIP_LIST)
+    tables.unskip_groups(connection, resumption.not_skipped)
+    _go_on_if_finished(connection, job.key)
     # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
-    tables.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, "in the skip list")
+    tables.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, tables.IN_SKIP_LIST)
+
+
+def _go_on_if_finished(connection: tables.Connection, job_key: int) -> None:
+    """A finished job with groups that are open after all is not finished."""
+    job = tables.get_job(connection, job_key)
+    if job.state is JobState.FINISHED and tables.count_in_state(connection, job_key, GroupState.OPEN):
+        tables.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)
 
 
 def end_job(connection: tables.Connection, now: float, job: JobRecord, state: JobState, cause: str) -> None:

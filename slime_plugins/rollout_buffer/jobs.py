@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.types import GroupState, JobState
@@ -62,12 +62,17 @@ def plan_groups(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownGroup:
-    """A stored group as ``wanted_again`` needs it; ``delivery_key`` is the delivery it went out or was reported in."""
+    """A stored group as ``wanted_again`` needs it.
+
+    ``delivery_key`` is the delivery it went out or was reported in. ``by_skip_list`` says that an earlier skip list
+    skipped it, and nobody else.
+    """
 
     key: int
     instance_id: str
     state: GroupState
     delivery_key: int | None
+    by_skip_list: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +85,8 @@ class Resumption:
     """Filtered or failed, and the report of it was lost: they are reported once more."""
     skipped: list[int]
     """Still to come, but consumed already."""
+    not_skipped: list[int] = field(default_factory=list)
+    """Skipped by an earlier list: the trainer has gone back to before it consumed them."""
 
 
 def wanted_again(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str]) -> Resumption:
@@ -97,9 +104,8 @@ def wanted_again(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str])
         to_skip[group.instance_id] -= 1
         return True
 
-    for group in groups:
-        if group.state is GroupState.SKIPPED:
-            use_entry(group)
+    skipped_before = (group for group in groups if group.state is GroupState.SKIPPED)
+    not_skipped = [group.key for group in skipped_before if not use_entry(group) and group.by_skip_list]
     gone_out = sorted((group for group in groups if group.delivery_key is not None), key=_delivery_order)
     unused = [group for group in gone_out if group.state is not GroupState.SKIPPED and not use_entry(group)]
     to_come = (group for group in groups if group.state in (GroupState.OPEN, GroupState.READY))
@@ -108,6 +114,7 @@ def wanted_again(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str])
         ready_again=[group.key for group in unused if group.state in (GroupState.LEASED, GroupState.DELIVERED)],
         reported_again=[group.key for group in unused if group.state in (GroupState.FILTERED, GroupState.FAILED)],
         skipped=skipped,
+        not_skipped=not_skipped,
     )
 
 

@@ -17,6 +17,8 @@ from slime_plugins.rollout_buffer.packs import Place
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 
 MAX_MARKS = 500
+IN_SKIP_LIST = "in the skip list"
+"""The cause of a group that a trainer's skip list skipped: another list may want it after all."""
 
 Connection = sqlite3.Connection
 
@@ -197,7 +199,7 @@ def insert_groups(
             group.position,
             instance_ids[group.position],
             GroupState.SKIPPED.value if group.skipped else GroupState.OPEN.value,
-            "in the skip list" if group.skipped else "",
+            IN_SKIP_LIST if group.skipped else "",
         )
         for group in planned
     )
@@ -220,9 +222,15 @@ def insert_group_of_new_instance(connection: Connection, job_key: int, instance_
 
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
     """Returns every group of a job in epoch order, as the skip list is compared with them."""
-    query = "SELECT key, instance_id, state, delivery_key FROM groups WHERE job_key = ? ORDER BY epoch, position"
+    query = "SELECT key, instance_id, state, delivery_key, cause FROM groups WHERE job_key = ? ORDER BY epoch, position"
     return [
-        KnownGroup(key=row[0], instance_id=row[1], state=GroupState(row[2]), delivery_key=row[3])
+        KnownGroup(
+            key=row[0],
+            instance_id=row[1],
+            state=GroupState(row[2]),
+            delivery_key=row[3],
+            by_skip_list=row[4] == IN_SKIP_LIST,
+        )
         for row in connection.execute(query, (job_key,))
     ]
 
@@ -718,6 +726,18 @@ def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
 def make_unreported(connection: Connection, group_keys: Sequence[int]) -> None:
     """Lets filtered and failed groups be reported once more."""
     connection.executemany("UPDATE groups SET delivery_key = NULL WHERE key = ?", [(key,) for key in group_keys])
+
+
+def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
+    """Makes skipped groups ready again when they were judged before, else open."""
+    rows = [(key,) for key in group_keys]
+    connection.executemany(
+        "UPDATE groups SET cause = '', delivery_key = NULL, state = "
+        "CASE WHEN EXISTS (SELECT 1 FROM members WHERE group_key = groups.key) THEN 'ready' ELSE 'open' END "
+        "WHERE key = ? AND state = 'skipped'",
+        rows,
+    )
+    connection.executemany("UPDATE trajectories SET reported_in = NULL WHERE group_key = ?", rows)
 
 
 def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -> None:

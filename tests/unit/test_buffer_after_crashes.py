@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slime_plugins.rollout_buffer import payloads
 from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
 from slime_plugins.rollout_buffer.groups import judge_group
@@ -12,9 +14,10 @@ from tests.conftest import SettableClock
 from tests.support import poll, start_external, uids, write, written
 
 
-def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",)) -> JobRecord:
+def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",), **changes: Any) -> JobRecord:
     lines = [{"instance_id": name} for name in ids]
-    body = {"task_type": "math", "num_repeat_per_sample": 2, "instances": lines, "remote_engine_url": "http://e:1"}
+    body: dict[str, Any] = {"task_type": "math", "num_repeat_per_sample": 2, "instances": lines}
+    body |= {"remote_engine_url": "http://e:1", "job_id": "j", **changes}
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
     return buffer.start_job(payloads.parse(StartPayload, body), instances).job
 
@@ -144,3 +147,19 @@ def test_a_heartbeat_from_the_future_is_none(buffer: Buffer, clock: SettableCloc
     found = buffer.heartbeat("supervisor")
     assert found is not None
     assert found[0] == 3600
+
+
+def test_what_an_earlier_skip_list_skipped_comes_when_the_trainer_goes_back(buffer: Buffer) -> None:
+    job = start_played(buffer, ("a", "b"), skip_instance_ids=["a", "b"])
+    assert buffer.finish_if_done(job.key)
+    start_played(buffer, ("a", "b"), skip_instance_ids=["b"])
+    assert buffer.job(job.job_id).state.value == "running"
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
+    assert group.instance_id == "a"
+
+
+def test_what_was_cancelled_is_not_started_by_a_skip_list(buffer: Buffer) -> None:
+    job = start_played(buffer, ("a",), job_id="j")
+    buffer.change_job(job.job_id, "cancel")
+    start_played(buffer, ("a",), job_id="j", skip_instance_ids=[])
+    assert buffer.describe(job)["groups"]["skipped"] == 1

@@ -1,0 +1,262 @@
+"""A played job against a model of it: runners that come and go, attempts that fail, a trainer that goes back."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.errors import StaleAttemptError
+from slime_plugins.rollout_buffer.groups import judge_group
+from slime_plugins.rollout_buffer.jobs import attempt_uid
+from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
+from tests.conftest import SettableClock
+from tests.support import poll, slots, uids
+
+NAMES = ("a", "b", "c")
+GROUP_SIZE = 2
+MAX_ATTEMPTS = 2
+LEASE_S = 10.0
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+Attempt = tuple[str, int, int]
+
+
+class PlayedJobMachine(RuleBasedStateMachine):
+    """Model: a group has one state; a slot is filled once; only the newest runner writes; the skip list decides."""
+
+    @initialize(skipped=st.sets(st.sampled_from(NAMES)))
+    def start(self, skipped: set[str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rollout-buffer-", dir=IN_MEMORY))
+        self.clock = SettableClock()
+        self.buffer = Buffer(Store(self.folder), clock=self.clock)
+        self.consumed = set(skipped)
+        self.checkpoints = [set[str](), set(skipped)]
+        self.job = self._start_job(skipped)
+        self.states = dict.fromkeys(NAMES, "open") | dict.fromkeys(skipped, "skipped")
+        self.groups = self._all_groups()
+        self.fences = [self.buffer.begin_running(self.job.key)]
+        self.running: dict[Attempt, int] = {}
+        self.filled: dict[tuple[str, int], str] = {}
+        self.failures: dict[tuple[str, int], int] = {}
+        self.attempts: dict[tuple[str, int], int] = {}
+        self.ready_uids: dict[str, list[str]] = {}
+        self.leases: dict[str, tuple[list[str], float]] = {}
+
+    def _start_job(self, skip: set[str]) -> JobRecord:
+        body = {
+            "task_type": "math",
+            "job_id": "j",
+            "num_repeat_per_sample": GROUP_SIZE,
+            "instances": [{"instance_id": name} for name in NAMES],
+            "remote_engine_url": "http://e:1",
+            "evaluation": True,  # groups whose rewards are equal are delivered too
+            "min_timeout_group_size_ratio": 0.5,
+            "min_valid_group_size_ratio": 0.5,
+            "min_valid_item_size_ratio": 0.5,
+            "skip_instance_ids": sorted(skip),
+        }
+        instances = [Instance(instance_id=name, data={"instance_id": name}) for name in NAMES]
+        return self.buffer.start_job(payloads.parse(StartPayload, body), instances).job
+
+    def _all_groups(self) -> dict[str, GroupRecord]:
+        with self.buffer.store.read() as connection:
+            rows = connection.execute("SELECT key, position, instance_id FROM groups").fetchall()
+        return {
+            row["instance_id"]: GroupRecord(
+                key=row["key"], job_key=self.job.key, epoch=0, position=row["position"],
+                instance_id=row["instance_id"], state="open", cause="", opened_at=None, last_write_at=None,
+                delivery_key=None,
+            )
+            for row in rows
+        }  # fmt: skip
+
+    # --- runners -----------------------------------------------------------------------------------------------------
+
+    @rule()
+    def another_runner_takes_over(self) -> None:
+        self.fences.append(self.buffer.begin_running(self.job.key))
+        self.running.clear()
+
+    @rule(name=st.sampled_from(NAMES), slot=st.integers(0, GROUP_SIZE - 1))
+    def begin(self, name: str, slot: int) -> None:
+        place = (name, slot)
+        if place in self.filled or self.failures.get(place, 0) >= MAX_ATTEMPTS or self._is_running(place):
+            return
+        number = self.buffer.begin_attempt(self.fences[-1], self.groups[name], slot)
+        if self.states[name] != "open":
+            assert number is None
+            return
+        self.attempts[place] = self.attempts.get(place, 0) + 1
+        assert number == self.attempts[place]
+        self.running[(name, slot, number)] = self.fences[-1]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reward=st.sampled_from([0.0, 1.0]))
+    def finish(self, data: st.DataObject, reward: float) -> None:
+        name, slot, number = data.draw(st.sampled_from(sorted(self.running)))
+        found = self._trajectory(name, slot, number, reward)
+        result = self.buffer.add_trajectory(self.fences[-1], self.groups[name], slot, number, found)
+        assert result.status == ("stored" if self.states[name] == "open" else "late")
+        del self.running[(name, slot, number)]
+        if self.states[name] == "open":
+            self.filled[(name, slot)] = found.uid
+        again = self.buffer.add_trajectory(self.fences[-1], self.groups[name], slot, number, found)
+        assert again.status == "duplicate"
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        name, slot, number = data.draw(st.sampled_from(sorted(self.running)))
+        self.buffer.fail_attempt(self.fences[-1], self.groups[name], slot, number, code="device", message="it is gone")
+        del self.running[(name, slot, number)]
+        self.failures[(name, slot)] = self.failures.get((name, slot), 0) + 1
+
+    @precondition(lambda self: len(self.fences) > 1)
+    @rule(data=st.data(), name=st.sampled_from(NAMES), slot=st.integers(0, GROUP_SIZE - 1))
+    def an_old_runner_is_refused(self, data: st.DataObject, name: str, slot: int) -> None:
+        fence, group = data.draw(st.sampled_from(self.fences[:-1])), self.groups[name]
+        late = self._trajectory(name, slot, 999, 1.0)
+        with pytest.raises(StaleAttemptError):
+            self.buffer.begin_attempt(fence, group, slot)
+        with pytest.raises(StaleAttemptError):
+            self.buffer.add_trajectory(fence, group, slot, self.attempts.get((name, slot), 1), late)
+        with pytest.raises(StaleAttemptError):
+            self.buffer.fail_attempt(fence, group, slot, 1, code="device", message="it is gone")
+        with pytest.raises(StaleAttemptError):
+            self.buffer.close_group(group, judge_group([], group_policy(self.job), timed_out=True), fence=fence)
+
+    @rule(name=st.sampled_from(NAMES), timed_out=st.booleans())
+    def close(self, name: str, timed_out: bool) -> None:
+        settled = all(
+            (name, slot) in self.filled or self.failures.get((name, slot), 0) >= MAX_ATTEMPTS
+            for slot in range(GROUP_SIZE)
+        )
+        if not settled and not timed_out:
+            return
+        members = self.buffer.members(self.groups[name], with_items=False)
+        verdict = judge_group(members, group_policy(self.job), timed_out=not settled)
+        closed = self.buffer.close_group(self.groups[name], verdict, fence=self.fences[-1], judged=len(members))
+        assert closed == (self.states[name] == "open")
+        if closed:
+            expected = [self.filled[(name, slot)] for slot in range(GROUP_SIZE) if (name, slot) in self.filled]
+            assert [member.uid for member in members] == expected
+            self.states[name] = "ready" if expected else "failed"
+            self.ready_uids[name] = expected
+
+    # --- the trainer -------------------------------------------------------------------------------------------------
+
+    @rule(limit=st.none() | st.integers(1, 2))
+    def lease(self, limit: int | None) -> None:
+        self._expire()
+        delivery = poll(self.buffer, self.job, lease_s=LEASE_S, max_groups=limit)
+        if delivery is None:
+            assert "ready" not in self.states.values()
+            return
+        got = uids(self.buffer, delivery)
+        names = [name for name in self.ready_uids if set(self.ready_uids[name]) & set(got)]
+        for name in names:
+            assert self.states[name] == "ready"
+            assert set(self.ready_uids[name]) <= set(got)
+            self.states[name] = "leased"
+        assert len(got) == GROUP_SIZE * len(names)
+        self.leases[delivery.delivery_id] = (names, self.clock.now + LEASE_S)
+        self.consumed.update(names)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        self._expire()
+        if self.leases:
+            delivery_id = data.draw(st.sampled_from(sorted(self.leases)))
+            assert self.buffer.acknowledge([delivery_id])["acked"] == [delivery_id]
+            for name in self.leases.pop(delivery_id)[0]:
+                self.states[name] = "delivered"
+
+    @rule(seconds=st.sampled_from([4.0, 11.0]))
+    def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.buffer.expire_leases()
+        self._expire()
+
+    @rule()
+    def save_a_checkpoint(self) -> None:
+        self.checkpoints.append(set(self.consumed))
+
+    @rule(data=st.data())
+    def the_trainer_comes_back(self, data: st.DataObject) -> None:
+        """From any checkpoint: what is in it is not wanted, everything else is, also what was skipped before."""
+        self.consumed = set(data.draw(st.sampled_from(self.checkpoints)))
+        assert self._start_job(self.consumed).key == self.job.key
+        self.leases.clear()
+        for name, state in self.states.items():
+            if name in self.consumed:
+                self.states[name] = {"open": "skipped", "ready": "skipped", "leased": "delivered"}.get(state, state)
+            elif state in ("leased", "delivered"):
+                self.states[name] = "ready"
+            elif state == "skipped":
+                self.states[name] = "ready" if name in self.ready_uids else "open"
+
+    @rule()
+    def restart(self) -> None:
+        self.buffer.store.close()
+        self.buffer = Buffer(Store(self.folder), clock=self.clock)
+
+    # --- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_are_the_models(self) -> None:
+        books = slots(self.buffer, self.job)
+        for state in ("open", "ready", "leased", "delivered", "failed", "skipped"):
+            assert books[state] == GROUP_SIZE * list(self.states.values()).count(state), (state, self.states)
+
+    @invariant()
+    def the_next_runner_would_know_what_is_left(self) -> None:
+        wanted = [group.instance_id for group in self.buffer.open_groups(self.job.key, after=(-1, -1), limit=99)]
+        assert wanted == [name for name in NAMES if self.states[name] == "open"]
+        for name in wanted:
+            progress = self.buffer.slot_progress(self.groups[name].key)
+            for slot in range(GROUP_SIZE):
+                filled, failures = progress.get(slot, (False, 0))
+                assert filled == ((name, slot) in self.filled)
+                assert failures == self.failures.get((name, slot), 0)
+
+    def teardown(self) -> None:
+        if hasattr(self, "buffer"):
+            self.buffer.store.close()
+            shutil.rmtree(self.folder)
+
+    def _is_running(self, place: tuple[str, int]) -> bool:
+        return any((name, slot) == place for name, slot, _ in self.running)
+
+    def _trajectory(self, name: str, slot: int, number: int, reward: float) -> Trajectory:
+        uid = attempt_uid(self.job.key, 0, NAMES.index(name), slot, number)
+        return Trajectory(
+            uid=uid,
+            instance_id=name,
+            messages=[{"role": "assistant", "content": uid}],
+            reward=reward,
+            outcome=Outcome.COMPLETED,
+            stop_reason=StopReason.STOP,
+        )
+
+    def _expire(self) -> None:
+        for delivery_id, (names, until) in list(self.leases.items()):
+            if until <= self.clock.now:
+                del self.leases[delivery_id]
+                for name in names:
+                    self.states[name] = "ready"
+
+
+PlayedJobMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPlayedJobMachine = PlayedJobMachine.TestCase
