@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.jobs import attempt_uid
 from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
-from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.types import GroupState, Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock
 from tests.support import poll, slots, uids
 
@@ -75,7 +75,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
         return {
             row["instance_id"]: GroupRecord(
                 key=row["key"], job_key=self.job.key, epoch=0, position=row["position"],
-                instance_id=row["instance_id"], state="open", cause="", opened_at=None, last_write_at=None,
+                instance_id=row["instance_id"], state=GroupState.OPEN, cause="", opened_at=None, last_write_at=None,
                 delivery_key=None,
             )
             for row in rows
