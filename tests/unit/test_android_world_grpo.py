@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,13 @@ def per_trajectory(samples: Sequence[Sample], values: Sequence[float]) -> list[f
     return [values.pop() for values in found.values()]
 
 
+def table_of_the_docs() -> list[tuple[str, ...]]:
+    """Reward, rows and the three advantages of each trajectory, as the docs have them."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "android_world.md").read_text(encoding="utf-8")
+    lines = [line.replace("−", "-") for line in text.splitlines() if line.startswith("| task ")]
+    return [tuple(cell.strip() for cell in line.split("|")[2:-1]) for line in lines]
+
+
 async def test_the_worked_example_of_the_docs() -> None:
     args = trainer_args(n_samples_per_prompt=N, rollout_batch_size=GROUPS, grpo_std_normalization=False)
     batch = await batch_of(EXAMPLE)
@@ -92,6 +100,16 @@ async def test_the_worked_example_of_the_docs() -> None:
     assert per_trajectory(samples, ours) == [0.45, -0.45, 0.2, -0.2]
     assert per_trajectory(samples, slimes_default(raw)) == [0.6833, -0.2167, 0.2833, -0.1167]
     assert [round(value, 4) for value in centred(raw, N)] == [0.0] * 8 + [0.2, -0.2, 0.0, 0.0]
+    assert [cells[:5] for cells in table_of_the_docs()] == [
+        (f"{reward:g}" if reward else "0.0", str(count), f"{mine:g}", f"{default:g}", stretches)
+        for (_, reward, count), mine, default, stretches in zip(
+            EXAMPLE,
+            [0.45, -0.45, 0.2, -0.2],
+            [0.6833, -0.2167, 0.2833, -0.1167],
+            ["0", "0", "0.2", "-0.2, 0, 0"],
+            strict=True,
+        )
+    ]
 
 
 async def test_every_trajectory_weighs_the_same_in_the_loss_whatever_its_length() -> None:
