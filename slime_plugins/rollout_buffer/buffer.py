@@ -400,13 +400,19 @@ class Buffer:
             ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
                 the job takes no writes (its own runner plays it, or it is over).
         """
+        drafts = {item.uid: _draft(item) for item in reversed(items)}  # of one uid twice, the first counts
+        if any(draft.takes_place for draft in drafts.values()):
+            for uid in self._written_already(job_id, items):
+                del drafts[uid]
+        kept = dict(zip(drafts, self.contents.keep(list(drafts.values())), strict=True))
+        keeping = [(item, kept.get(item.uid)) for item in items]
+        return self.store.commit(lambda connection: self._write_items(connection, job_id, keeping))
+
+    def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
+        """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
         with self.store.read() as connection:
             job = self._job_for_write(connection, job_id)
-            known = {item.uid for item in items if tables.has_trajectory(connection, job.key, item.uid)}
-        drafts = [_draft(item) for item in items if item.uid not in known]
-        kept = iter(self.contents.keep(drafts))
-        keeping = [(item, None if item.uid in known else next(kept)) for item in items]
-        return self.store.commit(lambda connection: self._write_items(connection, job_id, keeping))
+            return {item.uid for item in items if tables.has_trajectory(connection, job.key, item.uid)}
 
     def _write_items(
         self, connection: tables.Connection, job_id: str | None, items: Sequence[tuple[wire.WrittenItem, Kept | None]]
@@ -431,7 +437,7 @@ class Buffer:
             return WriteResult(uid=item.uid, status="duplicate")
         if kept is None:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
-        group = self._group_for(connection, job, item.instance_id)
+        group, members = self._group_for(connection, job, item.instance_id)
         now = self._clock()
         kept.record(connection, now)
         tables.insert_trajectory(
@@ -439,7 +445,7 @@ class Buffer:
             job_key=job.key,
             uid=item.uid,
             group_key=None if group is None else group.key,
-            slot=0 if group is None else tables.count_members(connection, group.key),
+            slot=members,
             attempt=1,
             instance_id=item.instance_id,
             outcome=item.outcome.value,
@@ -454,12 +460,14 @@ class Buffer:
         if group is None:
             return WriteResult(uid=item.uid, status="late")
         tables.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
-        if not job.has_runner:
-            self._close_if_complete(connection, job, group)
+        if not job.has_runner and members + 1 >= job.group_size:
+            self._close_complete(connection, job, group)
         return WriteResult(uid=item.uid, status="stored")
 
-    def _group_for(self, connection: tables.Connection, job: JobRecord, instance_id: str) -> GroupRecord | None:
-        """The earliest open group of the instance with a free slot; None means the item is late."""
+    def _group_for(
+        self, connection: tables.Connection, job: JobRecord, instance_id: str
+    ) -> tuple[GroupRecord | None, int]:
+        """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
         existing = tables.groups_of_instance(connection, job.key, instance_id)
         if not existing:
             if job.has_input or job.state not in job_rules.OPEN_STATES:
@@ -469,15 +477,15 @@ class Buffer:
             tables.insert_group_of_new_instance(connection, job.key, instance_id)
             existing = tables.groups_of_instance(connection, job.key, instance_id)
         for group in existing:
-            free = tables.count_members(connection, group.key) < job.group_size
-            if group.state is GroupState.OPEN and free:
-                return group
-        return None
+            if group.state is GroupState.OPEN:
+                members = tables.count_members(connection, group.key)
+                if members < job.group_size:
+                    return group, members
+        return None, 0
 
-    def _close_if_complete(self, connection: tables.Connection, job: JobRecord, group: GroupRecord) -> None:
+    def _close_complete(self, connection: tables.Connection, job: JobRecord, group: GroupRecord) -> None:
         members = tables.members_of(connection, group.key)
-        if len(members) >= job.group_size:
-            self._close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)))
+        self._close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)))
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 

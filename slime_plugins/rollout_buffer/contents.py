@@ -23,6 +23,8 @@ __all__ = ["Contents", "Draft", "Kept"]
 
 INLINE_BODY_BYTES = 32 * 1024
 """Payloads up to here live in their row: one fsync less. Larger ones would bloat the database's pages."""
+ALONGSIDE_BODY_BYTES = 2 * 1024
+"""Payloads from here on go with their screenshots, when those are written to a pack anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,11 @@ class Draft:
     needs: Sequence[str]
     images: Mapping[str, Image]
     name: str
+
+    @property
+    def takes_place(self) -> bool:
+        """True when keeping it writes more than its row."""
+        return bool(self.needs) or len(self.body) > INLINE_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +92,21 @@ class Contents:
         missing = [
             [sha256 for sha256 in draft.needs if sha256 not in known and _must_have(draft, sha256)] for draft in drafts
         ]
-        blobs = [
-            blob
-            for draft, names in zip(drafts, missing, strict=True)
-            for blob in (*_shots(draft, names), *_large(draft))
-        ]
+        packed = [_goes_into_a_pack(draft, names) for draft, names in zip(drafts, missing, strict=True)]
+        blobs: list[Blob] = []
+        for draft, names, is_packed in zip(drafts, missing, packed, strict=True):
+            blobs += _shots(draft, names)
+            blobs += [Blob(draft.body)] if is_packed else []
         places = iter(self._store.append(blobs))
         return [
             Kept(
                 images={sha256: next(places) for sha256 in names},
-                place=next(places) if _is_large(draft) else None,
-                body=None if _is_large(draft) else draft.body,
+                place=next(places) if is_packed else None,
+                body=None if is_packed else draft.body,
                 size=len(draft.body),
                 known=[sha256 for sha256 in dict.fromkeys(draft.needs) if sha256 in known],
             )
-            for draft, names in zip(drafts, missing, strict=True)
+            for draft, names, is_packed in zip(drafts, missing, packed, strict=True)
         ]
 
     def keep_image(self, image: Image) -> bool:
@@ -181,12 +188,8 @@ def _shots(draft: Draft, hashes: Sequence[str]) -> list[Blob]:
     return [Blob(draft.images[sha256].data, bytes.fromhex(sha256)) for sha256 in hashes]
 
 
-def _is_large(draft: Draft) -> bool:
-    return len(draft.body) > INLINE_BODY_BYTES
-
-
-def _large(draft: Draft) -> list[Blob]:
-    return [Blob(draft.body)] if _is_large(draft) else []
+def _goes_into_a_pack(draft: Draft, new_shots: Sequence[str]) -> bool:
+    return len(draft.body) > (ALONGSIDE_BODY_BYTES if new_shots else INLINE_BODY_BYTES)
 
 
 def _uri_prefix(data: memoryview) -> bytes:

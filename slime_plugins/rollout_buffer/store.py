@@ -30,7 +30,8 @@ Work = Callable[[sqlite3.Connection], Any]
 SCHEMA_VERSION = 3
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 BUSY_TIMEOUT_S = 30.0
-TURN_STEP_S = 0.0002
+CHECKPOINT_PAGES = 4000
+"""16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
 MIGRATIONS: dict[int, str] = {}
 """SQL that takes a database from the version named by the key to the next one."""
@@ -200,6 +201,7 @@ class Store:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         return connection
 
     def _create_or_migrate(self) -> None:
@@ -227,7 +229,8 @@ class WriterTurns:
     """Lets one process after the other write, in turn.
 
     SQLite's own waiting sleeps longer each time and is not fair. Two locks are: who waits for the second holds the
-    first, so that who has just written cannot overtake.
+    first, so that who has just written cannot overtake. The kernel wakes who waits, and frees what a killed process
+    held. One thread of a process waits for the others; its siblings wait for it, and not for ever.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -237,19 +240,11 @@ class WriterTurns:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Holds the turn for a block; raises ``UnavailableError`` when it does not come in ``BUSY_TIMEOUT_S``."""
-        deadline = time.monotonic() + BUSY_TIMEOUT_S
         if not self._thread_lock.acquire(timeout=BUSY_TIMEOUT_S):
-            raise _too_busy()
+            raise UnavailableError(f"the store is busy: others wrote for more than {BUSY_TIMEOUT_S:.0f} s")
         try:
-            _lock_until(self._next, deadline)
-            try:
-                _lock_until(self._active, deadline)
-            finally:
-                fcntl.flock(self._next, fcntl.LOCK_UN)
-            try:
+            with _locked(self._active, before=self._next):
                 yield
-            finally:
-                fcntl.flock(self._active, fcntl.LOCK_UN)
         finally:
             self._thread_lock.release()
 
@@ -259,20 +254,17 @@ class WriterTurns:
         self._active.close()
 
 
-def _lock_until(file: IO[bytes], deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise _too_busy() from None
-            time.sleep(TURN_STEP_S)
-        else:
-            return
-
-
-def _too_busy() -> UnavailableError:
-    return UnavailableError(f"the store is busy: other processes wrote for more than {BUSY_TIMEOUT_S:.0f} s")
+@contextlib.contextmanager
+def _locked(file: IO[bytes], *, before: IO[bytes]) -> Iterator[None]:
+    fcntl.flock(before, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    finally:
+        fcntl.flock(before, fcntl.LOCK_UN)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> None:

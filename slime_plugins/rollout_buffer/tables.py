@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from slime_plugins.rollout_buffer.groups import Member
 from slime_plugins.rollout_buffer.jobs import KnownGroup, PlannedGroup
 from slime_plugins.rollout_buffer.packs import Place
@@ -164,8 +166,8 @@ def update_job(connection: Connection, key: int, **columns: Any) -> None:
 def _job(row: sqlite3.Row) -> JobRecord:
     values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
     values["state"] = JobState(values["state"])
-    values["settings"] = json.loads(values["settings"])
-    values["meta_info"] = json.loads(values["meta_info"])
+    values["settings"] = orjson.loads(values["settings"])
+    values["meta_info"] = orjson.loads(values["meta_info"])
     values["has_runner"], values["has_input"] = bool(values["has_runner"]), bool(values["has_input"])
     return JobRecord(**values)
 

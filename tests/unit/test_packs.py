@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from flask.testing import FlaskClient
 
@@ -374,6 +375,16 @@ def test_several_processes_write_at_once_while_another_reads(buffer: Buffer) -> 
     assert sorted(got) == sorted(f"{writer}-{number}" for writer in range(4) for number in range(12))
     assert list(examine(buffer.store)) == []
     assert mend(buffer.store).cut_bytes == 0 or list(examine(buffer.store)) == []
+
+
+def test_of_one_uid_twice_in_one_call_the_first_counts_as_a_whole(buffer: Buffer) -> None:
+    job = start_external(buffer, n=1)
+    first, second = episode("u", shots=[shot(1)]), episode("u", reward=0.0, shots=[shot(2)])
+    assert write(buffer, job, first, second) == ["stored", "duplicate"]
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    ((light, body),) = buffer.delivered_items(delivery, inline_images=True)
+    assert (light["reward"], orjson.loads(body)["messages"]) == (1.0, first["messages"])
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
