@@ -3,6 +3,7 @@
     RolloutBufferError
     ├── RequestError              a caller's mistake: an HTTP 4xx that says what to fix; nothing was changed
     │   ├── InvalidPayloadError       400 invalid_payload
+    │   ├── UnreadableBodyError       400 unreadable_body
     │   ├── InputFileError            400 input_file
     │   ├── UnauthorizedError         401 unauthorized
     │   ├── UnknownTaskTypeError      404 unknown_task_type
@@ -57,6 +58,12 @@ class InvalidPayloadError(RequestError):
     """A field is missing, of the wrong type or out of range."""
 
     code = "invalid_payload"
+
+
+class UnreadableBodyError(RequestError):
+    """The body did not come whole: cut off, too slow, or in chunks that are none."""
+
+    code = "unreadable_body"
 
 
 class InputFileError(RequestError):

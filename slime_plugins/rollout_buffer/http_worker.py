@@ -4,37 +4,105 @@ Two things are different. A thread that has answered waits a moment for the next
 it gives the connection back: the way through the worker's poller and thread pool costs more than a small write. And a
 large body is received straight into one buffer that its thread keeps, where the general way copies it several times
 through memory that is new each time.
+
+One thing is added: a clock. A client that sends its request too slowly would keep a thread for as long as it likes;
+here its connection is cut, so that slow senders cannot starve the others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
+import socket
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from gunicorn.http.body import Body, LengthReader
-from gunicorn.http.errors import NoMoreData
+from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.unreader import SocketUnreader
 from gunicorn.workers.gthread import ThreadWorker
 
-__all__ = ["Worker", "receive_body"]
+__all__ = ["RECEIVE_ERRORS", "Worker", "grant_time", "receive_body", "stop_clock"]
 
 LINGER_S = 0.005
 """How long a thread waits for the next request. Longer would keep threads from connections that do send."""
 KEPT_BYTES = 2 * 1024 * 1024
 """Largest buffer that a thread keeps for its next request."""
 
+RECEIVE_ERRORS = (OSError, ParseException)
+"""What reading a body raises when it does not come as it should."""
+PATIENCE_S = 15.0
+"""How long the head of a request may take, and a body beyond what its size takes."""
+SLOWEST_BYTES_PER_S = 100_000
+"""How fast a body must come at least."""
+UNKNOWN_SIZE = 3_000_000
+"""What a body in chunks is taken to be, for its time."""
+
 _thread = threading.local()
 
 
+class _Clock:
+    """Stops receiving from connections whose time is up. What was received whole is still answered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[socket.socket, float] = {}
+
+    def start(self, connection: socket.socket, seconds: float) -> None:
+        with self._lock:
+            self._until[connection] = time.monotonic() + seconds
+
+    def stop(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._until.pop(connection, None)
+
+    def run(self) -> None:
+        while True:
+            time.sleep(1.0)
+            with self._lock:
+                now = time.monotonic()
+                late = [connection for connection, until in self._until.items() if until < now]
+                for connection in late:
+                    del self._until[connection]
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RD)
+
+
+_clock = _Clock()
+
+
+def grant_time(environ: Mapping[str, Any], size: int | None) -> None:
+    """Gives the body of a request the time that ``size`` bytes may take; None when nobody said how many."""
+    connection = environ.get("gunicorn.socket")
+    if connection is not None:
+        _clock.start(connection, PATIENCE_S + (UNKNOWN_SIZE if size is None else size) / SLOWEST_BYTES_PER_S)
+
+
+def stop_clock(environ: Mapping[str, Any]) -> None:
+    """Says that the request is here, and may now be worked on for as long as that takes."""
+    connection = environ.get("gunicorn.socket")
+    if connection is not None:
+        _clock.stop(connection)
+
+
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
-    """``gthread``, with threads that linger on their connection."""
+    """``gthread``, with threads that linger on their connection, and a clock for slow senders."""
+
+    def init_process(self) -> None:
+        """Starts the clock of this process, then serves."""
+        threading.Thread(target=_clock.run, name="slow senders", daemon=True).start()
+        super().init_process()
 
     def handle(self, conn: Any) -> Any:
         """Serves requests of one connection until no further one comes at once."""
         while True:
-            outcome = super().handle(conn)
+            _clock.start(conn.sock, PATIENCE_S)
+            try:
+                outcome = super().handle(conn)
+            finally:
+                _clock.stop(conn.sock)
             if outcome is not True or not self.alive or conn.is_http2 or not _is_readable(conn):
                 return outcome
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Flask, Response, request
+from flask import Blueprint, Flask, Response
 
 from slime_plugins.rollout_buffer import inputs, payloads, server_inspect, wire
 from slime_plugins.rollout_buffer.buffer import Delivery
@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.web import (
     json_reply,
     read_body,
     read_body_and_images,
+    read_bytes,
     the_buffer,
     the_context,
 )
@@ -250,7 +251,7 @@ def get_image(sha256: str) -> Response:
 @routes.put("/images/<sha256>")
 def put_image(sha256: str) -> Response:
     """Keeps a screenshot under its hash, for writers that name it in their messages; again changes nothing."""
-    data = request.get_data(cache=False)
+    data = read_bytes()
     media_type = wire.image_media_type(data)
     if media_type is None:
         raise InvalidPayloadError("the body must be the bytes of a PNG, JPEG or WebP image")

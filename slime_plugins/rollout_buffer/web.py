@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 from flask import Response, current_app, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import ClientDisconnected, HTTPException, RequestEntityTooLarge
 from werkzeug.routing import PathConverter
 
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
@@ -24,9 +24,10 @@ from slime_plugins.rollout_buffer.errors import (
     PayloadTooLargeError,
     RolloutBufferError,
     UnauthorizedError,
+    UnreadableBodyError,
     UnsupportedEncodingError,
 )
-from slime_plugins.rollout_buffer.http_worker import receive_body
+from slime_plugins.rollout_buffer.http_worker import RECEIVE_ERRORS, grant_time, receive_body, stop_clock
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.payloads import PollPayload
@@ -44,6 +45,7 @@ __all__ = [
     "json_reply",
     "read_body",
     "read_body_and_images",
+    "read_bytes",
     "the_buffer",
     "the_context",
     "the_inspection",
@@ -165,7 +167,7 @@ def json_reply(body: Any, status: int = 200) -> Response:
 
 def read_body() -> dict[str, Any]:
     """Reads a JSON object; an empty body counts as an empty object."""
-    return _json_object(request.get_data(cache=False))
+    return _json_object(read_bytes())
 
 
 def read_body_and_images() -> tuple[dict[str, Any], dict[str, Image]]:
@@ -178,11 +180,40 @@ def _raw_body() -> tuple[bytes | bytearray, int]:
     """Returns a buffer and how much of it is the body; a large body comes without being copied about."""
     size = request.content_length or 0
     if DIRECT_BODY_BYTES <= size <= the_context().settings.max_body_bytes:
-        received = receive_body(request.environ, size)
+        with _arriving(size):
+            received = receive_body(request.environ, size)
         if received is not None:
             return received
-    content = request.get_data(cache=False)
+    content = read_bytes()
     return content, len(content)
+
+
+def read_bytes() -> bytes:
+    """Returns the body as it came.
+
+    Raises:
+        UnreadableBodyError: it did not come whole, or not in time.
+        RequestEntityTooLarge: it is larger than the server takes.
+    """
+    limit = the_context().settings.max_body_bytes
+    with _arriving(request.content_length):
+        content = request.get_data(cache=False)
+        # A body of unknown length is silently cut at the limit: is there more?
+        if request.content_length is None and len(content) >= limit and request.environ["wsgi.input"].read(1):
+            raise RequestEntityTooLarge
+    return content
+
+
+@contextmanager
+def _arriving(size: int | None) -> Iterator[None]:
+    """Gives a body the time that its size deserves."""
+    grant_time(request.environ, size)
+    try:
+        yield
+    except (*RECEIVE_ERRORS, ClientDisconnected) as error:
+        raise UnreadableBodyError(f"the body did not come whole and in time: {error}; send it again") from error
+    finally:
+        stop_clock(request.environ)
 
 
 def _json_object(content: bytes) -> dict[str, Any]:
