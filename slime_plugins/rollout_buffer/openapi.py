@@ -120,6 +120,9 @@ _GENERATION: Schema = {
         weight_version_spans=_array(
             _object("start end", weight_version={}, start=_integer(), end=_integer()), "Weights by stretch of output"
         ),
+        keep_images=_integer("The first so many images of the generation before come first", minimum=0),
+        images=_array(_text(), "sha256 of the image behind each placeholder of the prompt, after the kept ones"),
+        prompt_tokens=_nullable(_integer("The engine's count of the prompt with its images expanded")),
     ),
     "description": "What the engine sampled in one turn",
 }
