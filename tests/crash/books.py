@@ -53,8 +53,9 @@ class Books:
         return self.database.execute(query, values).fetchall()
 
     def job_key(self, job_id: str) -> int:
-        """Returns the key of a job."""
-        return int(self.rows("SELECT key FROM jobs WHERE job_id = ?", job_id)[0]["key"])
+        """Returns the key of a job; -1 when the run did not get as far as to start it."""
+        found = self.rows("SELECT key FROM jobs WHERE job_id = ?", job_id)
+        return int(found[0]["key"]) if found else -1
 
 
 def read_only(data_dir: Path) -> sqlite3.Connection:

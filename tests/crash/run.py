@@ -15,6 +15,7 @@ import json
 import random
 import shutil
 import socket
+import sqlite3
 import statistics
 import sys
 import tempfile
@@ -54,7 +55,8 @@ WEIGHTS = {
 }
 MEAN_SECONDS_BETWEEN_KILLS = 0.8
 LEASING = ("a0", "a1")
-CALM_PATIENCE_S = 420.0
+CALM_PATIENCE_S = 120.0
+CALM_PATIENCE_PER_KILL_S = 1.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,18 +96,21 @@ class CrashTest:
         self.began = time.monotonic()
 
     def run(self) -> list[str]:
-        """Plays the run and returns what does not balance."""
+        """Plays the run and returns what does not balance, what is lost or doubled first."""
+        findings: list[str] = []
         try:
             self._start()
             self._kill_at_random()
             self._calm_down()
             self._restart_in_order()
-            self.sampler.finish()
-            return [*self.sampler.discrepancies, *self._left_behind(), *self._audit()]
+            findings += self._left_behind()
         except FleetError as error:
-            return [*self.sampler.discrepancies, str(error)]
+            findings.append(f"the run did not come to its end: {error}")
         finally:
             self.fleet.end_everything()
+        self.sampler.finish()
+        findings += [*self.sampler.discrepancies, *self._audit()]
+        return sorted(findings, key=lambda sentence: "LOST" not in sentence and "DOUBLED" not in sentence)
 
     def _start(self) -> None:
         self.fleet.start_serve()
@@ -169,11 +174,10 @@ class CrashTest:
         self.plan.path("calm").touch()
         crew = self.fleet.crew
         writers = [crew[name] for name in crew if name.startswith("writer")]
-        self.fleet.tend_until(lambda: all(one.done for one in writers), CALM_PATIENCE_S, "the end of the writers")
+        patience_s = CALM_PATIENCE_S + self.kills * CALM_PATIENCE_PER_KILL_S
+        self.fleet.tend_until(lambda: all(one.done for one in writers), patience_s, "the end of the writers")
         self.plan.path("all-written").touch()
-        self.fleet.tend_until(
-            lambda: all(one.done for one in crew.values()), CALM_PATIENCE_S, "the end of the trainers"
-        )
+        self.fleet.tend_until(lambda: all(one.done for one in crew.values()), patience_s, "the end of the trainers")
 
     def _restart_in_order(self) -> None:
         """Stops the buffer while polls wait, starts it again, and compares what it says of its jobs."""
@@ -203,7 +207,10 @@ class CrashTest:
         return [f"process {pid} was left behind: {command}" for pid, command in self.fleet.marked()]
 
     def _audit(self) -> list[str]:
-        books = Books(self.plan, list(LEASING))
+        try:
+            books = Books(self.plan, list(LEASING))
+        except (RolloutBufferError, sqlite3.Error) as error:
+            return [f"the store does not open: {error}"]
         try:
             self.numbers = _numbers(books)
             return [f"{check.__name__}: {sentence}" for check in CHECKS for sentence in check(books)]

@@ -49,7 +49,8 @@ class Sampler(threading.Thread):
     def finish(self) -> None:
         """Ends sampling."""
         self._end.set()
-        self.join()
+        if self.is_alive():
+            self.join()
 
     def _check_reported(self, job: dict[str, Any]) -> None:
         slots = dict(job["slots"])

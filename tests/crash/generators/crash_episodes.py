@@ -15,7 +15,6 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
-    Image,
     Outcome,
     StopReason,
     Trajectory,
@@ -23,7 +22,6 @@ from slime_plugins.rollout_buffer.types import (
 
 TASK_TYPE = "crash_episodes"
 REWARD_RANGE = (0.0, 1.0)
-PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 
 
 class CrashEpisodes:
@@ -33,7 +31,7 @@ class CrashEpisodes:
         """Needs nothing."""
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Returns a trajectory with a screenshot, or raises what its name asks for."""
+        """Returns a trajectory, or raises what its name asks for."""
         luck = random.Random(int(hashlib.sha256(episode.uid.encode()).hexdigest()[:16], 16))
         await asyncio.sleep(luck.uniform(0.0, 0.08))
         name, slot = episode.instance.instance_id, episode.slot
@@ -46,19 +44,16 @@ class CrashEpisodes:
 
 
 def _trajectory(episode: EpisodeRequest, luck: random.Random) -> Trajectory:
-    image = Image(data=PNG_HEAD + luck.randbytes(luck.choice((2_000, 20_000))))
-    screenshot = {"type": "image_url", "image_url": {"url": f"sha256:{image.sha256}"}}
     text = {"type": "text", "text": luck.randbytes(luck.choice((200, 3_000, 40_000))).hex()}
     same = episode.instance.instance_id.endswith("-same")
     return Trajectory(
         uid=episode.uid,
         instance_id=episode.instance.instance_id,
-        messages=[{"role": "user", "content": [text, screenshot]}, {"role": "assistant", "content": episode.uid}],
+        messages=[{"role": "user", "content": [text]}, {"role": "assistant", "content": episode.uid}],
         reward=1.0 if same else float(episode.slot % 2),
         outcome=Outcome.COMPLETED,
         stop_reason=StopReason.STOP,
         generations=[Generation(prompt_ids=[1, 2, 3], output_ids=[4, 5], output_log_probs=[-0.1, -0.2])],
-        images=[image],
     )
 
 
