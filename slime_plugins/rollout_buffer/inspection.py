@@ -183,7 +183,8 @@ def _without_key(row: sqlite3.Row) -> dict[str, Any]:
 def _conditions(connection: Connection, page: TrajectoryPageQuery) -> tuple[list[str], list[Any]]:
     conditions, values = ["trajectories.key < ?"], [_before(page)]
     if page.job_id is not None:
-        conditions.append("trajectories.job_key = ?")
+        # The plus keeps SQLite from gathering the whole job by an index on it only to sort it anew.
+        conditions.append("+trajectories.job_key = ?")
         values.append(_find_job(connection, page.job_id).key)
     filters = {
         "trajectories.instance_id = ?": page.instance_id,
