@@ -166,7 +166,7 @@ class Store:
         if body is not None:
             return body
         if place is None:
-            raise DamagedError("the payload of this trajectory was forgotten: it was delivered longer ago than retention keeps")
+            raise DamagedError("the payload of this trajectory was forgotten: retention does not keep it any more")
         return bytes(self.fetch(Place.parse(place)))
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
+HTTP = tuple(f"{BUFFER}.{room}" for room in ("server", "server_inspect", "web"))
 KEEPERS = tuple(f"{BUFFER}.{room}" for room in ("buffer", "store", "tables", "server", "runner", "supervisor"))
 RAY_USERS = (f"{ANDROID}.device_pool", f"{ANDROID}.device_registry", f"{ANDROID}.device_worker")
 FILES = {
@@ -107,7 +108,7 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
     ("who", "whom", "but"),
     [
         # The server is HTTP over the store and knows nothing of playing.
-        ((f"{BUFFER}.server", f"{BUFFER}.server_inspect", f"{BUFFER}.web"), (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
+        (HTTP, (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
         # A generator plays; where its trajectories go is not its business.
         ((GENERATOR,), KEEPERS, ()),
         # Ray is known to the device pool alone.
