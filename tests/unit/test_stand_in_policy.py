@@ -93,10 +93,8 @@ class Episode:
         if not self._rebuilt:
             return Conversation(turns=tuple(self._turns))
         said = [re.findall(r"<conclusion>\n(.*)\n</conclusion>", reply, re.DOTALL)[0] for reply in self.replies]
-        progress = "; ".join(f"Step {number}: {text}" for number, text in enumerate(said, start=1))
-        text = self._first_text().replace(
-            "\n\nFirst", f"\n\nTask progress (You have done the following operations): {progress}\n\nFirst", 1
-        )
+        present = prompts.history_turn_message(len(said) + 1, "00")
+        text = text_of(prompts.with_history(self.seen.goal, said, [], present))
         return Conversation(turns=(self._turns[0], self._user(text, self.seen)))
 
     def _first_text(self) -> str:
