@@ -18,6 +18,7 @@ import requests
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -353,7 +354,7 @@ def doctor(
     else:
         table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
         for finding in findings:
-            table.add_row(finding.name, finding.state.value, finding.detail, finding.remedy)
+            table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail, finding.remedy)))
         console.print(table)
     if any(finding.state is State.MISSING for finding in findings):
         raise typer.Exit(1)

@@ -62,6 +62,11 @@ class AndroidWorldDevice:
             raise
 
     @property
+    def package(self) -> AndroidWorldPackage:
+        """The connected package."""
+        return self._package
+
+    @property
     def task(self) -> Any:
         """The package's task object of this episode; None between episodes."""
         return self._task
@@ -87,8 +92,8 @@ class AndroidWorldDevice:
         """As ``Device.step``."""
         self._running()
         reference = None if action.kind in _LEAVES_THE_SCREEN else self._last
-        self._package.forget_accessibility_trees()
         try:
+            self._package.forget_accessibility_trees()
             note = self._gestures.do(action)
             return self._observe(reference, note)
         except EpisodeError:

@@ -76,6 +76,7 @@ class AndroidWorldPackage:
         logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of every adb command
         self._tasks: Mapping[str, Any] = self._modules["registry"].TaskRegistry().get_registry(_SUITE)
         self.env: Any = None
+        self._connection: Any = None
 
     @property
     def adb_utils(self) -> Any:
@@ -92,10 +93,13 @@ class AndroidWorldPackage:
         controllers: Any = self._modules["controllers"]
 
         def controller(*_: object, **__: object) -> Any:
+            self._close_connection()  # a reconnect would leave the old one's server and logcat behind
             config = self._environment_config(ports, adb_path)
-            return controllers.AndroidWorldController(
+            made = controllers.AndroidWorldController(
                 self._modules["loader"].load(config), install_a11y_forwarding_app=False
             )
+            self._connection = made.env
+            return made
 
         # The package reconnects through this name when it gets no tree; its own would take the shared adb server and
         # download the forwarder.
@@ -111,9 +115,8 @@ class AndroidWorldPackage:
 
     def disconnect(self) -> None:
         """Closes the environment; the emulator goes on."""
-        env, self.env = self.env, None
-        if env is not None:
-            env.close()
+        self.env = None
+        self._close_connection()
 
     def new_task(self, task_name: str, params_idx: int, suite_seed: int) -> Any:
         """Returns a new task object; the same arguments give the same parameters, in every process.
@@ -148,7 +151,9 @@ class AndroidWorldPackage:
 
     def forget_accessibility_trees(self) -> None:
         """Drops the trees received so far, so that one that comes late or never is not taken for a new one."""
-        self.env.controller.env._accumulated_extras = {}
+        wrapper = self.env.controller.env
+        wrapper.accumulate_new_extras()  # those that have come and were not fetched yet
+        wrapper._accumulated_extras = {}
 
     def apps(self) -> dict[str, str]:
         """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed."""
@@ -159,6 +164,15 @@ class AndroidWorldPackage:
             if activity.partition("/")[0] in installed
             for name in _alternatives(pattern)
         }
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.close()
+        except Exception as error:  # noqa: BLE001 - closing what is broken may fail in any way, and is not needed again
+            logger.warning("closing the connection failed: %s: %s", type(error).__name__, error)
 
     def _environment_config(self, ports: EmulatorPorts, adb_path: str) -> Any:
         classes = self._modules["config_classes"]

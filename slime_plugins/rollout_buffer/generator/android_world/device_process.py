@@ -40,7 +40,11 @@ class DeviceProcess:
 
     def __init__(self, python: str, settings: AndroidWorldSettings, index: int) -> None:
         self._child = _started(python)
-        self._call("create", settings.model_dump_json(), index)
+        try:
+            self._call("create", settings.model_dump_json(), index)
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
         """As ``Device.reset``."""

@@ -1,8 +1,8 @@
 """A process that looks like the Android emulator from outside: same arguments, same gRPC, a device for ``fake_adb``.
 
 Started as ``python -m …emulator_process --folder FOLDER -avd NAME -port 5556 -grpc 8556 …``. The phones' sockets lie in
-FOLDER; ``faults.json`` in it, if it is there, says what is to go wrong. Arguments of the real emulator that mean
-nothing here are taken without a word.
+FOLDER. If ``faults.json`` is in it, that says what is to go wrong; if a folder ``exchanges`` is in it, every command is
+recorded there. Arguments of the real emulator that mean nothing here are taken without a word.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_controller import (
     serve_emulator_controller,
 )
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import ExchangeRecorder
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.shell_language import (
@@ -39,6 +41,7 @@ __all__ = ["FAULTS_FILE", "Emulator", "EmulatorArguments", "main"]
 logger = logging.getLogger(__name__)
 
 FAULTS_FILE = "faults.json"
+RECORD_FOLDER = "exchanges"
 _LOCK_FILE = "hardware-qemu.ini.lock"
 
 
@@ -82,7 +85,9 @@ class Emulator:
         self.handset = Handset()
         self._adb = AdbShell(self.handset)
         self._inputs = 0
+        self._started = time.monotonic()
         self._faults = faults
+        self._recorder = _recorder(arguments)
         self._forwarder = AccessibilityForwarder(self.handset)
         self._forwarder.mute = faults.dead_forwarder
         self._grpc = serve_emulator_controller(self.handset, arguments.grpc_port, faults)
@@ -98,6 +103,8 @@ class Emulator:
             threading.Event().wait()
         if self._faults.offline:
             return failed("adb: device offline")
+        if list(words[:2]) == ["shell", "getprop"] and not self._booted:
+            return said("\n")
         is_input = list(words[:2]) == ["shell", "input"]
         if is_input:
             self._count_input()
@@ -105,6 +112,8 @@ class Emulator:
             threading.Timer(self._faults.slow_screen_s, self._adb.run, [list(words)]).start()
             return said()
         output = self._adb.run(words)
+        if self._recorder is not None:
+            self._recorder.record(words, output)
         self._forwarder.wake()
         return output
 
@@ -122,10 +131,20 @@ class Emulator:
         self._grpc.stop(None)
         self.handset.close()
 
+    @property
+    def _booted(self) -> bool:
+        return not self._faults.never_boots and time.monotonic() - self._started >= self._faults.boot_s
+
     def _count_input(self) -> None:
         self._inputs += 1
         if self._faults.crash_after_inputs is not None and self._inputs >= self._faults.crash_after_inputs:
             os._exit(139)
+
+
+def _recorder(arguments: EmulatorArguments) -> ExchangeRecorder | None:
+    """Exchanges are recorded when there is a folder for them beside the sockets."""
+    folder = arguments.folder / RECORD_FOLDER
+    return ExchangeRecorder(folder / f"{arguments.serial}.jsonl") if folder.is_dir() else None
 
 
 class _AdbServer(socketserver.ThreadingUnixStreamServer):

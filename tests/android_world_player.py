@@ -1,0 +1,338 @@
+"""Plays AndroidWorld's own tasks on the simulated phone: solutions where its parameters differ from the phone's tasks.
+
+As in ``simulated_phone_player``: a solution knows the task's parameters, sees screenshots, and acts by touch and
+typing alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.device import ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import TextRole
+from tests.simulated_phone_player import SOLUTIONS as PHONE_SOLUTIONS
+from tests.simulated_phone_player import Player, Solution
+
+__all__ = ["SOLUTIONS"]
+
+NOW = datetime(2023, 10, 15, 15, 34)
+MOST_SCREENS = 60
+
+
+# ---- notes -----------------------------------------------------------------------------------------------------------
+
+
+def _note_text(player: Player, name: str) -> str:
+    """Opens the note and reads it; the note stays open."""
+    player.tap_row(name)
+    field = player.screen.find_field("Note")
+    assert field is not None
+    return " ".join(field.lines)
+
+
+def _write_over(player: Player, text: str) -> None:
+    player.tap_icon("select_all")
+    player.type(text)
+    player.tap_icon("back")
+
+
+def _edit_note(player: Player, params: Any) -> None:
+    player.open("Markor")
+    text = _note_text(player, params["file_name"])
+    edits = {
+        "header": lambda: f"{params['header']}\n{text}",
+        "footer": lambda: f"{text}\n{params['footer']}",
+        "replace": lambda: str(params["replace_text"]),
+    }
+    _write_over(player, edits[params["edit_type"]]())
+
+
+def _add_header(player: Player, params: Any) -> None:
+    player.open("Markor")
+    text = _note_text(player, params["original_name"])
+    _write_over(player, f"{params['header']}\n\n{text}\n")
+    player.hold(player.row(params["original_name"]))
+    player.tap_icon("rename")
+    player.fill("Name", params["new_name"])
+    player.tap_button("OK")
+
+
+def _delete_newest_note(player: Player, params: Any) -> None:
+    player.open("Markor")
+    names, dates = [], []
+    for line in player.screen.texts:
+        if line.role is TextRole.PRIMARY:
+            names.append(line.text)
+        elif line.role is TextRole.SECONDARY:
+            dates.append(datetime.strptime(line.text, "%b %d, %Y %H:%M"))
+    newest = names[dates.index(max(dates))]
+    player.hold(player.row(newest))
+    player.tap_icon("delete")
+    player.tap_button("Delete")
+
+
+def _merge_notes(player: Player, params: Any) -> None:
+    player.open("Markor")
+    texts = []
+    for number in (1, 2, 3):
+        texts.append(_note_text(player, params[f"file{number}_name"]))
+        player.tap_icon("back")
+    player.tap_icon("add")
+    player.fill("Name", params["new_file_name"])
+    player.tap_button("OK")
+    player.fill("Note", "\n\n".join(texts))
+    player.tap_icon("back")
+    player.hold(player.row(f"{params['new_file_name']}.md"))
+    player.tap_icon("rename")
+    player.fill("Name", params["new_file_name"])
+    player.tap_button("OK")
+
+
+def _create_note_and_send(player: Player, params: Any) -> None:
+    PHONE_SOLUTIONS["MarkorCreateNote"](player, params)
+    PHONE_SOLUTIONS["SimpleSmsSend"](player, {"number": params["number"], "message": params["text"]})
+
+
+def _resend(player: Player, params: Any) -> None:
+    """AndroidWorld sends the message through the app itself, so the conversation may be open already."""
+    player.open("Simple SMS Messenger")
+    if player.screen.find_field("Message") is None:
+        player.tap_row(params["name"])
+    message = " ".join(line.text for line in player.screen.texts if line.sent)
+    player.fill("Message", message)
+    player.tap_button("Send")
+
+
+def _forward_address(player: Player, params: Any) -> None:
+    player.open("Simple SMS Messenger")
+    player.tap_row(params["name2"])
+    lines = [line.text for line in player.screen.texts if line.role is TextRole.PRIMARY and not line.sent]
+    player.tap_icon("back")
+    player.tap_icon("add")
+    player.tap_row(params["name1"])
+    player.fill("Message", " ".join(lines))
+    player.tap_button("Send")
+
+
+def _open_from_home(player: Player, params: Any) -> None:
+    label = {"dialer": "Phone"}.get(params["app_name"], params["app_name"].capitalize())
+    icon = player.screen.find_app(label)
+    assert icon is not None, f"no app {label}"
+    player.tap(icon.center)
+
+
+def _look_at_stopwatch(player: Player, params: Any) -> None:
+    """AndroidWorld's stopwatch stands still from the start: it is enough to go and see."""
+    player.open("Clock")
+    player.tap_button("Stopwatch")
+
+
+# ---- calendar --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """An event on the screen."""
+
+    start: datetime
+    title: str
+    center: tuple[int, int]
+
+
+def _agenda(player: Player) -> Iterator[Seen]:
+    """Opens the calendar at its top and walks down; each event is shown while it is handed out."""
+    player.open("Simple Calendar Pro")
+    known: list[Seen] = []
+    for _ in range(MOST_SCREENS):
+        before = player.observation.screenshot.data
+        for event in _on_screen(player, known):
+            if (event.start, event.title) not in [(one.start, one.title) for one in known]:
+                known.append(event)
+                yield event
+        player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 900))
+        if player.observation.screenshot.data == before:
+            return
+
+
+def _on_screen(player: Player, known: list[Seen]) -> Iterator[Seen]:
+    """Rows above the first header belong to the day of the same row as seen before, or to the last day seen."""
+    day: datetime | None = None
+    title, center = "", (0, 0)
+    for line in player.screen.texts:
+        header = _day_of(line.text)
+        if line.role is TextRole.PRIMARY:
+            title, center = line.text, line.center
+        elif header is not None:
+            day = header
+        elif title and (times := re.match(r"(\d\d):(\d\d) - ", line.text)):
+            clock = timedelta(hours=int(times[1]), minutes=int(times[2]))
+            day = day or _day_seen(known, title, clock)
+            if day is not None:
+                yield Seen(start=day + clock, title=title, center=center)
+            title = ""
+
+
+def _day_seen(known: list[Seen], title: str, clock: timedelta) -> datetime | None:
+    days = [one.start.replace(hour=0, minute=0) for one in known]
+    same = [day for day, one in zip(days, known, strict=True) if one.title == title and one.start == day + clock]
+    found = same or days
+    return found[-1] if found else None
+
+
+def _day_of(text: str) -> datetime | None:
+    tail = text.split(", ", 1)[-1]
+    for form in ("%B %d %Y", "%B %d, %Y"):
+        try:
+            return datetime.strptime(tail, form)
+        except ValueError:
+            continue
+    return None
+
+
+def _date(params: Any) -> datetime:
+    return datetime.strptime(params["date"], "%B %d %Y")
+
+
+def _clock(text: str) -> timedelta:
+    """11:00am, 4pm, 21:45."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?(am|pm)?", text)
+    assert found is not None
+    hour = int(found[1]) % 12 + (12 if found[3] == "pm" else 0) if found[3] else int(found[1])
+    return timedelta(hours=hour, minutes=int(found[2] or 0))
+
+
+Wanted = Callable[[Any, Seen], bool]
+
+
+def _answer_titles(wanted: Wanted, most: int | None = None) -> Solution:
+    def solve(player: Player, params: Any) -> None:
+        titles: list[str] = []
+        for event in _agenda(player):
+            if wanted(params, event) and (most is None or len(titles) < most):
+                titles.append(event.title)
+        player.answer(", ".join(titles))
+
+    return solve
+
+
+def _on_date(params: Any, event: Seen) -> bool:
+    return event.start.date() == _date(params).date()
+
+
+def _at_time(params: Any, event: Seen) -> bool:
+    return event.start == _date(params) + _clock(params["time"])
+
+
+def _after_time(params: Any, event: Seen) -> bool:
+    return event.start >= _date(params) + _clock(params["time"])
+
+
+def _in_range(params: Any, event: Seen) -> bool:
+    return _date(params) + _clock(params["start_time"]) <= event.start <= _date(params) + timedelta(hours=20)
+
+
+def _next_week(params: Any, event: Seen) -> bool:
+    return datetime(2023, 10, 16) <= event.start < datetime(2023, 10, 23)
+
+
+def _answer_meeting(player: Player, params: Any) -> None:
+    for event in _agenda(player):
+        if event.start >= NOW and params["person"] in event.title:
+            player.answer(f"{event.start:%B} {event.start.day} {event.start.year} {event.start:%H:%M}")
+            return
+    raise AssertionError("no such meeting")
+
+
+def _answer_location(player: Player, params: Any) -> None:
+    for event in _agenda(player):
+        if event.title == params["title"] and _on_date(params, event):
+            player.tap(event.center)
+            texts = [line.text for line in player.screen.texts]
+            player.answer(texts[texts.index("Location") + 1])
+            return
+    raise AssertionError("no such event")
+
+
+def _delete_events(wanted: Wanted) -> Solution:
+    """Deletes what is wanted, one by one, from the top each time."""
+
+    def solve(player: Player, params: Any) -> None:
+        for _ in range(10):
+            event = next((one for one in _agenda(player) if wanted(params, one)), None)
+            if event is None:
+                return
+            player.tap(event.center)
+            player.tap_icon("delete")
+            player.tap_button("Delete")
+            player.back()
+
+    return solve
+
+
+def _on_named_day(params: Any, event: Seen) -> bool:
+    return (event.start.month, event.start.day) == (params["month"], params["day"])
+
+
+def _the_event(params: Any, event: Seen) -> bool:
+    named = _on_named_day(params, event) and event.start.hour == params["hour"]
+    return named and event.title == params["event_title"]
+
+
+def _add_event(player: Player, params: Any) -> None:
+    wanted = params["row_objects"][0]
+    start, end = wanted.start_datetime, wanted.end_datetime
+    player.open("Simple Calendar Pro")
+    player.tap_icon("add")
+    player.fill("Title", wanted.title)
+    player.fill("Description", wanted.description)
+    for label, text in (("Date", f"{start:%Y-%m-%d}"), ("Start time", f"{start:%H:%M}"), ("End time", f"{end:%H:%M}")):
+        _replace(player, label, text)
+    player.tap_button("Save")
+
+
+def _replace(player: Player, label: str, text: str) -> None:
+    """Marks the field's value through its menu and types over it."""
+    field = player.screen.find_field(label)
+    for _ in range(3):
+        if field is not None:
+            break
+        player.act(ActionKind.SWIPE, point=(540, 1300), end_point=(540, 900))
+        field = player.screen.find_field(label)
+    assert field is not None, f"no field {label}"
+    player.hold(field.center)
+    player.tap_row("Select all")
+    player.type(text)
+
+
+SOLUTIONS: dict[str, Solution] = {
+    **PHONE_SOLUTIONS,
+    "ClockStopWatchPausedVerify": _look_at_stopwatch,
+    "SimpleSmsResend": _resend,
+    "SimpleSmsSendReceivedAddress": _forward_address,
+    "OpenAppTaskEval": _open_from_home,
+    "MarkorEditNote": _edit_note,
+    "MarkorAddNoteHeader": _add_header,
+    "MarkorDeleteNewestNote": _delete_newest_note,
+    "MarkorMergeNotes": _merge_notes,
+    "MarkorCreateNoteAndSms": _create_note_and_send,
+    "SimpleCalendarAddOneEvent": _add_event,
+    "SimpleCalendarAddOneEventInTwoWeeks": _add_event,
+    "SimpleCalendarAddOneEventRelativeDay": _add_event,
+    "SimpleCalendarAddOneEventTomorrow": _add_event,
+    "SimpleCalendarDeleteOneEvent": _delete_events(_the_event),
+    "SimpleCalendarDeleteEvents": _delete_events(_on_named_day),
+    "SimpleCalendarDeleteEventsOnRelativeDay": _delete_events(_on_named_day),
+    "SimpleCalendarEventsOnDate": _answer_titles(_on_date),
+    "SimpleCalendarAnyEventsOnDate": _answer_titles(_on_date),
+    "SimpleCalendarEventOnDateAtTime": _answer_titles(_at_time),
+    "SimpleCalendarFirstEventAfterStartTime": _answer_titles(_after_time, most=1),
+    "SimpleCalendarEventsInTimeRange": _answer_titles(_in_range),
+    "SimpleCalendarEventsInNextWeek": _answer_titles(_next_week),
+    "SimpleCalendarNextEvent": _answer_titles(lambda params, event: event.start >= NOW, most=1),
+    "SimpleCalendarNextMeetingWithPerson": _answer_meeting,
+    "SimpleCalendarLocationOfEvent": _answer_location,
+}

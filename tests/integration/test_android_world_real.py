@@ -1,0 +1,255 @@
+"""The real ``android_world`` package, through the device adapter, on the simulated phone's adb and gRPC.
+
+Needs the package: set ROLLOUT_BUFFER_TEST_ANDROID_WORLD to the python of an environment that has it and this project.
+The device runs in a process of that python, as it does in production with ``android_world_python``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
+from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.simulated_sdk import (
+    SimulatedSdk,
+    make_simulated_sdk,
+)
+from tests.simulated_phone_player import SOLUTIONS, Player
+
+PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
+pytestmark = [
+    pytest.mark.skipif(
+        not PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package"
+    ),
+    pytest.mark.timeout(180),
+]
+
+
+@pytest.fixture(scope="module")
+def short_folder() -> Iterator[Path]:
+    """pytest's own folders are too deep for the sockets of Unix."""
+    with tempfile.TemporaryDirectory(prefix="aw_") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def sdk(short_folder: Path) -> SimulatedSdk:
+    folder = Path(tempfile.mkdtemp(dir=short_folder))
+    return make_simulated_sdk(folder, python=PYTHON)
+
+
+def settings_of(sdk: SimulatedSdk, **changes: object) -> AndroidWorldSettings:
+    values = {
+        "device": "android_world",
+        "android_world_python": PYTHON,
+        "avd_name": sdk.avd_name,
+        "android_avd_home": str(sdk.avd_home),
+        "android_sdk_root": str(sdk.folder),
+        "emulator_path": str(sdk.emulator_path),
+        "adb_path": str(sdk.adb_path),
+        "boot_timeout_s": 60,
+        "base_console_port": 5640,
+        "base_grpc_port": 43100,
+        "base_adb_server_port": 43400,
+        **changes,
+    }
+    return AndroidWorldSettings.model_validate(values)
+
+
+@pytest.fixture
+def device(sdk: SimulatedSdk) -> Iterator[DeviceProcess]:
+    made = create_device(settings_of(sdk), 0)
+    assert isinstance(made, DeviceProcess)
+    yield made
+    made.close()
+    assert emulators(sdk) == []
+
+
+def emulators(sdk: SimulatedSdk) -> list[int]:
+    """Processes that were started for this SDK and still live."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        if str(sdk.devices) in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def until(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_episodes_follow_one_another_and_are_scored_by_the_package(device: DeviceProcess) -> None:
+    first = device.reset("SystemWifiTurnOff", 0)
+    assert (first.goal, first.step_budget) == ("Turn wifi off.", 10)
+    assert (first.screen_width, first.screen_height) == (1080, 2400)
+    assert device.score() == 0.0
+    SOLUTIONS["SystemWifiTurnOff"](Player(device, first), {})
+    assert device.score() == 1.0
+
+    second = device.reset("ContactsAddContact", 3)
+    named = re.fullmatch(r"Create a new contact for (.+)\. Their number is (.+)\.", second.goal)
+    assert named is not None
+    SOLUTIONS["ContactsAddContact"](Player(device, second), {"name": named[1], "number": named[2]})
+    assert device.score() == 1.0
+    assert device.reset("ContactsAddContact", 3).goal == second.goal
+
+
+def test_tasks_that_cannot_be_played_are_refused_before_the_first_step(device: DeviceProcess) -> None:
+    with pytest.raises(EnvironmentSetupError, match="already solved"):
+        device.reset("SystemBrightnessMaxVerify", 0)
+    with pytest.raises(EnvironmentSetupError, match="no task called"):
+        device.reset("NoSuchTask", 0)
+    assert device.reset("SystemBrightnessMax", 0).goal
+    assert device.health()["kind"] == "android_world"
+
+
+def test_every_action_arrives_as_it_was_meant(device: DeviceProcess) -> None:
+    player = Player(device, device.reset("MarkorCreateFolder", 0))
+    unknown = device.step(Action(kind=ActionKind.OPEN, text="Screen Recorder"))
+    assert "no app called 'Screen Recorder'" in unknown.note
+    player.open("Markor")
+    player.tap_icon("add")
+    refused = device.step(Action(kind=ActionKind.TYPE, text="a & b; $(x) é"))
+    assert refused.note.endswith("left out: é")
+    player.observation = refused
+    field = player.screen.find_field("Name")
+    assert field is not None
+    assert " ".join(field.lines) == "a & b; $(x) e"
+    player.tap_button("Folder")
+    player.hold(player.row("a & b; $(x) e"))
+    assert "1 selected" in [line.text for line in player.screen.texts]
+    for button in (SystemButton.BACK, SystemButton.HOME, SystemButton.MENU):
+        player.act(ActionKind.SYSTEM_BUTTON, button=button)
+    player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 400))
+    assert "Apps" in [line.text for line in player.screen.texts]
+    start = time.monotonic()
+    player.act(ActionKind.WAIT, duration_s=1.5)
+    assert time.monotonic() - start >= 1.5
+    player.act(ActionKind.TERMINATE, status="success")
+
+
+def test_a_screen_that_reacts_late_is_waited_for(device: DeviceProcess, sdk: SimulatedSdk) -> None:
+    player = Player(device, device.reset("SystemWifiTurnOff", 0))
+    sdk.set_faults(device.health()["serial"], Faults(slow_screen_s=1.2))
+    player.open("Settings")
+    player.tap_row("Network & internet")
+    assert player.screen.find_switch("Wi-Fi") is not None
+    assert player.observation.details["settled"] == "settled"
+
+
+@pytest.mark.parametrize("faults", [Faults(crash_after_inputs=1), Faults(offline=True)], ids=["crash", "offline"])
+def test_a_device_that_breaks_in_an_episode_is_an_error_and_never_a_score(
+    device: DeviceProcess, sdk: SimulatedSdk, faults: Faults
+) -> None:
+    device.reset("SystemWifiTurnOff", 0)
+    sdk.set_faults(device.health()["serial"], faults)
+    with pytest.raises(DeviceError):
+        device.step(Action(kind=ActionKind.CLICK, point=(5, 5)))
+    with pytest.raises(DeviceError):
+        device.score()
+    with pytest.raises(DeviceError):
+        device.health()
+
+
+def test_a_forwarder_that_died_is_an_error_not_an_old_screen(device: DeviceProcess, sdk: SimulatedSdk) -> None:
+    device.reset("SystemWifiTurnOff", 0)
+    sdk.set_faults(device.health()["serial"], Faults(dead_forwarder=True))
+    with pytest.raises(DeviceError, match="a11y"):
+        device.step(Action(kind=ActionKind.OPEN, text="Settings"))
+
+
+@pytest.mark.parametrize("faults", [Faults(exit_at_start=True), Faults(never_boots=True)], ids=["exit", "never"])
+def test_an_emulator_that_does_not_come_up_is_given_up_and_leaves_nothing(sdk: SimulatedSdk, faults: Faults) -> None:
+    sdk.set_boot_faults(faults)
+    with pytest.raises(DeviceError, match="emulator"):
+        create_device(settings_of(sdk, boot_timeout_s=8), 0)
+    until(lambda: emulators(sdk) == [])
+
+
+def test_an_emulator_does_not_outlive_the_killed_process_that_owned_it(sdk: SimulatedSdk, tmp_path: Path) -> None:
+    settings = tmp_path / "settings.json"
+    settings.write_text(settings_of(sdk).model_dump_json())
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(settings)], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"up\n"
+    assert emulators(sdk) != []
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    until(lambda: emulators(sdk) == [])
+
+
+_OWNER = """
+import sys
+from pathlib import Path
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
+device = create_device(AndroidWorldSettings.model_validate_json(Path(sys.argv[1]).read_text()), 0)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_devices_stand_side_by_side_with_an_adb_server_each(sdk: SimulatedSdk) -> None:
+    settings = settings_of(sdk)
+    first, second = create_device(settings, 0), create_device(settings, 1)
+    try:
+        assert first.health()["serial"] != second.health()["serial"]
+        Player(first, first.reset("SystemWifiTurnOff", 0)).open("Settings")
+        second.reset("SystemBluetoothTurnOff", 0)
+        first.close()
+        assert second.step(Action(kind=ActionKind.OPEN, text="Settings")).note == ""
+        log = sdk.devices / "adb_servers.log"
+        assert "5037" not in log.read_text()
+    finally:
+        first.close()
+        second.close()
+    until(lambda: emulators(sdk) == [])
+
+
+def test_the_packages_own_launcher_connects_unmodified(sdk: SimulatedSdk) -> None:
+    """Only the download of the forwarder's APK is replaced: there is no network in a test."""
+    environment = {**os.environ, "ANDROID_AVD_HOME": str(sdk.avd_home)}
+    command = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", "5660", "-grpc", "43660"]
+    emulator = subprocess.Popen(command, env=environment)
+    try:
+        until(lambda: (sdk.devices / "emulator-5660.sock").exists())
+        program = [PYTHON, "-c", _LAUNCHER, str(sdk.adb_path)]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout.splitlines()[-1:] == ["(2400, 1080, 3) 1"], done.stderr[-2000:]
+    finally:
+        emulator.terminate()
+        emulator.wait()
+
+
+_LAUNCHER = """
+import sys
+from android_env.wrappers import a11y_grpc_wrapper
+a11y_grpc_wrapper._get_accessibility_forwarder_apk = lambda: b"not an APK"
+from android_world.env import env_launcher
+env = env_launcher.load_and_setup_env(console_port=5660, grpc_port=43660, adb_path=sys.argv[1])
+state = env.get_state(wait_to_stabilize=True)
+texts = {element.text for element in state.ui_elements}
+print(state.pixels.shape, len(texts & {"Clock"}))
+env.close()
+"""
