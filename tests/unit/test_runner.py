@@ -283,6 +283,7 @@ async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer:
     await _when(lambda: old.running == 2)
     new = ScriptedGenerator(by_slot)
     new_run = asyncio.create_task(run(real_time_buffer, job, new))
+    await _when(lambda: real_time_buffer.job_by_key(job.key).fence == 2)
     release.set()
     await asyncio.gather(old_run, new_run)
     assert real_time_buffer.describe(job)["outcomes"] == {"completed": 2}
