@@ -188,7 +188,10 @@ COMPONENTS: Mapping[str, Schema] = {
         job_id=_text(),
         job_state=_text("Only when nothing was delivered"),
         outcomes=_counts(None, "Trajectories since the last delivery by outcome"),
-        exhausted={"type": "boolean", "description": "Nothing will ever be ready again, and nothing is leased to anybody else"},
+        exhausted={
+            "type": "boolean",
+            "description": "Nothing will ever be ready again, and nothing is leased to anybody else",
+        },
         acknowledged=_ref("Acknowledged"),
     ),
     "RolloutData": _object(

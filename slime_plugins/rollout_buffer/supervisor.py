@@ -262,7 +262,8 @@ class Supervisor:
             "--bind", f"{self.settings.host}:{self.settings.port}",
             "--worker-class", "slime_plugins.rollout_buffer.http_worker.Worker",
             "--workers", str(self.settings.workers), "--threads", str(self.settings.threads),
-            "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30", "--error-logfile", "-", "--no-control-socket",
+            "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30",
+            "--error-logfile", "-", "--no-control-socket",
         ]  # fmt: skip
         environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
         self._server_started_at = time.monotonic()
