@@ -7,6 +7,7 @@ emu, logcat ...) and the table of all of them. Exit codes are the device's: a fa
 from __future__ import annotations
 
 import posixpath
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -82,7 +83,7 @@ class AdbShell:
         with self._handset.lock:
             try:
                 return handler(arguments[1:])
-            except OSError as error:
+            except (OSError, ValueError, OverflowError, sqlite3.Error) as error:  # arguments that make no sense
                 return failed(f"adb: error: {error}")
 
     def _shell(self, words: Sequence[str]) -> Output:

@@ -43,7 +43,7 @@ def file_commands(files: FileSystem) -> Mapping[str, Command]:
         "restorecon": _rights,
         "[": _test,
         "test": _test,
-        "echo": lambda files, arguments, piped: said(" ".join(_after_options(arguments)) + "\n"),
+        "echo": _echo,
         "grep": _grep,
         "true": lambda files, arguments, piped: said(),
         "false": lambda files, arguments, piped: said("", 1),
@@ -99,8 +99,9 @@ def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return options, [one for one in arguments if not one.startswith("-") and one]
 
 
-def _after_options(arguments: Sequence[str]) -> Sequence[str]:
-    return arguments[1:] if arguments[:1] in (["-n"], ["-e"]) else arguments
+def _echo(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
+    quiet = arguments[:1] == ["-n"]
+    return said(" ".join(arguments[1:] if quiet else arguments) + ("" if quiet else "\n"))
 
 
 def _missing(command: str, path: str) -> Output:
@@ -233,6 +234,8 @@ def _cp(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
             return _missing("cp", path)
         if files.is_folder(path) and not set(options) & {"a", "r", "R"}:
             return failed(f"cp: {path}: is directory")
+        if files.is_folder(path) and f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(path)}/"):
+            return failed(f"cp: cannot copy {path} into itself")
         into = target if whole or not files.is_folder(target) else posixpath.join(target, posixpath.basename(path))
         _copy(files, path, into, keep_time="a" in options or "p" in options)
     return said()

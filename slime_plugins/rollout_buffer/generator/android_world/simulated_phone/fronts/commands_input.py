@@ -70,7 +70,7 @@ def _input(handset: Handset, arguments: Sequence[str]) -> Output:
         return failed(f"Error: Unknown command: {' '.join(words[:1])}", 255)
     try:
         verb(handset.shell, words[1:])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return failed(f"Error: Invalid arguments for command: {words[0]}", 255)
     handset.state.clock.advance(ACTION_S)
     return said()
