@@ -592,10 +592,10 @@ class Buffer:
     def _delivered(
         self, job_key: int, member: DeliveredMember, inline_images: bool
     ) -> tuple[dict[str, Any], list[bytes]]:
-        if member.body is None and member.body_file is None:
+        if member.body is None and member.body_place is None:
             return _light(member), [EMPTY_BODY]
         try:
-            body = self.store.get_payload(member.body, member.body_file)
+            body = self.store.get_payload(member.body, member.body_place)
             return _light(member), self.contents.inlined(body) if inline_images else [body]
         except DamagedError as error:
             logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)

@@ -59,7 +59,7 @@ class Kept:
     def columns(self) -> dict[str, Any]:
         """Returns what the trajectory's row says of its payload."""
         place = None if self.place is None else str(self.place)
-        return {"body": self.body, "body_file": place, "body_bytes": self.size}
+        return {"body": self.body, "body_place": place, "body_bytes": self.size}
 
     def record(self, connection: tables.Connection, now: float) -> None:
         """Makes the places known, in the transaction of the row that names them.

@@ -82,7 +82,7 @@ CREATE TABLE trajectories (
     oldest_version INTEGER,                     -- of the weights that sampled it; NULL when nobody told
     late         INTEGER NOT NULL DEFAULT 0,    -- came after its group had closed; never delivered
     body         BLOB,                          -- small payloads; large ones are in a pack file
-    body_file    TEXT,                          -- their place there, pack:offset:length
+    body_place   TEXT,                          -- their place there, pack:offset:length
     body_bytes   INTEGER NOT NULL,
     damage       TEXT,                          -- why the payload could not be read when it was to be delivered
     reported_in  INTEGER,                       -- the delivery whose meta_info counted it

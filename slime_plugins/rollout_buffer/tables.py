@@ -97,7 +97,7 @@ class DeliveredMember:
     stop_reason: str
     oldest_version: int | None
     body: bytes | None
-    body_file: str | None
+    body_place: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -452,9 +452,9 @@ def uids_of(connection: Connection, job_key: int) -> list[str]:
 
 def body_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
     """Returns where the payload of a trajectory is: (bytes in the row, name of the file)."""
-    query = "SELECT body, body_file FROM trajectories WHERE job_key = ? AND uid = ?"
+    query = "SELECT body, body_place FROM trajectories WHERE job_key = ? AND uid = ?"
     row = connection.execute(query, (job_key, uid)).fetchone()
-    return row["body"], row["body_file"]
+    return row["body"], row["body_place"]
 
 
 def insert_members(connection: Connection, group_key: int, members: Sequence[Member]) -> None:
@@ -545,8 +545,8 @@ def oldest_undelivered(connection: Connection, default: float) -> float:
 def forget_payloads(connection: Connection, before: float) -> int:
     """Takes the payloads out of trajectories written before a time; returns how many had one."""
     return connection.execute(
-        "UPDATE trajectories SET body = NULL, body_file = NULL "
-        "WHERE created_at < ? AND (body IS NOT NULL OR body_file IS NOT NULL)",
+        "UPDATE trajectories SET body = NULL, body_place = NULL "
+        "WHERE created_at < ? AND (body IS NOT NULL OR body_place IS NOT NULL)",
         (before,),
     ).rowcount
 
@@ -560,8 +560,8 @@ def packs_with_contents(connection: Connection) -> set[int]:
     """Returns the packs that some row names bytes of."""
     query = (
         "SELECT DISTINCT CAST(substr(place, 1, instr(place, ':') - 1) AS INTEGER) FROM images UNION "
-        "SELECT DISTINCT CAST(substr(body_file, 1, instr(body_file, ':') - 1) AS INTEGER) FROM trajectories "
-        "WHERE body_file IS NOT NULL"
+        "SELECT DISTINCT CAST(substr(body_place, 1, instr(body_place, ':') - 1) AS INTEGER) FROM trajectories "
+        "WHERE body_place IS NOT NULL"
     )
     return {int(row[0]) for row in connection.execute(query)}
 
@@ -576,7 +576,7 @@ def with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int
     query = (
         "SELECT count(*) FROM members JOIN groups ON groups.key = members.group_key JOIN trajectories "
         "ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
-        "WHERE members.group_key = ? AND body IS NULL AND body_file IS NULL"
+        "WHERE members.group_key = ? AND body IS NULL AND body_place IS NULL"
     )
     return [key for key in group_keys if connection.execute(query, (key,)).fetchone()[0] == 0]
 
@@ -588,7 +588,7 @@ def used_packs(connection: Connection) -> dict[int, int]:
 
 def body_places(connection: Connection) -> Iterator[tuple[int, str, Place]]:
     """Yields (job key, uid, place) of every payload that is in a pack."""
-    query = "SELECT job_key, uid, body_file FROM trajectories WHERE body_file IS NOT NULL"
+    query = "SELECT job_key, uid, body_place FROM trajectories WHERE body_place IS NOT NULL"
     return ((row[0], row[1], Place.parse(row[2])) for row in connection.execute(query))
 
 
@@ -804,7 +804,7 @@ def delivered_members(connection: Connection, group_key: int) -> list[DeliveredM
         "SELECT members.uid, members.source_uid, members.reward, members.raw_reward, members.remove_sample, "
         "groups.key AS group_key, groups.instance_id, groups.epoch, members.ordinal AS slot, "
         "trajectories.outcome, trajectories.stop_reason, trajectories.oldest_version, trajectories.body, "
-        "trajectories.body_file "
+        "trajectories.body_place "
         "FROM groups JOIN members ON members.group_key = groups.key "
         "LEFT JOIN trajectories ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
         "WHERE groups.key = ? ORDER BY members.ordinal"
@@ -824,7 +824,7 @@ def delivered_members(connection: Connection, group_key: int) -> list[DeliveredM
             stop_reason=row["stop_reason"] or "aborted",
             oldest_version=row["oldest_version"],
             body=row["body"],
-            body_file=row["body_file"],
+            body_place=row["body_place"],
         )
         for row in connection.execute(query, (group_key,))
     ]

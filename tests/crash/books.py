@@ -144,9 +144,9 @@ def bytes_and_rows_agree(books: Books) -> Findings:
         else:
             if hashlib.sha256(data).hexdigest() != sha256:
                 yield f"image {sha256} does not hash to its name"
-    for row in books.rows("SELECT uid, body, body_file FROM trajectories"):
+    for row in books.rows("SELECT uid, body, body_place FROM trajectories"):
         try:
-            body = books.store.get_payload(row["body"], row["body_file"])
+            body = books.store.get_payload(row["body"], row["body_place"])
         except RolloutBufferError as error:
             yield f"{row['uid']}: {error.message}"
         else:
@@ -156,8 +156,8 @@ def bytes_and_rows_agree(books: Books) -> Findings:
 
 def bodies(books: Books) -> Iterator[tuple[str, bytes]]:
     """Yields every stored payload."""
-    for row in books.rows("SELECT uid, body, body_file FROM trajectories"):
-        yield row["uid"], books.store.get_payload(row["body"], row["body_file"])
+    for row in books.rows("SELECT uid, body, body_place FROM trajectories"):
+        yield row["uid"], books.store.get_payload(row["body"], row["body_place"])
 
 
 # --- against the writers ---------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_what_is_lost_doubled_or_astray_is_found(
 
 
 def test_a_payload_that_is_not_what_was_sent_is_found(books: Books) -> None:
-    (row,) = books.rows("SELECT uid, body, body_file FROM trajectories WHERE body IS NOT NULL LIMIT 1")
+    (row,) = books.rows("SELECT uid, body, body_place FROM trajectories WHERE body IS NOT NULL LIMIT 1")
     body = orjson.loads(row["body"])
     body["messages"][1]["content"] += "!"
     tamper(books, "UPDATE trajectories SET body = ? WHERE uid = ?", orjson.dumps(body), row["uid"])
