@@ -2,7 +2,8 @@
 
 Android World episodes on simulated phones with a real SGLang server of a Qwen3-VL model. Each turn begins with tokens
 that were really sampled and ends with a scripted reply, whose log-probs are the server's own for those tokens: a model
-of random weights would never leave the first screen. Then the whole way to slime's Samples, and the same model in transformers (fp32) over tokens and merged image tensors.
+of random weights would never leave the first screen. Then the whole way to slime's Samples, and the same model in
+transformers (fp32) over tokens and merged image tensors.
 
 ``ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL`` names the server (started in float32) and ``ROLLOUT_BUFFER_TEST_VISION_MODEL``
 the folder of its model. Needs torch, torchvision and transformers.
