@@ -277,6 +277,27 @@ class MultiTurnLossMaskGenerator:
         """
         return self._rebuild(messages, tools)
 
+    def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
+        """Returns every place where ``sublist`` begins in ``main_list``. Not used here: slime's class has it."""
+        size = len(sublist)
+        wanted = list(sublist)
+        return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
+
+    def get_system_message_length(self) -> tuple[int, int]:
+        """Returns how many tokens come before the first user message, and how many the generation prompt has.
+
+        The first are the template's default system prompt and a BOS. Not used here: slime's class has it.
+        """
+        user = {"role": "user", "content": "Hello"}
+        one, two, asked = (
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+            for messages, prompt in (([user], False), ([user, user], False), ([user, user], True))
+        )
+        one, two, asked = (
+            len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (one, two, asked)
+        )
+        return 2 * one - two, asked - two
+
     @property
     def cache_bytes(self) -> int:
         """Bytes that are remembered between calls; never more than ``max_cache_bytes``."""

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from slime.utils.types import Sample
+from tools.install_into_slime import Overlay
 
 ROOT = Path(__file__).resolve().parents[2]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
 SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
-OUR_FILES = ("slime/utils/mask_*.py", "slime/rollout/agent_rollout*.py", "slime_plugins/rollout_buffer/**/*")
 
 pytestmark = [
     pytest.mark.slime,
@@ -39,12 +39,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("slime")
     for folder in ("slime", "slime_plugins", "tests/plugin_contracts"):
         shutil.copytree(Path(SLIME) / folder, target / folder)
-    for pattern in OUR_FILES:
-        for source in ROOT.glob(pattern):
-            if source.is_file() and "__pycache__" not in source.parts:
-                place = target / source.relative_to(ROOT)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, place)
+    Overlay(target).install()
     return target
 
 

@@ -1,0 +1,348 @@
+"""Lays the rollout buffer over a slime checkout, checks such an overlay, or takes it away again.
+
+    python tools/install_into_slime.py ~/slime               # install, or bring up to date
+    python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not there
+    python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
+
+What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py`` and ``slime_plugins/rollout_buffer/``.
+slime's own types stay. A file that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a
+manifest of everything that was put there, and comes back when the overlay goes. Files that somebody changed since are
+never overwritten or removed without ``--force``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+__all__ = ["Overlay", "OverlayError", "main"]
+
+SOURCE = Path(__file__).resolve().parent.parent
+PATTERNS = ("slime/rollout/agent_rollout*.py", "slime/utils/mask_*.py", "slime_plugins/rollout_buffer/**/*")
+STATE = ".rollout_buffer_overlay"
+NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
+    "slime/__init__.py": frozenset(),
+    "slime/utils/types.py": frozenset({"Sample"}),
+    "slime/rollout/base_types.py": frozenset({"RolloutFnTrainOutput", "RolloutFnEvalOutput"}),
+    "slime/rollout/data_source.py": frozenset({"RolloutDataSourceWithBuffer"}),
+    "slime/ray/rollout.py": frozenset({"RolloutManager"}),
+    "slime/utils/mask_utils.py": frozenset({"MultiTurnLossMaskGenerator"}),
+}
+"""What a tree must define, and where, to be one that this overlay knows."""
+FIELDS_OF_SAMPLE = frozenset(
+    {"group_index", "index", "loss_mask", "metadata", "multimodal_train_inputs", "remove_sample", "response_length"}
+    | {"reward", "rollout_id", "rollout_log_probs", "status", "tokens", "weight_versions"}
+)
+
+
+class OverlayError(Exception):
+    """The checkout cannot be changed as asked. The message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A file of the overlay: the hash of what was put there, and whether slime had a file there before."""
+
+    sha256: str
+    replaced: bool
+
+
+class Overlay:
+    """The overlay of one slime checkout.
+
+    The manifest is written before the files are: an installation that was cut off can be repeated or taken away.
+    """
+
+    def __init__(self, checkout: Path, source: Path = SOURCE) -> None:
+        self._checkout = checkout.resolve()
+        self._source = source
+        self._state = self._checkout / STATE
+        self._entries = self._read_manifest()
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the checkout holds an overlay, whole or not."""
+        return bool(self._entries)
+
+    def install(self, *, force: bool = False) -> int:
+        """Puts every file in place and returns how many; files of an earlier overlay that are no more go away.
+
+        Raises:
+            OverlayError: this is no slime checkout that is known, or files of the overlay were changed.
+        """
+        self._check_tree()
+        self._refuse_changed(force)
+        wanted = self._wanted()
+        entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
+        gone = {path: entry for path, entry in self._entries.items() if path not in entries}
+        self._write_manifest({**gone, **entries})
+        for path in wanted:
+            self._copy(self._source / path, self._checkout / path)
+        for path, entry in gone.items():
+            self._take_back(path, entry)
+        self._write_manifest(entries)
+        return len(wanted)
+
+    def uninstall(self, *, force: bool = False) -> int:
+        """Takes every file away, brings slime's own back, and returns how many of both.
+
+        Raises:
+            OverlayError: there is no overlay, or files of it were changed.
+        """
+        if not self.is_installed:
+            raise OverlayError(f"{self._checkout} has no overlay: nothing to uninstall")
+        self._refuse_changed(force)
+        entries = dict(self._entries)
+        for path, entry in entries.items():
+            self._take_back(path, entry)
+        self._entries = {}
+        shutil.rmtree(self._state)
+        return len(entries)
+
+    def findings(self) -> list[str]:
+        """Says what is not as it should be: one line for each file, none when all is well."""
+        if not self.is_installed:
+            return [f"{self._checkout} has no overlay: run this without --check to install it"]
+        wanted = self._wanted()
+        found = [f"{path}: {state}" for path in sorted(self._entries) if (state := self._state_of(path)) is not None]
+        found += [f"{path}: not installed" for path in sorted(wanted.keys() - self._entries.keys())]
+        found += [
+            f"{path}: another version is installed"
+            for path, entry in sorted(self._entries.items())
+            if path in wanted and wanted[path] != entry.sha256
+        ]
+        return found
+
+    # --- what is there -----------------------------------------------------------------------------------------------
+
+    def _check_tree(self) -> None:
+        if (self._checkout / "tools" / Path(__file__).name).exists():
+            raise OverlayError(f"{self._checkout} is this project itself: name a checkout of slime")
+        for path, names in NAMES_OF_SLIME.items():
+            missing = names - _definitions(self._original_or_current(path)).keys()
+            if missing:
+                raise OverlayError(f"this is no slime that is known here: {path} does not define {_listed(missing)}")
+        sample = _definitions(self._original_or_current("slime/utils/types.py"))["Sample"]
+        missing = FIELDS_OF_SAMPLE - sample
+        if missing:
+            raise OverlayError(f"slime's Sample has no {_listed(missing)}: this slime is older than the overlay needs")
+        self._check_mask_names()
+
+    def _check_mask_names(self) -> None:
+        """slime's other users of the masks must find what they use."""
+        path = "slime/utils/mask_utils.py"
+        theirs = _definitions(self._original_or_current(path))
+        ours = _definitions(self._source / path, imports=True)
+        missing = {name for name in theirs if not name.startswith("_")} - ours.keys()
+        missing |= {
+            f"{name}.{member}"
+            for name, members in theirs.items()
+            for member in members - ours.get(name, frozenset())
+            if name in ours and not member.startswith("_")
+        }
+        if missing:
+            raise OverlayError(
+                f"this slime's {path} also defines {_listed(missing)}, which the overlay would take away: "
+                "take a newer version of this project"
+            )
+
+    def _original_or_current(self, path: str) -> Path:
+        kept = self._state / "originals" / path
+        file = kept if kept.is_file() else self._checkout / path
+        if not file.is_file():
+            raise OverlayError(f"{self._checkout} is no slime checkout: it has no {path}")
+        return file
+
+    def _wanted(self) -> dict[str, str]:
+        files = (file for pattern in PATTERNS for file in self._source.glob(pattern))
+        return {
+            file.relative_to(self._source).as_posix(): _sha256(file)
+            for file in sorted(files)
+            if file.is_file() and "__pycache__" not in file.parts
+        }
+
+    def _state_of(self, path: str) -> str | None:
+        file = self._checkout / path
+        if not file.is_file():
+            return "missing"
+        return None if _sha256(file) == self._entries[path].sha256 else "changed since it was installed"
+
+    def _refuse_changed(self, force: bool) -> None:
+        changed = [path for path in self._entries if self._is_foreign(path)]
+        if changed and not force:
+            raise OverlayError(
+                f"changed since they were installed: {_listed(changed)}; keep your changes elsewhere and repeat with "
+                "--force, which drops them"
+            )
+
+    def _is_foreign(self, path: str) -> bool:
+        """Whether neither the overlay nor slime wrote what is there: a cut-off run leaves either of the two."""
+        file, original = self._checkout / path, self._state / "originals" / path
+        if not file.is_file():
+            return False
+        known = {self._entries[path].sha256, self._wanted().get(path)}
+        if original.is_file():
+            known.add(_sha256(original))
+        return _sha256(file) not in known
+
+    # --- changing it -------------------------------------------------------------------------------------------------
+
+    def _keep_original(self, path: str) -> bool:
+        """Keeps slime's own file of that path, if there is one; tells whether there is."""
+        known = self._entries.get(path)
+        if known is not None:
+            return known.replaced
+        file = self._checkout / path
+        if not file.is_file():
+            return False
+        self._copy(file, self._state / "originals" / path)
+        return True
+
+    def _take_back(self, path: str, entry: Entry) -> None:
+        file = self._checkout / path
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+            compiled.unlink()
+        if entry.replaced:
+            self._copy(self._state / "originals" / path, file)
+            return
+        file.unlink(missing_ok=True)
+        self._remove_empty(file.parent)
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Removes folders that hold nothing but compiled files of what was removed."""
+        while folder != self._checkout and folder.is_dir():
+            rest = [entry for entry in folder.iterdir() if entry.name != "__pycache__"]
+            if rest:
+                return
+            shutil.rmtree(folder)
+            folder = folder.parent
+
+    @staticmethod
+    def _copy(source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = target.with_name(target.name + ".new")
+        shutil.copy2(source, new)
+        os.replace(new, target)
+
+    def _read_manifest(self) -> dict[str, Entry]:
+        file = self._state / "manifest.json"
+        if not file.is_file():
+            return {}
+        try:
+            files = json.loads(file.read_text(encoding="utf-8"))["files"]
+            return {path: Entry(sha256=entry["sha256"], replaced=entry["replaced"]) for path, entry in files.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OverlayError(f"{file} cannot be read ({error}): restore the checkout with git") from error
+
+    def _write_manifest(self, entries: Mapping[str, Entry]) -> None:
+        self._state.mkdir(exist_ok=True)
+        (self._state / ".gitignore").write_text("*\n", encoding="utf-8")
+        files = {path: {"sha256": entry.sha256, "replaced": entry.replaced} for path, entry in sorted(entries.items())}
+        new = self._state / "manifest.json.new"
+        new.write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, self._state / "manifest.json")
+        self._entries = dict(entries)
+
+
+def _definitions(file: Path, *, imports: bool = False) -> dict[str, frozenset[str]]:
+    """Returns the functions and classes of a module, each class with its methods and annotated fields.
+
+    With ``imports`` also the names that it imports: those can be imported from it again.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        raise OverlayError(f"{file} is no Python 3.11: {error}") from error
+    found: dict[str, frozenset[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = frozenset(_members(node))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = frozenset()
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: frozenset() for target in node.targets if isinstance(target, ast.Name)}
+        elif imports and isinstance(node, ast.ImportFrom | ast.Import):
+            found |= {alias.asname or alias.name: frozenset() for alias in node.names}
+    return found
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    functions = {item.name for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)}
+    fields = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
+    return functions | {target.id for target in fields if isinstance(target, ast.Name)}
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _listed(names: Sequence[str] | set[str] | frozenset[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+
+
+def missing_requirements(source: Path = SOURCE) -> list[str]:
+    """Returns the requirements of this project that the running Python does not meet."""
+    project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [line for line in project["dependencies"] if not _is_met(Requirement(line))]
+
+
+def _is_met(requirement: Requirement) -> bool:
+    try:
+        return requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="install_into_slime", description=description)
+    parser.add_argument("checkout", type=Path, metavar="PATH", help="a checkout of slime")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="only say whether the overlay is as it was installed")
+    what.add_argument("--uninstall", action="store_true", help="take the overlay away and bring slime's files back")
+    parser.add_argument("--force", action="store_true", help="overwrite or remove files that were changed")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, 1 when a check finds something, 2 after a sentence that says what to mend."""
+    options = _parse(arguments)
+    try:
+        return _run(options)
+    except (OverlayError, OSError) as error:
+        sys.stderr.write(f"install_into_slime: {error}\n")
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    overlay = Overlay(options.checkout)
+    if options.check:
+        findings = overlay.findings()
+        sys.stdout.write("\n".join(findings or ["the overlay is as it was installed"]) + "\n")
+        return 1 if findings else 0
+    if options.uninstall:
+        sys.stdout.write(f"{overlay.uninstall(force=options.force)} files taken away or restored\n")
+        return 0
+    sys.stdout.write(f"{overlay.install(force=options.force)} files are in place\n")
+    missing = missing_requirements()
+    if missing:
+        quoted = " ".join(f"'{line}'" for line in missing)
+        sys.stdout.write(f"this Python lacks some of what they need; in slime's environment: pip install {quoted}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
