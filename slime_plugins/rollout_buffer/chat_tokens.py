@@ -1,0 +1,177 @@
+"""A conversation as the tokens an engine sees, for conversations that only ever grow.
+
+The first prompt comes whole from the tokenizer's chat template. After that nothing that was sampled is ever tokenised
+again: each new observation is a *bridge*, the template's text between the end of a turn and the next one.
+
+    held ids   … <|im_start|>assistant\\n sampled … <|im_end|>
+    bridge     \\n<|im_start|>user\\n … <|im_end|>\\n<|im_start|>assistant\\n
+
+Sampling stops at the end-of-turn token, so the newline that templates write after it belongs to the bridge. A turn that
+was cut lacks that token, and the bridge begins with it. Bridges are cut out of a dummy conversation, so that a BOS, a
+default system prompt, or a template that drops the reasoning of earlier turns cannot get into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["ChatTokens"]
+
+_IMAGE_PLACEHOLDERS = ("<|image_pad|>",)
+"""The token that stands for one image, by model family; the first that the tokenizer knows is used."""
+
+_VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+"""Tokens that only the template may write. One that is sampled shifts every later image against its placeholder."""
+
+_SENTINEL = "0123456789 the last words of a turn 9876543210"
+_CACHED_BRIDGES = 4096
+
+
+class ChatTokens:
+    """Turns messages into prompt ids, and new messages into bridge ids, with one tokenizer and its own chat template.
+
+    ``template_options`` are passed to the template (``enable_thinking``, for example).
+
+    Raises:
+        ConfigError: there is no tokenizer, it has no chat template, or the template does not show where a turn ends.
+    """
+
+    def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
+        if tokenizer is None:
+            raise ConfigError("this generator works on token ids: give the job a tokenizer_path")
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError("the tokenizer has no chat template")
+        self._tokenizer = tokenizer
+        self._template_options = dict(template_options or {})
+        self._bridges: dict[str, tuple[int, ...]] = {}
+        known_tokens = tokenizer.get_added_vocab()
+        self.vision_ids = frozenset(known_tokens[token] for token in _VISION_TOKENS if token in known_tokens)
+        self._placeholders = [known_tokens[token] for token in _IMAGE_PLACEHOLDERS if token in known_tokens]
+        self.end_of_turn_id = self._find_end_of_turn()
+
+    @property
+    def image_placeholder_id(self) -> int:
+        """The id that stands for one image in a prompt.
+
+        Raises:
+            ConfigError: the tokenizer knows no image placeholder: it belongs to a model without eyes.
+        """
+        if not self._placeholders:
+            raise ConfigError(f"the tokenizer has none of the image placeholders {', '.join(_IMAGE_PLACEHOLDERS)}")
+        return int(self._placeholders[0])
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Returns the ids of ``messages`` with the generation prompt, one placeholder per image.
+
+        ``tools`` are function descriptions in OpenAI's form, for the template to write where it writes them.
+
+        Raises:
+            ConfigError: the template raised, or shows another number of images than the messages have.
+        """
+        ids = self._encode(self._render(messages, tools))
+        self._check_images(ids, messages)
+        return ids
+
+    def bridge(self, message: Message, *, turn_is_closed: bool) -> list[int]:
+        """Returns the ids from the end of an assistant turn through ``message`` to the next generation prompt.
+
+        ``turn_is_closed`` says whether the turn's last sampled id was ``end_of_turn_id``.
+        """
+        key = repr(_for_template(message))
+        if key not in self._bridges:
+            if len(self._bridges) >= _CACHED_BRIDGES:
+                self._bridges.clear()
+            self._bridges[key] = self._make_bridge([message])
+        ids = self._bridges[key]
+        return list(ids[1:] if turn_is_closed else ids)
+
+    def bridge_over(self, messages: Sequence[Message], *, turn_is_closed: bool) -> list[int]:
+        """As ``bridge``, over several messages at once, such as the results of parallel tool calls. Nothing is cached.
+
+        Raises:
+            ConfigError: as ``prompt``.
+        """
+        ids = self._make_bridge(messages)
+        return list(ids[1:] if turn_is_closed else ids)
+
+    def is_closed(self, output_ids: Sequence[int]) -> bool:
+        """Returns whether a sampled turn ended with the template's own end-of-turn token."""
+        return bool(output_ids) and output_ids[-1] == self.end_of_turn_id
+
+    def text(self, output_ids: Sequence[int]) -> str:
+        """Returns what a sampled turn says, without its end-of-turn token and with every other token as it is."""
+        said = output_ids[:-1] if self.is_closed(output_ids) else output_ids
+        decoded = self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(decoded)
+
+    def count(self, text: str) -> int:
+        """Returns how many tokens ``text`` has on its own."""
+        return len(self._encode(text)) if text else 0
+
+    def _make_bridge(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        ids = self._encode(self._text_after_a_turn(messages))
+        self._check_images(ids, messages)
+        return tuple(ids)
+
+    def _find_end_of_turn(self) -> int:
+        after = self._text_after_a_turn([{"role": "user", "content": "next"}])
+        first = self._encode(after)[0]
+        written = str(self._tokenizer.decode([first], skip_special_tokens=False))
+        if not written.strip() or not after.startswith(written):
+            raise ConfigError(f"the chat template does not end a turn with a token of its own, but with {after[:20]!r}")
+        return first
+
+    def _text_after_a_turn(self, messages: Sequence[Message]) -> str:
+        """Renders a dummy exchange before ``messages`` and returns what follows the dummy's last words."""
+        dummy = [{"role": "user", "content": "task"}, {"role": "assistant", "content": _SENTINEL}, *messages]
+        _, found, after = self._render(dummy).rpartition(_SENTINEL)
+        if not found:
+            raise ConfigError("the chat template leaves out the text of an assistant turn")
+        return after
+
+    def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in messages],
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._template_options,
+            )
+        except Exception as error:  # templates are programs of others, and may raise anything
+            raise ConfigError(f"the chat template refuses the messages: {error}") from error
+        return str(rendered)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _check_images(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
+        images = sum(_image_count(message) for message in messages)
+        found = ids.count(self.image_placeholder_id) if images else 0
+        if found != images:
+            raise ConfigError(f"the chat template renders {found} image placeholders for {images} images")
+
+
+def _for_template(message: Message) -> Message:
+    """Returns the message with images as the bare ``{"type": "image"}`` that every vision template knows."""
+    content = message.get("content")
+    if isinstance(content, str) or content is None:
+        return message
+    return {**message, "content": [_part_for_template(part) for part in content]}
+
+
+def _part_for_template(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "image"} if _is_image(part) else part
+
+
+def _is_image(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in ("image", "image_url")
+
+
+def _image_count(message: Message) -> int:
+    content = message.get("content")
+    return 0 if isinstance(content, str) or content is None else sum(_is_image(part) for part in content)
