@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
 from slime_plugins.rollout_buffer.deliveries import Delivery
+from slime_plugins.rollout_buffer.episode_facts import facts_of
 from slime_plugins.rollout_buffer.errors import (
     ConflictError,
     DamagedError,
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_REWARD_RANGE = (0.0, 1.0)
 IDLE = "nobody polls it; the next poll resumes it"
+LONGEST_GAP_BETWEEN_POLLS_S = 330.0
+"""A poll waits up to 300 s: a trainer that was silent for longer was not waiting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,7 +275,8 @@ class Buffer:
             stop_reason=trajectory.stop_reason.value,
             reward=trajectory.reward,
             raw_reward=trajectory.raw_reward,
-            oldest_version=self._note_versions(connection, group.job_key, trajectory.generations),
+            **self._note_versions(connection, group.job_key, trajectory.generations),
+            **facts_of(trajectory.extra_info, trajectory.timings_s, trajectory.generations).columns(),
             late=late,
             created_at=now,
             **kept.columns(),
@@ -283,13 +287,13 @@ class Buffer:
 
     def _note_versions(
         self, connection: tables.Connection, job_key: int, generations: Sequence[Generation]
-    ) -> int | None:
-        """Returns the oldest weight version of a trajectory, and tells the job of its newest."""
+    ) -> dict[str, int | None]:
+        """Returns the oldest weight version of a trajectory and how far it is behind; tells the job of its newest."""
         versions = versions_of(generations)
         if versions is None:
-            return None
-        tables.raise_weight_version(connection, job_key, versions[1])
-        return versions[0]
+            return {"oldest_version": None, "versions_behind": None}
+        newest = tables.raise_weight_version(connection, job_key, versions[1])
+        return {"oldest_version": versions[0], "versions_behind": newest - versions[0]}
 
     def fail_attempt(
         self,
@@ -452,7 +456,8 @@ class Buffer:
             stop_reason=item.stop_reason.value,
             reward=item.reward,
             raw_reward=item.raw_reward,
-            oldest_version=self._note_versions(connection, job.key, item.generations),
+            **self._note_versions(connection, job.key, item.generations),
+            **facts_of(item.body["extra_info"], item.body["timings_s"], item.generations).columns(),
             late=group is None,
             created_at=now,
             **kept.columns(),
@@ -552,6 +557,13 @@ class Buffer:
             current = tables.get_job(connection, job.key)
             if current.state is JobState.PAUSED and current.cause == IDLE:
                 tables.update_job(connection, job.key, state=JobState.RUNNING.value, cause="")
+
+    def polled_in_vain(self, job: JobRecord) -> None:
+        """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait anew."""
+        gone = self._clock() - (job.last_poll_at or 0.0) > LONGEST_GAP_BETWEEN_POLLS_S
+        if job.waiting_since is None or gone:
+            with self.store.write() as connection:
+                tables.update_job(connection, job.key, waiting_since=self._clock())
 
     def pause_idle_jobs(self) -> list[str]:
         """Pauses jobs whose groups nobody has asked for in ``pause_when_idle_s``: their devices are free for others."""

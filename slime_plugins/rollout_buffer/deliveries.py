@@ -129,9 +129,11 @@ def _new_delivery(
         consumer_id=poll.consumer_id,
         poll_id=poll.poll_id,
         created_at=now,
+        waited_s=_waited_s(connection, now, job),
         meta_info={},
         **_lease_columns(now, poll),
     )
+    tables.update_job(connection, job.key, waiting_since=None)
     stale = {stale_key for stale_key, _ in _stale_groups(connection, job)}
     state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
     for group in ready:
@@ -143,6 +145,12 @@ def _new_delivery(
     }
     tables.set_meta_info(connection, key, meta_info)
     return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
+
+
+def _waited_s(connection: tables.Connection, now: float, job: JobRecord) -> float:
+    """How long the trainer has polled in vain until now."""
+    waiting_since = tables.get_job(connection, job.key).waiting_since
+    return 0.0 if waiting_since is None else max(0.0, now - waiting_since)
 
 
 def _meta_info(

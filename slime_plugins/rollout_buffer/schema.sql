@@ -21,7 +21,8 @@ CREATE TABLE jobs (
     created_at     REAL    NOT NULL,
     updated_at     REAL    NOT NULL,
     finished_at    REAL,
-    last_poll_at   REAL
+    last_poll_at   REAL,
+    waiting_since  REAL                         -- since when a trainer has polled and got nothing; NULL when it got some
 );
 
 CREATE TABLE instances (
@@ -53,6 +54,10 @@ CREATE INDEX groups_by_sequence ON groups (sequence) WHERE sequence IS NOT NULL;
 CREATE INDEX groups_unreported ON groups (job_key) WHERE state IN ('filtered', 'failed') AND delivery_key IS NULL;
 CREATE INDEX groups_by_instance ON groups (job_key, instance_id, epoch);
 CREATE INDEX groups_by_delivery ON groups (delivery_key) WHERE delivery_key IS NOT NULL;
+CREATE INDEX groups_by_closing ON groups (job_key, closed_at, state) WHERE closed_at IS NOT NULL;
+CREATE INDEX groups_by_touch ON groups (
+    job_key, coalesce(closed_at, last_write_at, opened_at, 0.0) DESC, key, state, instance_id
+);
 
 CREATE TABLE attempts (
     group_key     INTEGER NOT NULL REFERENCES groups (key),
@@ -66,6 +71,8 @@ CREATE TABLE attempts (
     ended_at      REAL,
     PRIMARY KEY (group_key, slot, attempt)
 ) WITHOUT ROWID;
+CREATE INDEX attempts_failed ON attempts (ended_at, error_code) WHERE state = 'failed';
+CREATE INDEX attempts_running ON attempts (started_at) WHERE state = 'running';
 
 CREATE TABLE trajectories (
     key          INTEGER PRIMARY KEY,
@@ -80,6 +87,12 @@ CREATE TABLE trajectories (
     reward       REAL    NOT NULL,
     raw_reward   REAL,
     oldest_version INTEGER,                     -- of the weights that sampled it; NULL when nobody told
+    versions_behind INTEGER,                    -- how far that was behind the job's newest when it was written
+    success      REAL,                          -- what the environment said, before any shaping; NULL when unknown
+    turns        INTEGER,
+    sampled_tokens INTEGER,
+    generate_s   REAL,                          -- seconds it waited for the engine
+    played_s     REAL,                          -- seconds of all its phases
     late         INTEGER NOT NULL DEFAULT 0,    -- came after its group had closed; never delivered
     body         BLOB,                          -- small payloads; large ones are in a pack file
     body_place   TEXT,                          -- their place there, pack:offset:length
@@ -90,6 +103,11 @@ CREATE TABLE trajectories (
     UNIQUE (job_key, uid)
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_key);
+-- Everything that lists and charts ask for, in order of writing: they never touch the rows with the payloads.
+CREATE INDEX trajectories_to_look_at ON trajectories (
+    job_key, key, created_at, outcome, stop_reason, reward, success, late, oldest_version, versions_behind, turns,
+    sampled_tokens, generate_s, played_s, instance_id, uid
+);
 CREATE INDEX trajectories_damaged ON trajectories (job_key) WHERE damage IS NOT NULL;
 CREATE INDEX trajectories_unreported ON trajectories (job_key) WHERE reported_in IS NULL;
 
@@ -125,8 +143,10 @@ CREATE TABLE deliveries (
     lease_s          REAL,
     lease_expires_at REAL,
     created_at       REAL NOT NULL,
+    waited_s         REAL,                      -- how long the trainer had polled for it
     meta_info        TEXT NOT NULL
 );
+CREATE INDEX deliveries_by_job ON deliveries (job_key, created_at, waited_s);
 CREATE UNIQUE INDEX deliveries_by_poll ON deliveries (job_key, consumer_id, poll_id) WHERE poll_id IS NOT NULL;
 CREATE INDEX deliveries_expired ON deliveries (job_key) WHERE state = 'expired';
 CREATE INDEX deliveries_leased ON deliveries (lease_expires_at) WHERE state = 'leased';

@@ -158,6 +158,8 @@ def get_rollout_data() -> Response:
     if time.time() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
         buffer.polled(job)
     delivery = buffer.take(job, poll)
+    if delivery is None:
+        buffer.polled_in_vain(job)
     if delivery is None and poll.wait_s > 0:
         delivery = _wait_for_groups(job, poll)
     if delivery is None:

@@ -50,6 +50,7 @@ class JobRecord:
     updated_at: float
     finished_at: float | None
     last_poll_at: float | None
+    waiting_since: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,6 +252,16 @@ def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int],
     return [_group(row) for row in connection.execute(query, (job_key, *after, limit))]
 
 
+def open_groups_with_room(connection: Connection, job_key: int, group_size: int, limit: int) -> list[GroupRecord]:
+    """Returns open groups, in playing order, in which fewer slots are filled or being filled than there are."""
+    query = (
+        "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND "
+        "(SELECT count(*) FROM attempts WHERE group_key = g.key AND state IN ('running', 'finished')) < ? "
+        "ORDER BY epoch, position LIMIT ?"
+    )
+    return [_group(row) for row in connection.execute(query, (job_key, group_size, limit))]
+
+
 def groups_of_instance(connection: Connection, job_key: int, instance_id: str) -> list[GroupRecord]:
     """Returns the groups of an instance, earliest epoch first."""
     query = "SELECT * FROM groups WHERE job_key = ? AND instance_id = ? ORDER BY epoch"
@@ -372,6 +383,68 @@ def give_up_running_attempts(connection: Connection, job_key: int, now: float) -
         "UPDATE attempts SET state = 'given_up', ended_at = ? WHERE state = 'running' AND group_key IN "
         "(SELECT key FROM groups WHERE job_key = ?)",
         (now, job_key),
+    ).rowcount
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotUse:
+    """What became of a slot so far: filled, being filled, and how many attempts of it failed."""
+
+    filled: bool = False
+    running: bool = False
+    failures: int = 0
+
+
+def slot_uses(connection: Connection, group_key: int) -> dict[int, SlotUse]:
+    """Returns the use of each slot of a group that was begun, also of those that were filled without an attempt."""
+    query = (
+        "SELECT slot, 1, 0, 0 FROM trajectories WHERE group_key = :key AND late = 0 UNION ALL "
+        "SELECT slot, 0, state = 'running', state = 'failed' FROM attempts WHERE group_key = :key"
+    )
+    uses: dict[int, SlotUse] = {}
+    for slot, filled, running, failed in connection.execute(query, {"key": group_key}):
+        use = uses.get(slot, SlotUse())
+        uses[slot] = SlotUse(
+            filled=use.filled or bool(filled), running=use.running or bool(running), failures=use.failures + failed
+        )
+    return uses
+
+
+def find_group(connection: Connection, job_key: int, epoch: int, position: int) -> GroupRecord | None:
+    """Returns the group of one (job, epoch, instance)."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND epoch = ? AND position = ?"
+    row = connection.execute(query, (job_key, epoch, position)).fetchone()
+    return None if row is None else _group(row)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """How one attempt stands; ``reward`` and ``late`` are of what it brought, None when it brought nothing."""
+
+    state: str
+    error_code: str | None
+    error_message: str | None
+    reward: float | None
+    late: bool | None
+
+
+def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptRecord | None:
+    """Returns one attempt and what it brought."""
+    query = (
+        "SELECT a.state, error_code, error_message, reward, late FROM attempts a LEFT JOIN trajectories t "
+        "ON t.group_key = a.group_key AND t.slot = a.slot AND t.attempt = a.attempt "
+        "WHERE a.group_key = ? AND a.slot = ? AND a.attempt = ?"
+    )
+    row = connection.execute(query, (group_key, slot, attempt)).fetchone()
+    return None if row is None else AttemptRecord(**{name: row[name] for name in AttemptRecord.__slots__})
+
+
+def end_running_attempts(connection: Connection, job_key: int, now: float, code: str, message: str) -> int:
+    """Gives up every running attempt of a job and says why; returns how many there were."""
+    return connection.execute(
+        "UPDATE attempts SET state = 'given_up', ended_at = ?, error_code = ?, error_message = ? "
+        "WHERE state = 'running' AND group_key IN (SELECT key FROM groups WHERE job_key = ?)",
+        (now, code, message, job_key),
     ).rowcount
 
 
@@ -748,12 +821,13 @@ def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -
     connection.executemany("UPDATE groups SET state = 'skipped', cause = ? WHERE key = ?", rows)
 
 
-def raise_weight_version(connection: Connection, job_key: int, version: int) -> None:
-    """Notes a newer weight version of a job's engine; an older one changes nothing."""
-    connection.execute(
-        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?), ?) WHERE key = ?",
+def raise_weight_version(connection: Connection, job_key: int, version: int) -> int:
+    """Notes a newer weight version of a job's engine and returns the newest; an older one changes nothing."""
+    row = connection.execute(
+        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?), ?) WHERE key = ? RETURNING weight_version",
         (version, version, job_key),
-    )
+    ).fetchone()
+    return int(row[0])
 
 
 def stale_ready_groups(connection: Connection, job_key: int, oldest_allowed: int) -> list[tuple[int, int]]:

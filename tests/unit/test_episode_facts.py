@@ -1,0 +1,109 @@
+"""What charts and filters know of an episode is what it said of itself, and nothing made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.episode_facts import facts_of
+from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
+from slime_plugins.rollout_buffer.types import Generation
+from tests.conftest import SettableClock
+from tests.support import poll, start_external, write, written
+
+
+def test_an_android_world_episode_tells_everything() -> None:
+    generations = [Generation([1, 2], [3, 4, 5]), Generation([1], [2])]
+    extra_info = {"turns": 7, "success": False, "reward_breakdown": {"success": 0.25}}
+    facts = facts_of(extra_info, {"reset": 1.0, "generate": 2.5, "act": 0.5}, generations)
+    assert facts.columns() == {
+        "success": 0.25,
+        "turns": 7,
+        "sampled_tokens": 4,
+        "generate_s": 2.5,
+        "played_s": 4.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("told", "success"),
+    [
+        ({}, None),
+        ({"success": True}, 1.0),
+        ({"success": False}, 0.0),
+        ({"success": 0.5}, 0.5),
+        ({"success": 7}, None),
+        ({"success": "yes"}, None),
+        ({"success": float("nan")}, None),
+        ({"success": True, "reward_breakdown": {"success": None}}, 1.0),
+        ({"reward_breakdown": ["success"]}, None),
+    ],
+)
+def test_success_is_what_was_said_or_unknown(told: dict[str, Any], success: float | None) -> None:
+    assert facts_of(told, {}, []).success == success
+
+
+def test_what_makes_no_sense_is_unknown() -> None:
+    facts = facts_of({"turns": -1}, {"generate": "long", "act": float("inf"), "wait": 10**400}, [])
+    assert set(facts.columns().values()) == {None}
+
+
+def test_a_written_item_keeps_its_facts(buffer: Buffer) -> None:
+    job = start_external(buffer, 2)
+    generation = {"prompt_ids": [1], "output_ids": [2, 3], "weight_version": "4"}
+    write(buffer, job, written("a", extra_info={"success": True}, generations=[{**generation, "weight_version": "6"}]))
+    write(buffer, job, written("b", timings_s={"generate": 2, "act": 1}, generations=[generation]))
+    with buffer.store.read() as connection:
+        query = "SELECT success, turns, sampled_tokens, generate_s, played_s, versions_behind FROM trajectories"
+        rows = [tuple(row) for row in connection.execute(f"{query} ORDER BY uid")]
+    assert rows == [(1.0, 1, 2, None, None, 0), (None, 1, 2, 2.0, 3.0, 2)]
+
+
+def test_a_delivery_knows_how_long_its_trainer_had_polled(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, 1)
+    buffer.polled(job)
+    buffer.polled_in_vain(job)
+    clock.advance(12.0)
+    buffer.polled_in_vain(buffer.job(job.job_id))
+    write(buffer, job, written("a"))
+    assert poll(buffer, job) is not None
+    write(buffer, job, written("b", "j"))
+    assert poll(buffer, job) is not None
+    with buffer.store.read() as connection:
+        waited = [row[0] for row in connection.execute("SELECT waited_s FROM deliveries ORDER BY key")]
+    assert waited == [12.0, 0.0]
+
+
+def test_who_comes_back_after_long_begins_to_wait_anew(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, 1)
+    buffer.polled(job)
+    buffer.polled_in_vain(job)
+    clock.advance(3600.0)
+    buffer.polled_in_vain(buffer.job(job.job_id))
+    assert buffer.job(job.job_id).waiting_since == clock.now
+
+
+def test_a_database_of_the_version_before_is_migrated(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.write() as connection:
+        for index in ("groups_by_closing", "groups_by_touch", "attempts_failed", "attempts_running"):
+            connection.execute(f"DROP INDEX {index}")
+        for index in ("trajectories_to_look_at", "deliveries_by_job"):
+            connection.execute(f"DROP INDEX {index}")
+        for column in ("versions_behind", "success", "turns", "sampled_tokens", "generate_s", "played_s"):
+            connection.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
+        connection.execute("ALTER TABLE jobs DROP COLUMN waiting_since")
+        connection.execute("ALTER TABLE deliveries DROP COLUMN waited_s")
+        connection.execute("PRAGMA user_version=4")
+    store.close()
+    buffer = Buffer(Store(tmp_path))
+    job = start_external(buffer, 1)
+    assert write(buffer, job, written("a")) == ["stored"]
+    with buffer.store.read() as connection:
+        assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+        indices = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    assert {"trajectories_to_look_at", "groups_by_touch", "groups_by_closing", "deliveries_by_job"} <= indices
+    buffer.store.close()
