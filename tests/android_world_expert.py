@@ -34,7 +34,7 @@ def expert_replies(task_name: str, params_idx: int) -> tuple[str, ...]:
     phone = _RecordingPhone()
     player = Player(phone, phone.reset(task_name, params_idx))
     SOLUTIONS[task_name](player, TASKS[task_name].make_params(rng_for(task_name, params_idx)))
-    said = [say(**_arguments(action)) for action in phone.done]
+    said = [say(**model_arguments(action)) for action in phone.done]
     return (*said, say(action="terminate", status="success"))
 
 
@@ -52,7 +52,8 @@ def turn_of(request: GenerateRequest) -> int:
     return len(request.images) - 1
 
 
-def _arguments(action: Action) -> dict[str, Any]:
+def model_arguments(action: Action) -> dict[str, Any]:
+    """The action as arguments of the tool, points in 0..999."""
     fields = {
         "action": str(action.kind),
         "coordinate": _model_point(action.point),

@@ -180,7 +180,7 @@ def test_a_forwarder_that_died_is_an_error_not_an_old_screen(device: DeviceProce
 
 @pytest.mark.parametrize("faults", [Faults(exit_at_start=True), Faults(never_boots=True)], ids=["exit", "never"])
 def test_an_emulator_that_does_not_come_up_is_given_up_and_leaves_nothing(sdk: SimulatedSdk, faults: Faults) -> None:
-    sdk.set_boot_faults(faults)
+    sdk.fault_plan.set_boot_faults(faults)
     with pytest.raises(DeviceError, match="emulator"):
         create_device(settings_of(sdk, boot_timeout_s=8), 0)
     until(lambda: emulators(sdk) == [])

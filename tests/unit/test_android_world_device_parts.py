@@ -238,7 +238,9 @@ def test_a_python_that_does_not_exist_is_an_error_not_a_hang() -> None:
 @pytest.mark.parametrize("ends_by", ["closing", "kill"])
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"
-    guard = [sys.executable, "-S", emulator_guard.__file__, "/bin/true", "5037", "emulator-5554", "--"]
+    records = tmp_path / "records"
+    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", "5037"]
+    guard += ["emulator-5554", "--"]
     deaf = "trap '' TERM; " if ends_by == "kill" else ""
     emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
     owner = subprocess.Popen(
@@ -246,12 +248,15 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     )
     _until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
     pid = int(pid_file.read_text())
+    _until(lambda: len(list(records.glob("[0-9]*-[0-9]*"))) == 2)
+    assert any(path.name.startswith(f"{pid}-") for path in records.iterdir())
     assert owner.stdin is not None
     if ends_by == "kill":
         owner.kill()
     owner.stdin.close()
     owner.wait()
     _until(lambda: not Path(f"/proc/{pid}").exists())
+    _until(lambda: not list(records.iterdir()))
 
 
 _OWNER = """

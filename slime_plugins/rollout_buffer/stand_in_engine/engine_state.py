@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.stand_in_engine.conversation import (
 from slime_plugins.rollout_buffer.stand_in_engine.generation import Generation, Pace, common_prefix
 from slime_plugins.rollout_buffer.stand_in_engine.images import image_token_count
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
-from slime_plugins.rollout_buffer.stand_in_engine.policy import reply_to
+from slime_plugins.rollout_buffer.stand_in_engine.policy import Policy, reply_to
 from slime_plugins.rollout_buffer.stand_in_engine.sampling import BadRequestError, Sampling
 from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
 
@@ -90,8 +90,9 @@ class EngineState:
     Everything but ``_plan`` happens on the event loop; ``_plan`` reads only what never changes.
     """
 
-    def __init__(self, settings: StandInSettings, tokenizer: Any) -> None:
+    def __init__(self, settings: StandInSettings, tokenizer: Any, policy: Policy = reply_to) -> None:
         self.settings = settings
+        self._policy = policy
         self.weight_version = settings.weight_version
         self.paused = False
         self._tokenizer = tokenizer
@@ -198,7 +199,7 @@ class EngineState:
         prompt_ids = self._expanded(ids, image_tokens)
         self._check_length(len(prompt_ids), call.sampling.max_new_tokens)
         conversation = read_conversation(self._backend.decode(ids, skip_special_tokens=False), images)
-        reply = reply_to(conversation, skill=self.settings.skill, luck=self._luck(call, rid))
+        reply = self._policy(conversation, skill=self.settings.skill, luck=self._luck(call, rid))
         planned = self._continued(self._encode(reply), conversation.begun_reply, reply, ids, call.sampling)
         kept, finish_reason = self._cut(planned, call.sampling)
         return _Plan(ids=kept, finish_reason=finish_reason, prompt_ids=prompt_ids, image_tokens=sum(image_tokens))

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
 from slime_plugins.rollout_buffer.stand_in_engine.math_policy import read_question, solve, work_out, wrong_answer
 from slime_plugins.rollout_buffer.stand_in_engine.phone.policy import is_phone_task, play_phone
 
-__all__ = ["POLITE_REPLY", "reply_to"]
+__all__ = ["POLITE_REPLY", "Policy", "reply_to"]
 
 POLITE_REPLY: Final = (
     "I am a stand-in engine, not a model: I operate the simulated phone and work out simple sums and equations. "
     "I cannot answer this, but thank you for asking."
 )
+
+
+class Policy(Protocol):
+    """Whatever writes the replies. ``luck.session`` begins with the caller's name for the conversation."""
+
+    def __call__(self, conversation: Conversation, *, skill: float, luck: Luck) -> str:
+        """The text of the next assistant turn."""
+        ...
 
 
 def reply_to(conversation: Conversation, *, skill: float, luck: Luck) -> str:

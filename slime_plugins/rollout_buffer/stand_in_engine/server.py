@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.stand_in_engine.engine_state import (
 )
 from slime_plugins.rollout_buffer.stand_in_engine.images import read_images
 from slime_plugins.rollout_buffer.stand_in_engine.openai_chat import chat_call, chat_reply
+from slime_plugins.rollout_buffer.stand_in_engine.policy import Policy, reply_to
 from slime_plugins.rollout_buffer.stand_in_engine.sampling import BadRequestError, read_sampling_params
 from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
 
@@ -51,9 +52,9 @@ def serve(settings: StandInSettings, *, on_ready: Callable[[str], None] | None =
 
 
 @asynccontextmanager
-async def running(settings: StandInSettings) -> AsyncIterator[str]:
+async def running(settings: StandInSettings, *, policy: Policy = reply_to) -> AsyncIterator[str]:
     """A server on this event loop for the time of the context; yields its base URL."""
-    runner = web.AppRunner(create_app(settings), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(create_app(settings, policy=policy), handler_cancellation=True, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, settings.host, settings.port, shutdown_timeout=1.0)
     try:
@@ -71,11 +72,11 @@ def start_message(settings: StandInSettings, url: str) -> str:
     return f"{url} plays a scripted policy with skill {settings.skill:g}: it is a stand-in for SGLang, not a model"
 
 
-def create_app(settings: StandInSettings, tokenizer: Any = None) -> web.Application:
+def create_app(settings: StandInSettings, tokenizer: Any = None, *, policy: Policy = reply_to) -> web.Application:
     """The application; ``tokenizer`` is loaded from the settings' path if none is given."""
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_answer_errors])
     app[TOKENIZER] = tokenizer or AutoTokenizer.from_pretrained(settings.tokenizer_path, local_files_only=True)
-    app[STATE] = EngineState(settings, app[TOKENIZER])
+    app[STATE] = EngineState(settings, app[TOKENIZER], policy)
     app.router.add_post("/generate", _generate)
     app.router.add_post("/v1/chat/completions", _chat)
     for path in ("/health", "/health_generate"):

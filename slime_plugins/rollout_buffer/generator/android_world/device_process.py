@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("!Q")
 _MODULE = "slime_plugins.rollout_buffer.generator.android_world.device_process"
 _CLOSE_S = 60.0
+_ORPHANED_S = 20.0
+"""Time to tidy up for a child whose parent is gone, also out of a call that hangs: its emulator holds the clone that
+the next worker wants. What it does not get done the emulator's guard does."""
 
 
 class DeviceProcess:
@@ -154,7 +157,7 @@ def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
             calls.put(_read(sys.stdin.buffer))
     except (EOFError, OSError):
         calls.put(None)
-        threading.Timer(_CLOSE_S, os._exit, [1]).start()
+        threading.Timer(_ORPHANED_S, os._exit, [1]).start()
 
 
 def _created(settings_json: str, index: int) -> Device:

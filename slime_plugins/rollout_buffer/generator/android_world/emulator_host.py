@@ -17,9 +17,12 @@ from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clon
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.host_ports import EmulatorPorts, hold_ports
 
-__all__ = ["EmulatorHost", "check_sdk"]
+__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "records_folder"]
 
 logger = logging.getLogger(__name__)
+
+DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
+"""In the environment of everything that is started for an emulator: the name of its clone."""
 
 _GUARD = Path(__file__).with_name("emulator_guard.py")
 _HEADLESS = (
@@ -32,6 +35,12 @@ _POLL_S = 0.5
 _ADB_S = 15.0
 _GUARD_S = 40.0
 _LOG_LINES = 15
+
+
+def records_folder() -> Path:
+    """Where the guards of this user's emulators keep the ids of what they started."""
+    # Not tempfile.gettempdir(): each device worker has a temporary folder of its own.
+    return Path(os.environ.get("ROLLOUT_BUFFER_DEVICE_RECORDS", f"/tmp/rollout_buffer_devices_{os.getuid()}"))
 
 
 def check_sdk(settings: AndroidWorldSettings) -> None:
@@ -131,7 +140,10 @@ class EmulatorHost:
             *(str(Path(settings.emulator_path).expanduser()), "-avd", self._avd_name),
             *("-port", str(ports.console), "-grpc", str(ports.grpc), *_HEADLESS),
         ]
-        guarded = [sys.executable, "-S", str(_GUARD), self.adb_path, str(ports.adb_server), ports.serial, "--"]
+        guarded = [
+            *(sys.executable, "-S", str(_GUARD), str(records_folder()), self._avd_name),
+            *(self.adb_path, str(ports.adb_server), ports.serial, "--"),
+        ]
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
                 [*guarded, *command],
@@ -152,6 +164,7 @@ class EmulatorHost:
             "ANDROID_HOME": sdk,
             "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
             "no_proxy": "localhost,127.0.0.1,10.0.2.2",
+            DEVICE_MARK: self._avd_name,
         }
 
     def _is_booted(self) -> bool:

@@ -1,7 +1,7 @@
 """A process that looks like the Android emulator from outside: same arguments, same gRPC, a device for ``fake_adb``.
 
 Started as ``python -m …emulator_process --folder FOLDER -avd NAME -port 5556 -grpc 8556 …``. The phones' sockets lie in
-FOLDER. If ``faults.json`` is in it, that says what is to go wrong; if a folder ``exchanges`` is in it, every command is
+FOLDER. ``fault_plan`` says which files in it make things go wrong; if a folder ``exchanges`` is in it, every command is
 recorded there. Arguments of the real emulator that mean nothing here are taken without a word.
 """
 
@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
     serve_emulator_controller,
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import ExchangeRecorder
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.fault_plan import FaultPlan, Spell
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.shell_language import (
@@ -36,11 +37,10 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
     said,
 )
 
-__all__ = ["FAULTS_FILE", "Emulator", "EmulatorArguments", "main"]
+__all__ = ["Emulator", "EmulatorArguments", "main"]
 
 logger = logging.getLogger(__name__)
 
-FAULTS_FILE = "faults.json"
 RECORD_FOLDER = "exchanges"
 _LOCK_FILE = "hardware-qemu.ini.lock"
 
@@ -83,6 +83,7 @@ class Emulator:
 
     def __init__(self, arguments: EmulatorArguments, faults: Faults) -> None:
         self.handset = Handset()
+        self._plan = FaultPlan(arguments.folder)
         self._adb = AdbShell(self.handset)
         self._inputs = 0
         self._started = time.monotonic()
@@ -99,6 +100,9 @@ class Emulator:
 
     def answer(self, words: Sequence[str]) -> Output:
         """Answers one adb command, as the faults allow."""
+        spell = self._plan.spell(words[-1]) if list(words[:3]) == ["shell", "input", "text"] else None
+        if spell is not None:
+            self._begin(spell)
         if self._faults.hangs:
             threading.Event().wait()
         if self._faults.offline:
@@ -108,6 +112,8 @@ class Emulator:
         is_input = list(words[:2]) == ["shell", "input"]
         if is_input:
             self._count_input()
+        if spell is not None:
+            return said()
         if is_input and self._faults.slow_screen_s > 0:
             threading.Timer(self._faults.slow_screen_s, self._adb.run, [list(words)]).start()
             return said()
@@ -121,6 +127,12 @@ class Emulator:
         """Changes what goes wrong from now on."""
         self._faults = faults
         self._forwarder.mute = faults.dead_forwarder
+
+    def _begin(self, spell: Spell) -> None:
+        self._plan.add_next_boots(spell.next_boots)
+        self.set_faults(spell.faults)
+        if spell.for_s > 0:
+            threading.Timer(spell.for_s, self.set_faults, [Faults()]).start()
 
     def close(self) -> None:
         """Stops serving."""
@@ -186,8 +198,7 @@ class _AdbRequest(socketserver.StreamRequestHandler):
 def main(words: Sequence[str]) -> int:
     """Runs the emulator until SIGTERM or SIGINT; returns its exit code."""
     arguments = EmulatorArguments.read(words)
-    faults_file = arguments.folder / FAULTS_FILE
-    faults = Faults.from_json(faults_file.read_text()) if faults_file.exists() else Faults()
+    faults = FaultPlan(arguments.folder).of_this_boot()
     problem = _avd_problem(arguments.avd_name)
     if faults.exit_at_start or problem:
         sys.stderr.write(f"PANIC: {problem or 'the simulated emulator was told to end'}\n")

@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.fault_plan import FaultPlan
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
 
 __all__ = ["SimulatedSdk", "make_simulated_sdk"]
@@ -47,9 +48,10 @@ class SimulatedSdk:
         """Where the phones' sockets lie."""
         return self.folder / "devices"
 
-    def set_boot_faults(self, faults: Faults) -> None:
-        """Says what goes wrong with emulators started from now on."""
-        (self.devices / "faults.json").write_text(faults.to_json())
+    @property
+    def fault_plan(self) -> FaultPlan:
+        """What is laid out to go wrong."""
+        return FaultPlan(self.devices)
 
     def set_faults(self, serial: str, faults: Faults) -> None:
         """Says what goes wrong with a running emulator from now on."""

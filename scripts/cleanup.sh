@@ -1,0 +1,219 @@
+#!/usr/bin/env bash
+# Ends emulators and adb servers that device workers of this project left behind. Nothing else is touched:
+#   * processes are ended by recorded id and start time, so an id that means another process by now is left alone;
+#     besides, an emulator or adb server of this user that carries ROLLOUT_BUFFER_DEVICE in its environment;
+#   * virtual devices are removed only where base_avd_name_pattern fits and the clone's own mark is in them.
+# Stop the buffer first: a running one starts its emulators again.
+#
+#   scripts/cleanup.sh              emulators and adb servers
+#   scripts/cleanup.sh --avd        and the cloned virtual devices
+#   scripts/cleanup.sh --all        and temporary folders, port locks and records
+#   scripts/cleanup.sh --dry-run    says what it would do; goes with the others
+#   scripts/cleanup.sh --config F   settings; else ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, else the shipped config.yaml
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+config=${ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG:-$here/slime_plugins/rollout_buffer/generator/android_world/config.yaml}
+records=${ROLLOUT_BUFFER_DEVICE_RECORDS:-/tmp/rollout_buffer_devices_$(id -u)}
+locks=${ROLLOUT_BUFFER_PORT_LOCKS:-/tmp/rollout_buffer_ports_$(id -u)}
+temporary=${ROLLOUT_BUFFER_DEVICE_TMP:-/tmp}
+boot=$(cat /proc/sys/kernel/random/boot_id)
+remove_avds=false remove_all=false dry_run=false
+guard_patience=25 patience=10
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --avd) remove_avds=true ;;
+    --all) remove_avds=true remove_all=true ;;
+    --dry-run) dry_run=true ;;
+    --config)
+        config=${2:?--config needs a file}
+        shift
+        ;;
+    -h | --help)
+        sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+        exit 0
+        ;;
+    *)
+        echo "cleanup: unknown option $1; --help lists them" >&2
+        exit 2
+        ;;
+    esac
+    shift
+done
+[ -r "$config" ] || {
+    echo "cleanup: $config cannot be read" >&2
+    exit 2
+}
+
+setting() { # setting KEY DEFAULT: a top-level value of the YAML file, without quotes and comment
+    local value
+    value=$(sed -nE "s/^$1:[[:space:]]*//p" "$config" | head -n 1 | sed -E 's/[[:space:]]+#.*$//; s/[[:space:]]+$//')
+    value=${value#[\"\']}
+    value=${value%[\"\']}
+    echo "${value:-$2}"
+}
+
+avd_home=$(setting android_avd_home /root/android/avd/)
+avd_home=${avd_home/#\~/$HOME}
+pattern=$(setting base_avd_name_pattern 'slime_aw_{}')
+before=${pattern%%'{}'*} after=${pattern#*'{}'}
+
+fits_pattern() { # fits_pattern NAME: is it one of our clones' names?
+    local number=${1#"$before"}
+    [ "$number" != "$1" ] || [ -z "$before" ] || return 1
+    [ -z "$after" ] || [ "${number%"$after"}" != "$number" ] || return 1
+    number=${number%"$after"}
+    [[ $number =~ ^[0-9]+$ ]]
+}
+
+start_of() { # start_of PID: clock ticks since boot at its start; nothing when it does not live
+    local text fields
+    text=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
+    read -r -a fields <<<"${text##*) }"
+    [ "${fields[0]}" = Z ] || echo "${fields[19]}"
+}
+
+lives() { # lives PID START: is it still this very process, and this user's?
+    [ "$(start_of "$1")" = "$2" ] && [ -O "/proc/$1" ]
+}
+
+signal() { # signal SIGNAL PID START: to its process group where it leads one
+    lives "$2" "$3" || return 0
+    local text fields
+    text=$(cat "/proc/$2/stat" 2>/dev/null) || return 0
+    read -r -a fields <<<"${text##*) }"
+    if [ "${fields[2]}" = "$2" ]; then
+        kill -s "$1" -- "-$2" 2>/dev/null || true
+    else
+        kill -s "$1" "$2" 2>/dev/null || true
+    fi
+}
+
+value_of() { # value_of FILE KEY
+    sed -n "s/^$2=//p" "$1" | head -n 1
+}
+
+found=() # "PID START KIND AVD", guards first: they end the rest in good order
+
+find_recorded() { # find_recorded KIND
+    local record name pid start avd
+    for record in "$records"/*-*; do
+        name=${record##*/}
+        if ! [[ $name =~ ^[0-9]+-[0-9]+$ ]] || [ "$(value_of "$record" kind)" != "$1" ]; then continue; fi
+        pid=${name%-*} start=${name#*-} avd=$(value_of "$record" avd)
+        if [ "$(value_of "$record" boot)" = "$boot" ] && fits_pattern "$avd" && lives "$pid" "$start"; then
+            found+=("$pid $start $1 $avd")
+        fi
+    done
+}
+
+find_marked() { # emulators and adb servers without a record: a guard that was killed at the wrong moment
+    local folder pid avd command
+    for folder in /proc/[0-9]*; do
+        pid=${folder#/proc/}
+        if [ ! -O "$folder" ] || [ "$pid" = $$ ]; then continue; fi
+        avd=$(tr '\0' '\n' 2>/dev/null <"$folder/environ" | sed -n 's/^ROLLOUT_BUFFER_DEVICE=//p' | head -n 1) || continue
+        if [ -z "$avd" ] || ! fits_pattern "$avd"; then continue; fi
+        command=$(tr '\0' ' ' 2>/dev/null <"$folder/cmdline") || continue
+        case $command in
+        *" -avd $avd "* | *" fork-server server "*) ;;
+        *) continue ;;
+        esac
+        case " ${found[*]-} " in
+        *" $pid $(start_of "$pid") "*) ;;
+        *) found+=("$pid $(start_of "$pid") unrecorded $avd") ;;
+        esac
+    done
+}
+
+wait_for_end() { # wait_for_end SECONDS ENTRY…
+    local deadline=$((SECONDS + $1)) entry pid start
+    shift
+    for entry in "$@"; do
+        read -r pid start _ <<<"$entry"
+        while lives "$pid" "$start" && [ $SECONDS -lt "$deadline" ]; do sleep 0.2; done
+    done
+}
+
+end_processes() { # end_processes KINDS SECONDS: asks them to end, and kills those that do not
+    local entry pid start kind avd chosen=()
+    for entry in ${found[@]+"${found[@]}"}; do
+        read -r pid start kind avd <<<"$entry"
+        if [[ " $1 " != *" $kind "* ]] || ! lives "$pid" "$start"; then continue; fi
+        if $dry_run; then
+            echo "would end $kind $pid of $avd"
+            continue
+        fi
+        echo "ending $kind $pid of $avd"
+        signal TERM "$pid" "$start"
+        chosen+=("$entry")
+    done
+    [ ${#chosen[@]} -gt 0 ] || return 0
+    wait_for_end "$2" "${chosen[@]}"
+    for entry in "${chosen[@]}"; do
+        read -r pid start _ <<<"$entry"
+        signal KILL "$pid" "$start"
+    done
+    wait_for_end 5 "${chosen[@]}"
+}
+
+remove() { # remove PATH…
+    local path
+    for path in "$@"; do
+        [ -e "$path" ] || continue
+        if $dry_run; then
+            echo "would remove $path"
+        else
+            echo "removing $path"
+            rm -rf -- "$path"
+        fi
+    done
+}
+
+remove_clones() {
+    local folder name
+    for folder in "${avd_home%/}"/*.avd; do
+        name=$(basename "$folder" .avd)
+        if fits_pattern "$name" && [ -f "$folder/rollout_buffer_clone_of" ] && [ ! -L "$folder" ]; then
+            remove "$folder" "${avd_home%/}/$name.ini" "${avd_home%/}/.$name.lock"
+        fi
+    done
+}
+
+remove_rest() {
+    local path
+    for path in "$temporary"/rollout_buffer_device_[0-9]*_* "$temporary"/rollout_buffer_android_world_[0-9]*_*; do
+        if [ -d "$path" ] && [ -O "$path" ] && [ ! -L "$path" ]; then remove "$path"; fi
+    done
+    for path in "$locks"/*.lock; do
+        # One that somebody holds belongs to a worker that lives.
+        if [ -f "$path" ] && flock -n "$path" true; then remove "$path"; fi
+    done
+}
+
+remove_stale_records() { # of processes that are gone, whoever ended them
+    local record name
+    for record in "$records"/*-*; do
+        name=${record##*/}
+        [[ $name =~ ^[0-9]+-[0-9]+$ ]] || continue
+        if [ "$(value_of "$record" boot)" != "$boot" ] || ! lives "${name%-*}" "${name#*-}"; then remove "$record"; fi
+    done
+}
+
+for kind in guard emulator adb_server; do find_recorded "$kind"; done
+find_marked
+end_processes guard $guard_patience
+end_processes "emulator adb_server unrecorded" $patience
+if $remove_avds; then remove_clones; fi
+if $remove_all; then
+    remove_rest
+    remove_stale_records
+fi
+for entry in ${found[@]+"${found[@]}"}; do
+    read -r pid start kind avd <<<"$entry"
+    if ! $dry_run && lives "$pid" "$start"; then
+        echo "cleanup: $kind $pid of $avd does not end" >&2
+        exit 1
+    fi
+done

@@ -1,0 +1,118 @@
+"""A scripted policy for AndroidWorld's own tasks: behind the stand-in engine it plays from screenshots alone.
+
+Nothing is remembered between two replies. For each one the written solution is played again from the start over the
+screenshots in the prompt; the action it wants when they are used up is the reply.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
+from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
+from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
+from slime_plugins.rollout_buffer.types import Image
+from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
+from tests.android_world_player import SOLUTIONS
+from tests.simulated_phone_player import Player
+
+PARAMS_PROGRAM = """
+import json, sys, tempfile
+from pathlib import Path
+from slime_plugins.rollout_buffer.generator.android_world.android_world_package import AndroidWorldPackage
+package = AndroidWorldPackage(Path(tempfile.mkdtemp()))
+print(json.dumps({name: package.new_task(name, 0, 30).params for name in sys.argv[1:]}, default=str))
+"""
+
+
+def task_params(python: str, names: Sequence[str]) -> dict[str, Any]:
+    """Asks the package in another Python for the parameters of each task's first instance."""
+    command = [python, "-c", PARAMS_PROGRAM, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    params: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return params
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """What one slot does beside the solution: at turn ``turn`` (from 0), in attempts up to ``attempts``, ``reply``."""
+
+    turn: int
+    reply: str
+    attempts: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """The tasks in the order of the input file, their parameters, and what slots do besides."""
+
+    tasks: Sequence[str]
+    params: Mapping[str, Any]
+    parts: Mapping[tuple[int, int], Sequence[Part]] = field(default_factory=dict)
+
+    def __call__(self, conversation: Conversation, *, skill: float, luck: Luck) -> str:
+        """The next reply, as a ``Policy`` gives it. The session is the attempt's uid."""
+        _, _, position, slot, attempt = map(int, luck.session.split("/")[0].split("."))
+        images = [image for turn in conversation.turns for image in turn.images]
+        parts = [one for one in self.parts.get((position, slot), ()) if attempt <= one.attempts]
+        now = next((one for one in parts if one.turn == len(images) - 1), None)
+        if now is not None:
+            return now.reply
+        # The screenshot that a part was the answer to is followed by the one the solution goes on from.
+        passed = {one.turn for one in parts}
+        seen = [image for turn, image in enumerate(images) if turn not in passed]
+        return next_reply(self.tasks[position], self.params[self.tasks[position]], seen)
+
+
+class _NextError(Exception):
+    def __init__(self, action: Action) -> None:
+        super().__init__("the screenshots are used up")
+        self.action = action
+
+
+class _Replay:
+    """A device that shows recorded screenshots, and raises the first action that has no screenshot after it."""
+
+    def __init__(self, images: Sequence[bytes]) -> None:
+        self._left = list(images[1:])
+
+    def step(self, action: Action) -> Observation:
+        if not self._left:
+            raise _NextError(action)
+        return look_at(self._left.pop(0))
+
+
+class _Player(Player):
+    """Looks at the same first screenshots again for every reply, so each is read once."""
+
+    @property
+    def screen(self) -> ReadScreen:
+        return _read(self.observation.screenshot.data)
+
+
+_read = lru_cache(maxsize=2000)(read_screen)
+
+
+def look_at(image: bytes) -> Observation:
+    """An observation of which only the screenshot is known."""
+    return Observation(goal="", screenshot=Image(data=image), screen_width=WIDTH, screen_height=HEIGHT)
+
+
+def next_reply(task: str, params: Any, images: Sequence[bytes]) -> str:
+    """What the solution does after these screenshots; a player that is lost gives up."""
+    device: Any = _Replay(images)
+    try:
+        SOLUTIONS[task](_Player(device, look_at(images[0])), params)
+    except _NextError as wanted:
+        return say(**model_arguments(wanted.action))
+    except AssertionError as lost:
+        return say(thinking=f"I am lost: {str(lost)[:200]}", action="terminate", status="failure")
+    return say(action="terminate", status="success")

@@ -1,0 +1,275 @@
+"""A farm of eight simulated devices under the real ``android_world`` package, from ``start_rollout`` to Samples.
+
+Everything is what runs in production, as processes of their own: server, supervisor, runner, Ray with one actor per
+device, the package in the device workers' environment, its adb and gRPC traffic. What stands in: the emulators are the
+simulated phone, the engine's replies come from a script, the trainer trains nothing.
+
+Needs the package: set ROLLOUT_BUFFER_TEST_ANDROID_WORLD to the python of an environment that has it and this project.
+Takes about a quarter of an hour of two cores. ROLLOUT_BUFFER_TEST_ANDROID_WORLD_REPORT names a file that gets the
+numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.fault_plan import Spell
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.simulated_sdk import (
+    SimulatedSdk,
+    make_simulated_sdk,
+)
+from slime_plugins.rollout_buffer.stand_in_engine.server import running
+from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from tests.android_world_expert import say
+from tests.android_world_script import Part, Script, task_params
+from tests.integration.conftest import BufferProcess, process_table, wait_until
+
+PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
+REPORT = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD_REPORT", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package"
+    ),
+    pytest.mark.timeout(3600),
+]
+
+DEVICES, AT_ONCE, SAMPLES = 8, 16, 2
+MAX_ATTEMPTS = 4
+TASKS = (
+    "AudioRecorderRecordAudio", "AudioRecorderRecordAudioWithFileName", "CameraTakePhoto", "CameraTakeVideo",
+    "ClockStopWatchPausedVerify", "ClockStopWatchRunning", "ClockTimerEntry", "ContactsAddContact",
+    "FilesDeleteFile", "FilesMoveFile", "MarkorAddNoteHeader", "MarkorChangeNoteContent",
+    "MarkorCreateFolder", "MarkorCreateNote", "MarkorCreateNoteFromClipboard", "MarkorDeleteAllNotes",
+    "MarkorDeleteNewestNote", "MarkorDeleteNote", "MarkorEditNote", "MarkorMoveNote",
+    "SimpleSmsReply", "SimpleSmsReplyMostRecent", "SimpleSmsResend", "SimpleSmsSend",
+    "SimpleSmsSendClipboardContent", "SimpleSmsSendReceivedAddress", "OpenAppTaskEval", "SystemBluetoothTurnOff",
+    "SystemBluetoothTurnOn", "SystemBrightnessMax", "SystemBrightnessMin", "SystemCopyToClipboard",
+    "SystemWifiTurnOff", "SystemWifiTurnOn", "TurnOffWifiAndTurnOnBluetooth", "TurnOnWifiAndOpenApp",
+    "SimpleCalendarLocationOfEvent", "SimpleCalendarNextMeetingWithPerson", "SimpleCalendarDeleteOneEvent",
+    "ContactsNewContactDraft",
+)  # fmt: skip
+assert len(TASKS) == 40
+HESITATION = Part(turn=0, reply=say(thinking="I wait a moment first.", action="wait", time=1))
+"""The second member of a group takes one action more: without a difference there is nothing for GRPO to learn."""
+
+SPELLS = {
+    "faultcrash": Spell(faults=Faults(crash_after_inputs=1)),
+    "faultboot": Spell(
+        faults=Faults(crash_after_inputs=1), next_boots=(Faults(exit_at_start=True), Faults(exit_at_start=True))
+    ),
+    "faulthang": Spell(faults=Faults(hangs=True)),
+    "faultoffline": Spell(faults=Faults(offline=True)),
+    "faultforwarder": Spell(faults=Faults(dead_forwarder=True)),
+    "faultslow": Spell(faults=Faults(slow_screen_s=1.2), for_s=20.0),
+}
+HARMLESS = "faultslow"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """pytest's own folders are too deep for the sockets of Unix."""
+    with tempfile.TemporaryDirectory(prefix="aw_") as path:
+        yield Path(path)
+
+
+@pytest.fixture(scope="module")
+def params() -> dict[str, Any]:
+    return task_params(PYTHON, TASKS)
+
+
+@contextmanager
+def engine_with(script: Script) -> Iterator[int]:
+    """Runs the stand-in engine with this policy in a thread; yields its port."""
+    loop, ports = asyncio.new_event_loop(), []
+    up, over = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with running(StandInSettings(port=0), policy=script) as url:
+            ports.append(int(url.rpartition(":")[2]))
+            up.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
+    thread.start()
+    assert up.wait(60)
+    yield ports[0]
+    loop.call_soon_threadsafe(over.set)
+    thread.join()
+    loop.close()
+
+
+@contextmanager
+def buffer_on(sdk: SimulatedSdk, folder: Path) -> Iterator[BufferProcess]:
+    """``rollout-buffer serve`` with a farm on this SDK; afterwards nothing that it started may live."""
+    config = folder / "android_world.yaml"
+    config.write_text(
+        f"device: android_world\nandroid_world_python: {PYTHON}\nnum_workers: {DEVICES}\n"
+        f"avd_name: {sdk.avd_name}\nandroid_avd_home: {sdk.avd_home}\nandroid_sdk_root: {sdk.folder}\n"
+        f"emulator_path: {sdk.emulator_path}\nadb_path: {sdk.adb_path}\n"
+        "boot_timeout_s: 400\nreset_timeout_s: 240\nstep_timeout_s: 60\nscore_timeout_s: 60\n"
+        "base_console_port: 5560\nbase_grpc_port: 44100\nbase_adb_server_port: 44400\n",
+        encoding="utf-8",
+    )
+    environment = {
+        "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config),
+        "ROLLOUT_BUFFER_DEVICE_RECORDS": str(folder / "records"),
+    }
+    buffer = BufferProcess(folder, "--ray-num-cpus", "2", environment=environment)
+    try:
+        yield buffer
+    finally:
+        buffer.stop()
+    wait_until(lambda: not left_over(folder), 60, "the end of everything that was started")
+    assert not list((folder / "records").glob("[0-9]*"))
+
+
+def left_over(folder: Path) -> list[str]:
+    """Processes that were started for this farm and still live: by the folder in their command or environment."""
+    found = []
+    for pid, _, command in process_table():
+        if pid == os.getpid():
+            continue
+        try:
+            surroundings = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder) in command or str(folder).encode() in surroundings:
+            found.append(f"{pid} {command}")
+    return found
+
+
+def write_input(folder: Path) -> Path:
+    path = folder / "tasks.jsonl"
+    lines = [
+        json.dumps({"instance_id": f"{name}-0", "metadata": {"task_name": name, "params_idx": 0}}) for name in TASKS
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def train(buffer: BufferProcess, engine_port: int, input_file: Path, groups: int) -> RolloutRecord:
+    """One rollout of that many groups, by the trainer side that ships."""
+    args = trainer_args(
+        rollout_buffer_url=buffer.url,
+        rollout_buffer_job_id="farm",
+        rollout_task_type="android_world",
+        prompt_data=str(input_file),
+        rollout_batch_size=groups,
+        n_samples_per_prompt=SAMPLES,
+        rollout_num_process=AT_ONCE,
+        rollout_max_response_len=1024,
+        sglang_router_port=engine_port,
+        hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+        save=str(input_file.parent / "checkpoints"),
+        rollout_buffer_options={
+            "max_attempts": MAX_ATTEMPTS,
+            "group_timeout_seconds": 3000,
+            "android_world": {"max_turns": 40, "max_context_len": 65536},
+        },
+    )
+    (record,) = TrainerStandIn(args).train(1)
+    return record
+
+
+def is_over(job: Mapping[str, Any]) -> bool:
+    return bool(job["slots"]["open"] == 0)
+
+
+def report(name: str, seconds: float, job: Mapping[str, Any], record: RolloutRecord, buffer: BufferProcess) -> None:
+    """Appends the numbers of a run to the file that was asked for."""
+    if not REPORT:
+        return
+    samples = flat_samples(record.groups)
+    entry = {
+        "run": name,
+        "minutes": round(seconds / 60, 1),
+        "slots": job["slots"],
+        "attempts": job["attempts"],
+        "outcomes": job["outcomes"],
+        "failed attempts": failed_attempts(buffer.folder / "data"),
+        "samples": len(samples),
+        "rewards": sorted(round(float(one.metadata["raw_reward"]), 3) for one in samples),
+        "job": job,
+    }
+    with Path(REPORT).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry, default=str) + "\n")
+
+
+def failed_attempts(data: Path) -> list[tuple[str, str, int]]:
+    """Every failed attempt as (code, message, how often), from the store itself."""
+    (database,) = data.glob("*.sqlite3")
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT error_code, error_message FROM attempts WHERE state = 'failed'").fetchall()
+    # Devices and times differ from attempt to attempt; the sentence does not.
+    counted = Counter((code, re.sub(r"[\d.]+", "N", message)[:160]) for code, message in rows)
+    return [(*what, count) for what, count in counted.most_common()]
+
+
+def test_forty_tasks_on_eight_devices_become_samples(folder: Path, params: dict[str, Any]) -> None:
+    sdk = make_simulated_sdk(folder / "sdk", python=PYTHON)
+    script = Script(tasks=TASKS, params=params, parts={(position, 1): (HESITATION,) for position in range(len(TASKS))})
+    start = time.monotonic()
+    with engine_with(script) as port, buffer_on(sdk, folder) as buffer:
+        record = train(buffer, port, write_input(folder), len(TASKS))
+        job = buffer.client.job("farm")
+        report("no faults", time.monotonic() - start, job, record, buffer)
+    samples = flat_samples(record.groups)
+    assert len(samples) == len(TASKS) * SAMPLES
+    unsolved = [one.metadata["instance_id"] for one in samples if not one.metadata["success"]]
+    assert unsolved == []
+    assert job["slots"]["delivered"] == job["slots"]["submitted"] == len(samples)
+    assert not job["attempts"].get("failed")
+
+
+def test_faults_in_a_third_of_the_episodes_cost_attempts_and_never_make_a_reward(
+    folder: Path, params: dict[str, Any]
+) -> None:
+    """Two groups are struck in every attempt and fail; of the others each struck slot is filled by a later attempt."""
+    sdk = make_simulated_sdk(folder / "sdk", python=PYTHON)
+    sdk.fault_plan.set_spells(SPELLS)
+    sdk.fault_plan.add_next_boots([Faults(exit_at_start=True), Faults(never_boots=True)])
+    parts: dict[tuple[int, int], tuple[Part, ...]] = {(position, 1): (HESITATION,) for position in range(len(TASKS))}
+    struck: dict[tuple[int, int], str] = {}
+    doomed = (13, 26)
+    words = tuple(SPELLS)
+    for number, slot_number in enumerate(range(0, len(TASKS) * SAMPLES, 3)):
+        struck[divmod(slot_number, SAMPLES)] = words[number % len(words)]
+    for position in doomed:
+        struck |= {(position, slot): "faultcrash" for slot in range(SAMPLES)}
+    for place, word in struck.items():
+        attempts = 1000 if place[0] in doomed else 1
+        strike = Part(turn=1, reply=say(thinking="A fault.", action="type", text=word), attempts=attempts)
+        parts[place] = (*parts.get(place, ()), strike)
+    start = time.monotonic()
+    with engine_with(Script(tasks=TASKS, params=params, parts=parts)) as port, buffer_on(sdk, folder) as buffer:
+        record = train(buffer, port, write_input(folder), len(TASKS) - len(doomed))
+        wait_until(lambda: is_over(buffer.client.job("farm")), 600, "the end of the job")
+        job = buffer.client.job("farm")
+        report("faults", time.monotonic() - start, job, record, buffer)
+    samples = flat_samples(record.groups)
+    assert len(samples) == (len(TASKS) - len(doomed)) * SAMPLES
+    slots = job["slots"]
+    assert slots["submitted"] == len(TASKS) * SAMPLES
+    assert (slots["delivered"], slots["failed"]) == (len(samples), len(doomed) * SAMPLES)
+    # Every reward is that of an episode which was played to its end and solved its task.
+    assert all(one.metadata["success"] and not one.remove_sample for one in samples)
+    harmful = [place for place, word in struck.items() if word != HARMLESS]
+    assert job["attempts"]["failed"] >= len(harmful)
