@@ -6,12 +6,13 @@ every turn. The episode loop, its record, budgets, actions and rewards know noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedReply
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation
+from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Image, Message
 
 __all__ = ["Context", "LastTurn", "Prompt", "SharedPrefix"]
@@ -49,40 +50,3 @@ class Context(Protocol):
     def facts(self) -> Mapping[str, Any]:
         """Returns what a reader of the record needs beside its messages to know what each turn saw."""
         ...
-
-
-class SharedPrefix(Sequence[int]):
-    """The first ``length`` ids of a list that only grows, without a copy of them.
-
-    The turns of a growing sequence would otherwise hold each other's tokens again and again: memory quadratic in the
-    steps. Slices are plain lists.
-    """
-
-    __slots__ = ("_ids", "_length")
-    __hash__ = None  # type: ignore[assignment]  # equal to lists, and no more hashable than they are
-
-    def __init__(self, ids: list[int], length: int) -> None:
-        self._ids = ids
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
-            return self._ids[start:stop] if step == 1 else [self._ids[at] for at in range(start, stop, step)]
-        return self._ids[range(self._length)[index]]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids[: self._length])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    def __repr__(self) -> str:
-        return f"SharedPrefix of {self._length} ids"

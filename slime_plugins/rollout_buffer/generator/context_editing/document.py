@@ -1,0 +1,152 @@
+"""A long document as something to work on: measured, cut into chunks, searched. Never part of a prompt by itself.
+
+Documents, their chunks and their indices are shared by all episodes that work on the same text: the siblings of a group
+do not measure and index it again. Heavy work is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["ChunkIndex", "Document", "Hit", "Shelf", "require_search_library"]
+
+_UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that put no spaces between words
+_WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")
+_TERM = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_BLOCK_CHARACTERS = 16_000
+_SHELF_CHARACTERS = 64_000_000
+_INDICES_PER_DOCUMENT = 4
+
+
+def require_search_library() -> Any:
+    """Returns the BM25 library.
+
+    Raises:
+        ConfigError: it is not installed, and how to get it.
+    """
+    try:
+        return importlib.import_module("bm25s")
+    except ImportError as error:
+        raise ConfigError(
+            f"searchEngine needs bm25s ({error}): pip install 'slime-rollout-buffer[context_editing]'"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """A chunk that matches a query, and how well (BM25, above 0)."""
+
+    chunk_id: int
+    score: float
+
+
+class ChunkIndex:
+    """A document cut into chunks of ``chunk_words`` words, which BM25 searches. Neighbours share ``overlap`` words."""
+
+    def __init__(self, text: str, *, chunk_words: int, overlap: int) -> None:
+        self.chunk_words = chunk_words
+        self.overlap = overlap
+        self.chunks = _cut(text, chunk_words, overlap)
+        terms = [_terms(chunk) for chunk in self.chunks]
+        self._scorer = _scorer(terms) if any(terms) else None
+
+    def search(self, query: str, top_k: int) -> list[Hit]:
+        """Returns the best chunks, best first, equal ones in the document's order; none that shares no word."""
+        terms = _terms(query)
+        if self._scorer is None or not terms:
+            return []
+        scores = [float(score) for score in self._scorer.get_scores(terms)]
+        order = sorted(range(len(scores)), key=lambda chunk_id: (-scores[chunk_id], chunk_id))
+        return [Hit(chunk_id=chunk_id, score=scores[chunk_id]) for chunk_id in order[:top_k] if scores[chunk_id] > 0]
+
+
+class Document:
+    """One text. ``sha256`` names it."""
+
+    def __init__(self, text: str, sha256: str) -> None:
+        self.text = text
+        self.sha256 = sha256
+        self._token_count: int | None = None
+        self._words: int | None = None
+        self._indices: OrderedDict[tuple[int, int], ChunkIndex] = OrderedDict()
+        self._busy = asyncio.Lock()
+
+    @property
+    def words(self) -> int:
+        """How many words it has."""
+        if self._words is None:
+            self._words = sum(1 for _ in _WORD.finditer(self.text))
+        return self._words
+
+    async def token_count(self, count: Callable[[str], int]) -> int:
+        """Returns how many tokens it has, counted block by block: exact but for a token or two per block."""
+        async with self._busy:
+            if self._token_count is None:
+                total = 0
+                for start in range(0, len(self.text), _BLOCK_CHARACTERS):
+                    total += count(self.text[start : start + _BLOCK_CHARACTERS])
+                    await asyncio.sleep(0)  # other episodes go on between two blocks
+                self._token_count = total
+            return self._token_count
+
+    async def index(self, *, chunk_words: int, overlap: int) -> ChunkIndex:
+        """Returns the index of that shape; the last few are kept."""
+        key = (chunk_words, overlap)
+        async with self._busy:
+            if key not in self._indices:
+                made = await asyncio.to_thread(ChunkIndex, self.text, chunk_words=chunk_words, overlap=overlap)
+                self._indices[key] = made
+                while len(self._indices) > _INDICES_PER_DOCUMENT:
+                    self._indices.popitem(last=False)
+            return self._indices[key]
+
+
+class Shelf:
+    """The documents that were asked for last, up to ``max_characters`` together."""
+
+    def __init__(self, max_characters: int = _SHELF_CHARACTERS) -> None:
+        self._max_characters = max_characters
+        self._documents: OrderedDict[str, Document] = OrderedDict()
+
+    def document(self, text: str) -> Document:
+        """Returns the one document of this text."""
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be spelled in JSON only
+        sha256 = hashlib.sha256(clean.encode()).hexdigest()
+        found = self._documents.pop(sha256, None) or Document(clean, sha256)
+        self._documents[sha256] = found
+        while len(self._documents) > 1 and self._characters() > self._max_characters:
+            self._documents.popitem(last=False)
+        return found
+
+    def _characters(self) -> int:
+        return sum(len(document.text) for document in self._documents.values())
+
+
+def _cut(text: str, chunk_words: int, overlap: int) -> list[str]:
+    words = [match.span() for match in _WORD.finditer(text)]
+    step = chunk_words - overlap
+    starts = range(0, max(len(words) - overlap, 1), step)
+    return [_between(text, words[start : start + chunk_words]) for start in starts if words]
+
+
+def _between(text: str, words: Sequence[tuple[int, int]]) -> str:
+    return text[words[0][0] : words[-1][1]]
+
+
+def _terms(text: str) -> list[str]:
+    return _TERM.findall(text.lower())
+
+
+def _scorer(terms: list[list[str]]) -> Any:
+    scorer = require_search_library().BM25()
+    scorer.index(terms, show_progress=False)
+    return scorer

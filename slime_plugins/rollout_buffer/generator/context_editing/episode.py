@@ -1,0 +1,316 @@
+"""One episode: generate, carry out what the turn asks for, show the results, until something ends it.
+
+    prompt (view of the history) ─▶ fits? ─▶ generate ─▶ read calls ─▶ carry out, one after the other ─┐
+              ▲                                                                                      │
+              └──────────── results are added; deleteContext marks messages as deleted ◀─────────────┘
+
+How it ends:
+
+=========================================  ===============  ===========  =================================
+what happened                              stop reason      outcome      reward
+=========================================  ===============  ===========  =================================
+``finish`` was called                      answered         completed    of its answer (``rewards.py``)
+a turn without a tool call                 stop             completed    of the turn's text
+the next turn would not fit the context    max_context      truncated    ``context_length_penalty``
+the last turn is played                    max_turns        completed    0
+a turn reached its own cap                 max_tokens       truncated    0
+the agent sampled an image token           forbidden_token  truncated    0
+the engine was told to give up             aborted          aborted      0
+the engine broke, or the line is unusable  an ``EpisodeError`` is raised: no trajectory, no reward
+=========================================  ===============  ===========  =================================
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
+from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, said_beside_calls
+from slime_plugins.rollout_buffer.generator.context_editing.document import Document
+from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
+from slime_plugins.rollout_buffer.generator.context_editing.rewards import Score, score_answer
+from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
+from slime_plugins.rollout_buffer.generator.context_editing.snapshots import MARKS_KEY, DeletionMark
+from slime_plugins.rollout_buffer.generator.context_editing.task import DocumentTask
+from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName
+from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, CheckedCall, Toolbox
+from slime_plugins.rollout_buffer.generator.context_editing.view import View
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Message,
+    Outcome,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+    WeightVersionSpan,
+)
+
+__all__ = ["ContextEditingEpisode", "EpisodeSetup"]
+
+logger = logging.getLogger(__name__)
+
+FORBIDDEN_LOGIT_BIAS = -100.0
+NO_TOOL = "none"
+TOOL_NAMES = frozenset(map(str, ToolName))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeSetup:
+    """What all episodes of a job share."""
+
+    engine: Engine
+    chat: ChatTokens
+    settings: ContextEditingSettings
+    tools: Sequence[Mapping[str, Any]]
+    tools_in_template: bool
+    break_markers: MarkerBreaker
+    read_calls: CallReader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ending:
+    """Why the loop ended, and the answer if there is one."""
+
+    stop_reason: StopReason
+    outcome: Outcome
+    answer: str | None = None
+
+
+_OUT_OF_CONTEXT = _Ending(stop_reason=StopReason.MAX_CONTEXT, outcome=Outcome.TRUNCATED)
+_OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
+_OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
+_FORBIDDEN_TOKEN = _Ending(stop_reason=StopReason.FORBIDDEN_TOKEN, outcome=Outcome.TRUNCATED)
+_ABORTED = _Ending(stop_reason=StopReason.ABORTED, outcome=Outcome.ABORTED)
+
+
+class ContextEditingEpisode:
+    """One episode over one document. Made for a single ``play``."""
+
+    def __init__(
+        self,
+        *,
+        request: EpisodeRequest,
+        task: DocumentTask,
+        prompt: Sequence[Message],
+        document: Document,
+        setup: EpisodeSetup,
+    ) -> None:
+        settings = setup.settings
+        self._request = request
+        self._task = task
+        self._document = document
+        self._setup = setup
+        self._settings = settings
+        self._response_length = settings.response_length or request.sampling_params.max_new_tokens
+        self._sampling_params = _sampling(request.sampling_params, self._response_length, setup)
+        self._history = History(prompt, setup.break_markers)
+        self._view = View(setup.chat, setup.tools if setup.tools_in_template else ())
+        self._toolbox = Toolbox(document, settings, count=setup.chat.count, budget=self._budget)
+        self._generations: list[Generation] = []
+        self._marks: list[DeletionMark] = []
+        self._calls: Counter[str] = Counter()
+        self._failed_calls = 0
+        self._stopwatch = Stopwatch()
+
+    async def play(self) -> Trajectory:
+        """Plays to the end and returns the record, under the request's uid.
+
+        Raises:
+            EpisodeError: the engine broke.
+        """
+        ending = await self._play_turns()
+        score, reward = self._reward(ending)
+        return self._trajectory(ending, score, reward)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    async def _play_turns(self) -> _Ending:
+        while len(self._generations) < self._settings.max_turns:
+            prompt_ids = self._view.prompt(self._history)
+            if len(prompt_ids) + self._response_length > self._settings.max_model_length:
+                self._say_that_it_does_not_fit(len(prompt_ids))
+                return _OUT_OF_CONTEXT
+            reply = await self._generate(prompt_ids)
+            if not reply.output_ids:
+                return _ABORTED
+            msg_id, text = self._record(prompt_ids, reply)
+            ending = self._why_cut(reply) or await self._act(msg_id, text)
+            if ending is not None:
+                return ending
+        return _OUT_OF_TURNS
+
+    async def _generate(self, prompt_ids: Sequence[int]) -> GenerateReply:
+        request = GenerateRequest(
+            input_ids=prompt_ids, sampling_params=self._sampling_params, session_id=self._request.uid
+        )
+        with self._stopwatch.phase("generate"):
+            reply = await self._setup.engine.generate(request)
+        if not reply.output_ids and reply.finish_reason != "abort":
+            raise EngineError("the engine ended a turn without sampling a single token")
+        return reply
+
+    def _record(self, prompt_ids: Sequence[int], reply: GenerateReply) -> tuple[int, str]:
+        """Keeps a turn as it was sampled; returns its message id and its text."""
+        generation = _generation(prompt_ids, reply, self._allowed_length(reply.output_ids))
+        text = self._setup.chat.text(generation.output_ids)
+        msg_id = self._history.add_assistant(text)
+        self._view.add_turn(msg_id, generation.output_ids)
+        self._generations.append(generation)
+        return msg_id, text
+
+    def _why_cut(self, reply: GenerateReply) -> _Ending | None:
+        """Returns the ending of a turn that did not come to its own end."""
+        if reply.finish_reason == "abort":
+            return _ABORTED
+        if self._allowed_length(reply.output_ids) < len(reply.output_ids):
+            return _FORBIDDEN_TOKEN
+        return _OUT_OF_TOKENS if reply.finish_reason == "length" else None
+
+    async def _act(self, msg_id: int, text: str) -> _Ending | None:
+        """Carries out the calls of a turn, in order; returns the ending if one of them ends the episode."""
+        calls = self._setup.read_calls(text)
+        if not calls:
+            return _Ending(stop_reason=StopReason.STOP, outcome=Outcome.COMPLETED, answer=said_beside_calls(text))
+        for number, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
+            with self._stopwatch.phase("tools"):
+                result = await self._carry_out(call, msg_id, number)
+            self._calls[call.name if call.name in TOOL_NAMES else NO_TOOL] += 1
+            self._failed_calls += not result.ok
+            if result.answer is not None:
+                return _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, answer=result.answer)
+            self._history.add_result(call.name[:80], result, invoked_by=msg_id)
+        return None
+
+    async def _carry_out(self, call: ToolCall, msg_id: int, number: int) -> ToolResult:
+        most = self._settings.max_calls_per_turn
+        if number >= most:
+            return ToolResult(message=f"only the first {most} calls of a turn are carried out", ok=False)
+        checked = self._toolbox.check(call)
+        if isinstance(checked, ToolResult):
+            return checked
+        if checked.tool is ToolName.FINISH:
+            return ToolResult(message="finished", answer=checked.arguments["answer"])
+        if checked.tool is ToolName.DELETE_CONTEXT:
+            return self._delete_context(checked, msg_id)
+        return await self._toolbox.run(checked)
+
+    def _delete_context(self, call: CheckedCall, msg_id: int) -> ToolResult:
+        """Deletes messages. Before that, and only if there are some, it marks what a snapshot is rebuilt from."""
+        deletion = self._history.plan_deletion(call.arguments["message_ids"], invoked_by=msg_id)
+        if deletion.deleted:
+            self._marks.append(
+                DeletionMark(
+                    turn=len(self._generations) - 1,
+                    messages=len(self._history.messages),
+                    deleted_msg_ids=deletion.deleted,
+                )
+            )
+            self._history.delete(deletion)
+        return deletion.result()
+
+    def _budget(self) -> Budget:
+        """The context as it stands after the turn that asks, with the results that this turn got so far."""
+        last = self._generations[-1]
+        results = [message["content"] for message in self._history.results_of_last_turn()]
+        return Budget(
+            used=len(last.prompt_ids) + len(last.output_ids) + sum(map(self._setup.chat.count, results)),
+            response_length=self._response_length,
+            max_model_length=self._settings.max_model_length,
+        )
+
+    def _allowed_length(self, output_ids: Sequence[int]) -> int:
+        forbidden = self._setup.chat.vision_ids
+        return next((at for at, token in enumerate(output_ids) if token in forbidden), len(output_ids))
+
+    def _say_that_it_does_not_fit(self, prompt_length: int) -> None:
+        say = logger.info if self._generations else logger.warning
+        say("episode %s ends: %d tokens and %d of a turn do not fit max_model_length %d",
+            self._request.uid, prompt_length, self._response_length, self._settings.max_model_length)  # fmt: skip
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _reward(self, ending: _Ending) -> tuple[Score | None, float]:
+        if ending.stop_reason is StopReason.MAX_CONTEXT:
+            return None, self._settings.context_length_penalty
+        if ending.answer is None:
+            return None, 0.0
+        score = score_answer(ending.answer, self._task.label, partial_credit=self._settings.partial_credit)
+        return score, score.value
+
+    def _trajectory(self, ending: _Ending, score: Score | None, reward: float) -> Trajectory:
+        return Trajectory(
+            uid=self._request.uid,
+            instance_id=self._request.instance.instance_id,
+            messages=tuple(self._history.messages),
+            reward=reward,
+            outcome=ending.outcome,
+            stop_reason=ending.stop_reason,
+            generations=self._trained_generations(),
+            extra_info=self._extra_info(ending, score),
+            timings_s=self._stopwatch.seconds(),
+        )
+
+    def _trained_generations(self) -> tuple[Generation, ...]:
+        """All turns are trained; without ``train_before_deletion`` only those after the last one that deleted."""
+        if self._settings.train_before_deletion or not self._marks:
+            return tuple(self._generations)
+        last = self._marks[-1].turn
+        return tuple(replace(one, trained=turn > last) for turn, one in enumerate(self._generations))
+
+    def _extra_info(self, ending: _Ending, score: Score | None) -> dict[str, Any]:
+        return {
+            "statelm_enabled": self._settings.statelm_enabled,
+            "context_length_exceeded": ending.stop_reason is StopReason.MAX_CONTEXT,
+            "had_delete_operation": bool(self._marks),
+            MARKS_KEY: [mark.as_dict() for mark in self._marks],
+            "deleted_msg_ids": sorted(self._history.deleted),
+            "turns": len(self._generations),
+            "steps": sum(self._calls.values()),
+            "tool_calls": dict(self._calls),
+            "failed_tool_calls": self._failed_calls,
+            "notes": len(self._toolbox.notes),
+            "answer": None if ending.answer is None else ending.answer[:2000],
+            "score": None if score is None else asdict(score),
+            "success": score is not None and score.value >= 1,
+            "finish_reason": self._generations[-1].finish_reason if self._generations else None,
+            "max_prompt_tokens": max((len(one.prompt_ids) for one in self._generations), default=0),
+            "document": {"sha256": self._document.sha256, "characters": len(self._document.text)},
+            "tools": list(self._setup.tools) if self._setup.tools_in_template else [],
+            "task": dict(self._task.extra_info),
+        }
+
+
+def _sampling(params: SamplingParams, response_length: int, setup: EpisodeSetup) -> SamplingParams:
+    """Caps a turn, and forbids the tokens that only the template may write beside what the job's own bias says."""
+    capped = replace(params, max_new_tokens=min(params.max_new_tokens, response_length))
+    if not setup.settings.ban_vision_tokens or not setup.chat.vision_ids:
+        return capped
+    forbidden = {str(token): FORBIDDEN_LOGIT_BIAS for token in sorted(setup.chat.vision_ids)}
+    bias = {**(params.extra.get("logit_bias") or {}), **forbidden}
+    return replace(capped, extra={**params.extra, "logit_bias": bias})
+
+
+def _generation(prompt_ids: Sequence[int], reply: GenerateReply, length: int) -> Generation:
+    """Returns the record of a turn, cut to its first ``length`` sampled tokens."""
+    spans = (
+        WeightVersionSpan(weight_version=span.weight_version, start=span.start, end=min(span.end, length))
+        for span in reply.weight_version_spans
+        if span.start < length
+    )
+    return Generation(
+        prompt_ids=prompt_ids,
+        output_ids=reply.output_ids[:length],
+        output_log_probs=reply.output_log_probs[:length],
+        finish_reason=reply.finish_reason if length == len(reply.output_ids) else "length",
+        weight_version=reply.weight_version,
+        weight_version_spans=tuple(spans),
+        prompt_tokens=reply.prompt_tokens,
+    )

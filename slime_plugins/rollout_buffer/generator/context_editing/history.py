@@ -1,0 +1,139 @@
+"""Everything that was said in an episode, by message id, and what of it was deleted since.
+
+A message is never changed and its id never used again; deleting only adds to ``deleted``. What the model sees of a
+deleted message is a stub.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["INVOKED_BY", "MSG_ID", "Deletion", "History", "MarkerBreaker", "ToolResult", "stub_of"]
+
+MSG_ID = "msg_id"
+INVOKED_BY = "msg_id(invoking_assistant)"
+DELETED = "deleted"
+
+_MARKER = re.compile(r"[<\[][^\s\"\\]+[>\]]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolResult:
+    """What a tool answers: a text or JSON. ``answer`` is set by the call that ends the episode."""
+
+    message: Any
+    ok: bool = True
+    answer: str | None = None
+
+    @property
+    def status(self) -> str:
+        """``success`` or ``error``."""
+        return "success" if self.ok else "error"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deletion:
+    """What a call of ``deleteContext`` would do: the ids it deletes, and why it leaves the others."""
+
+    deleted: tuple[int, ...] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+    def result(self) -> ToolResult:
+        """Returns the tool's answer; a call that deletes nothing is an error."""
+        told: dict[str, Any] = {"deleted_msg_ids": list(self.deleted)}
+        if self.refused:
+            told["not_deleted"] = {str(msg_id): reason for msg_id, reason in self.refused.items()}
+        return ToolResult(message=told, ok=bool(self.deleted))
+
+
+class History:
+    """The messages of one episode. Those of its prompt are protected: system and question cannot be deleted.
+
+    ``break_markers`` is applied to every tool result, so that no text of a document becomes a token of the template.
+    """
+
+    def __init__(self, prompt: Iterable[Message], break_markers: Callable[[str], str] | None = None) -> None:
+        self.messages: list[Message] = []
+        self.deleted: set[int] = set()
+        self._break_markers = break_markers or (lambda text: text)
+        for message in prompt:
+            self._append(dict(message))
+        self._protected = len(self.messages)
+
+    def add_assistant(self, text: str) -> int:
+        """Adds a sampled turn, as it was sampled; returns its id."""
+        return self._append({"role": "assistant", "content": text})
+
+    def add_result(self, tool_name: str, result: ToolResult, *, invoked_by: int) -> int:
+        """Adds a tool's answer in the form that the model sees; returns its id."""
+        msg_id = len(self.messages)
+        shown = {MSG_ID: msg_id, INVOKED_BY: invoked_by, "status": result.status, "message": result.message}
+        content = self._break_markers(json.dumps(shown, ensure_ascii=False))
+        return self._append({"role": "tool", "content": content, "tool_name": tool_name, INVOKED_BY: invoked_by})
+
+    def plan_deletion(self, ids: Sequence[int], *, invoked_by: int) -> Deletion:
+        """Returns what deleting ``ids`` would do; nothing is deleted yet."""
+        refused = {msg_id: reason for msg_id in ids if (reason := self._refusal(msg_id, invoked_by))}
+        return Deletion(deleted=tuple(one for one in ids if one not in refused), refused=refused)
+
+    def delete(self, deletion: Deletion) -> None:
+        """Carries a planned deletion out."""
+        self.deleted.update(deletion.deleted)
+
+    def results_of_last_turn(self) -> list[Message]:
+        """Returns the tool results that came after the last sampled turn."""
+        return list(itertools.takewhile(lambda message: message["role"] == "tool", reversed(self.messages)))
+
+    def is_kept_turn(self, message: Message) -> bool:
+        """Returns whether this is a sampled turn that the model still sees."""
+        return message["role"] == "assistant" and message[MSG_ID] >= self._protected and not self.is_deleted(message)
+
+    def is_deleted(self, message: Message) -> bool:
+        """Returns whether the model sees only a stub of it."""
+        return message[MSG_ID] in self.deleted
+
+    def _append(self, message: Message) -> int:
+        msg_id = len(self.messages)
+        self.messages.append({**message, MSG_ID: msg_id})
+        return msg_id
+
+    def _refusal(self, msg_id: int, invoked_by: int) -> str | None:
+        if not 0 <= msg_id < len(self.messages):
+            return "there is no message with this id"
+        if msg_id < self._protected:
+            return "it belongs to the task and cannot be deleted"
+        if msg_id == invoked_by:
+            return "it is the message that makes this call; it can be deleted in a later turn"
+        if msg_id > invoked_by:
+            return "it answers this very turn and was not shown yet; it can be deleted in a later turn"
+        return "it is deleted already" if msg_id in self.deleted else None
+
+
+def stub_of(message: Message) -> Message:
+    """Returns what is shown in place of a deleted message."""
+    msg_id = message[MSG_ID]
+    if message["role"] != "tool":
+        return {"role": message["role"], "content": f"[message {msg_id} was deleted]"}
+    shown = {MSG_ID: msg_id, INVOKED_BY: message[INVOKED_BY], "status": DELETED}
+    return {"role": "tool", "content": json.dumps(shown)}
+
+
+class MarkerBreaker:
+    """Puts a space into every text that the tokenizer would take for one of its marker tokens: ``< |im_end|>``."""
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        wanted = sorted((marker for marker in markers if _MARKER.fullmatch(marker)), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+
+    def __call__(self, text: str) -> str:
+        """Returns the text without markers."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", text)

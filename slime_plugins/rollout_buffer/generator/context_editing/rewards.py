@@ -1,0 +1,125 @@
+"""What an answer earns: a rule, no judge. Pure functions.
+
+===============================================================  ======================
+the answer                                                       score
+===============================================================  ======================
+is the label, or one of its ``aliases``                          1
+is the label's number, written in another way                    1
+holds the label (or its number, and no other) among other words  ``partial_credit``
+names some of several right items                                ``partial_credit`` · F1
+anything else                                                    0
+===============================================================  ======================
+
+Texts are compared without case, articles, punctuation and surplus spaces. A label that is a list wants all its items,
+in any order. A label that is a number is not met by a near miss.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+__all__ = ["Label", "Score", "read_label", "score_answer"]
+
+MAX_WORDS_AROUND = 60
+"""An answer with more words than this hides the label rather than giving it."""
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|\.\d)")
+_NUMBER_DRESS = " \t\n$€£%"
+_ARTICLES = frozenset({"a", "an", "the"})
+_BETWEEN_ITEMS = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """The right answer: ``texts`` are ways to say one answer, ``items`` the things a complete answer names."""
+
+    texts: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A score in [0, 1] and by what it came about: exact, number, contained, items or none."""
+
+    value: float
+    match: str
+
+
+def read_label(value: Any, aliases: Any = ()) -> Label | None:
+    """Returns the label of an input line; None when it is no text, number, or list of them."""
+    if isinstance(value, list | tuple):
+        items = [text for one in value if (text := _as_text(one))]
+        return Label(items=tuple(items)) if items and len(items) == len(value) else None
+    first = _as_text(value)
+    others = [text for one in aliases or () if (text := _as_text(one))] if isinstance(aliases, list | tuple) else []
+    return Label(texts=(first, *others)) if first else None
+
+
+def score_answer(answer: str, label: Label, *, partial_credit: float = 0.5) -> Score:
+    """Returns what ``answer`` is worth, by the table of this module."""
+    if label.items:
+        return _score_items(answer, label.items, partial_credit)
+    return max((_score_text(answer, text, partial_credit) for text in label.texts), key=lambda score: score.value)
+
+
+def normalized(text: str) -> str:
+    """Returns the words of a text: without case, articles and punctuation."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    words = re.findall(r"\w+", plain)
+    return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)
+
+
+def _score_text(answer: str, label: str, partial_credit: float) -> Score:
+    wanted = _number(label)
+    if wanted is not None:
+        return _score_number(answer, wanted, partial_credit)
+    said, right = normalized(answer), normalized(label)
+    if right and said == right:
+        return Score(value=1.0, match="exact")
+    few = len(said.split()) <= MAX_WORDS_AROUND
+    if right and few and f" {right} " in f" {said} ":
+        return Score(value=partial_credit, match="contained")
+    return Score(value=0.0, match="none")
+
+
+def _score_number(answer: str, wanted: Decimal, partial_credit: float) -> Score:
+    said = _number(answer)
+    if said is not None:
+        return Score(value=1.0, match="number") if said == wanted else Score(value=0.0, match="none")
+    found = {_number(text) for text in _NUMBER.findall(answer)}
+    if found == {wanted} and len(answer.split()) <= MAX_WORDS_AROUND:
+        return Score(value=partial_credit, match="contained")
+    return Score(value=0.0, match="none")
+
+
+def _score_items(answer: str, items: Sequence[str], partial_credit: float) -> Score:
+    right = {normalized(item) for item in items}
+    said = {normalized(item) for item in _BETWEEN_ITEMS.split(answer)} - {""}
+    if said == right:
+        return Score(value=1.0, match="exact")
+    hits = len(said & right)
+    if not hits:
+        return Score(value=0.0, match="none")
+    return Score(value=partial_credit * 2 * hits / (len(said) + len(right)), match="items")
+
+
+def _number(text: str) -> Decimal | None:
+    """The number that a text is, whole; None when it is anything else."""
+    bare = unicodedata.normalize("NFKC", text).strip(_NUMBER_DRESS).rstrip(". ")
+    if len(bare) > 64 or not _NUMBER.fullmatch(bare):
+        return None
+    try:
+        return Decimal(bare.replace(",", ""))
+    except InvalidOperation:
+        return None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return str(value).strip()

@@ -1,0 +1,171 @@
+"""Snapshots, emission views and turn boundaries, rebuilt from what a trajectory stores anyway.
+
+An episode stores its messages, its generations, and for each deletion one small mark. Nothing else is needed:
+
+* the emission view of a turn is the prompt of its generation;
+* between two deletions the sequence only grows, so what it held before a deletion is the prompt and the output of the
+  turn that asked for it;
+* the full history at that moment is the messages up to then, as they were before anything was deleted.
+
+``snapshots_of(trajectory)`` gives the snapshots with the field names that StateLM's agent loop uses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls, said_beside_calls
+from slime_plugins.rollout_buffer.generator.context_editing.history import INVOKED_BY, MSG_ID
+from slime_plugins.rollout_buffer.types import Generation, Message
+
+__all__ = [
+    "DeletionMark",
+    "Snapshot",
+    "emission_views_of",
+    "full_history_of",
+    "snapshots_of",
+    "turn_boundaries_of",
+]
+
+MARKS_KEY = "deletions"
+
+
+class Recorded(Protocol):
+    """A trajectory of this generator, as it is played or as a trainer got it."""
+
+    @property
+    def messages(self) -> Sequence[Message]: ...
+    @property
+    def generations(self) -> Sequence[Generation]: ...
+    @property
+    def extra_info(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeletionMark:
+    """One deletion: the turn that asked for it (from 0), how many messages there were, and which ids it deleted."""
+
+    turn: int
+    messages: int
+    deleted_msg_ids: tuple[int, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the mark as it is stored."""
+        return {"turn": self.turn, "messages": self.messages, "deleted_msg_ids": list(self.deleted_msg_ids)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """An episode's state right before a deletion.
+
+    ``prompt_ids`` are what the stretch since the last deletion began with, ``response_ids`` all that came after, with a
+    mask that is 1 on what was sampled in it and log-probs that are 0.0 elsewhere. ``emission_views`` and
+    ``assistant_turn_boundaries`` have one entry per turn of the whole episode so far; the boundaries (start, end) count
+    in the response of the stretch in which the turn was sampled.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float]
+    full_history: list[Message]
+    deleted_msg_ids: set[int]
+    emission_views: list[list[int]]
+    assistant_turn_boundaries: list[tuple[int, int]]
+
+
+def snapshots_of(trajectory: Recorded) -> list[Snapshot]:
+    """Returns the snapshot before each deletion, in order."""
+    marks = _marks(trajectory)
+    history = full_history_of(trajectory)
+    return [_snapshot(trajectory.generations, history, marks[: number + 1]) for number in range(len(marks))]
+
+
+def emission_views_of(trajectory: Recorded) -> list[list[int]]:
+    """Returns the prompt of every turn, exactly as it was sent."""
+    return [list(generation.prompt_ids) for generation in trajectory.generations]
+
+
+def turn_boundaries_of(trajectory: Recorded) -> list[tuple[int, int]]:
+    """Returns where each turn stands in the response of its stretch: (start, end), end exclusive."""
+    return _boundaries(trajectory.generations, _marks(trajectory))
+
+
+def full_history_of(trajectory: Recorded) -> list[Message]:
+    """Returns every message with its id in StateLM's form, also those that were deleted."""
+    return [_in_seed_form(message) for message in trajectory.messages]
+
+
+def _marks(trajectory: Recorded) -> list[DeletionMark]:
+    return [
+        DeletionMark(
+            turn=int(mark["turn"]), messages=int(mark["messages"]), deleted_msg_ids=tuple(mark["deleted_msg_ids"])
+        )
+        for mark in trajectory.extra_info.get(MARKS_KEY, ())
+    ]
+
+
+def _snapshot(generations: Sequence[Generation], history: list[Message], marks: Sequence[DeletionMark]) -> Snapshot:
+    """Returns the snapshot before the last of ``marks``."""
+    *earlier, last = marks
+    so_far = generations[: last.turn + 1]
+    first = _first_turns(so_far, earlier)[-1]
+    prompt_ids = list(so_far[first].prompt_ids)
+    response_ids = [*so_far[-1].prompt_ids, *so_far[-1].output_ids][len(prompt_ids) :]
+    mask, log_probs = [0] * len(response_ids), [0.0] * len(response_ids)
+    already_masked = any(mark.turn == last.turn for mark in earlier)
+    for generation in so_far[first:] if not already_masked else ():
+        start = len(generation.prompt_ids) - len(prompt_ids)
+        end = start + len(generation.output_ids)
+        mask[start:end] = [1] * (end - start)
+        log_probs[start:end] = generation.output_log_probs or [0.0] * (end - start)
+    return Snapshot(
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        response_mask=mask,
+        response_logprobs=log_probs,
+        full_history=history[: last.messages],
+        deleted_msg_ids={msg_id for mark in earlier for msg_id in mark.deleted_msg_ids},
+        emission_views=[list(generation.prompt_ids) for generation in so_far],
+        assistant_turn_boundaries=_boundaries(so_far, earlier),
+    )
+
+
+def _boundaries(generations: Sequence[Generation], marks: Sequence[DeletionMark]) -> list[tuple[int, int]]:
+    boundaries = []
+    for generation, first in zip(generations, _first_turns(generations, marks), strict=True):
+        start = len(generation.prompt_ids) - len(generations[first].prompt_ids)
+        boundaries.append((start, start + len(generation.output_ids)))
+    return boundaries
+
+
+def _first_turns(generations: Sequence[Generation], marks: Sequence[DeletionMark]) -> list[int]:
+    """Returns, for each turn, the first turn of its stretch: a new one begins after a turn that deleted something."""
+    after_deletion = {mark.turn + 1 for mark in marks}
+    firsts: list[int] = []
+    for turn in range(len(generations)):
+        firsts.append(turn if not turn or turn in after_deletion else firsts[-1])
+    return firsts
+
+
+def _in_seed_form(message: Message) -> Message:
+    if message["role"] == "tool":
+        shown = json.loads(message["content"])
+        content = {"status": shown["status"], "message": shown["message"]}
+        names = {"tool_name": message["tool_name"], MSG_ID: message[MSG_ID], INVOKED_BY: message[INVOKED_BY]}
+        return {"role": "tool", "content": content, **names}
+    if message["role"] != "assistant":
+        return dict(message)
+    calls = [
+        {
+            "id": f"call_{message[MSG_ID]}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments) if not call.problem else call.raw},
+        }
+        for number, call in enumerate(read_calls(message["content"]))
+    ]
+    said = {"role": "assistant", "content": [{"text": said_beside_calls(message["content"])}]}
+    return {**said, **({"tool_calls": calls} if calls else {}), MSG_ID: message[MSG_ID]}

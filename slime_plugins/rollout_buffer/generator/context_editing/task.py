@@ -1,0 +1,76 @@
+"""What an input line asks: a prompt, a document, the right answer.
+
+    {"instance_id": "needle_3", "raw_prompt": [{"role": "user", "content": "What is the code of …?"}],
+     "document_content": "…", "label": "KX-4471", "extra_info": {…}}
+
+``label`` may also stand in ``extra_info`` (as ``label``, ``answer`` or ``ground_truth``); a list wants all its items,
+``aliases`` are other ways to say a text. Nothing else of ``extra_info`` is read; it is handed on to the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.context_editing.rewards import Label, read_label
+from slime_plugins.rollout_buffer.types import Instance, Message
+
+__all__ = ["DocumentTask", "read_task"]
+
+_ROLES = frozenset({"system", "user", "assistant"})
+_LABEL_NAMES = ("label", "answer", "ground_truth")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentTask:
+    """A question over a document."""
+
+    prompt: tuple[Message, ...]
+    document: str
+    label: Label
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_task(instance: Instance) -> DocumentTask:
+    """Returns what an input line asks.
+
+    Raises:
+        EnvironmentSetupError: the line lacks prompt, document or label, or has them in a form that cannot be read.
+    """
+    data = instance.data
+    extra_info = data.get("extra_info")
+    extra_info = dict(extra_info) if isinstance(extra_info, Mapping) else {}
+    document = data.get("document_content")
+    if not isinstance(document, str) or not document.strip():
+        raise EnvironmentSetupError(f"instance {instance.instance_id} needs document_content: a text")
+    found = (source[name] for source in (data, extra_info) for name in _LABEL_NAMES if source.get(name) is not None)
+    label = read_label(next(found, None), data.get("aliases", extra_info.get("aliases")))
+    if label is None:
+        raise EnvironmentSetupError(
+            f"instance {instance.instance_id} needs a label: a text, a number, or a list of them that is not empty"
+        )
+    return DocumentTask(prompt=_prompt(instance), document=document, label=label, extra_info=extra_info)
+
+
+def _prompt(instance: Instance) -> tuple[Message, ...]:
+    raw = instance.data.get("raw_prompt", instance.data.get("prompt"))
+    if isinstance(raw, str) and raw:
+        raw = [{"role": "user", "content": raw}]
+    messages = [_message(entry) for entry in raw] if isinstance(raw, list | tuple) else []
+    if not any(message is not None and message["role"] == "user" for message in messages) or None in messages:
+        raise EnvironmentSetupError(
+            f"instance {instance.instance_id} needs raw_prompt: messages with role and text, one of them the user's"
+        )
+    return tuple(message for message in messages if message is not None)
+
+
+def _message(entry: Any) -> Message | None:
+    if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
+        return None
+    content = entry.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = "".join(text for text in texts if isinstance(text, str)) if all(texts) else None
+    return {"role": str(entry["role"]), "content": content} if isinstance(content, str) else None

@@ -1,0 +1,263 @@
+"""The tools as data: what each is called, takes and does. Schemas for the chat template and checks come from here.
+
+An argument of a wrong type is a sentence for the model (``ArgumentError``), never another exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["TOOLS", "ArgumentError", "Parameter", "Tool", "ToolName", "checked_arguments", "schemas", "tools_for"]
+
+LARGEST_INTEGER = 10**9
+MAX_IDS = 1000
+
+
+class ToolName(StrEnum):
+    """The tools, by the names a model calls them."""
+
+    ANALYZE_TEXT = "analyzeText"
+    LOAD_DOCUMENT = "loadDocument"
+    BUILD_INDEX = "buildIndex"
+    READ_CHUNK = "readChunk"
+    SEARCH_ENGINE = "searchEngine"
+    NOTE = "note"
+    READ_NOTE = "readNote"
+    UPDATE_NOTE = "updateNote"
+    CHECK_BUDGET = "checkBudget"
+    DELETE_CONTEXT = "deleteContext"
+    FINISH = "finish"
+
+
+class ArgumentError(Exception):
+    """The arguments of a call cannot be used; the message is for the model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """One argument. ``read`` returns it in its right type, or raises ``ArgumentError`` without naming it."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    read: Callable[[Any], Any]
+    required: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tool:
+    """One tool with its parameters."""
+
+    name: ToolName
+    description: str
+    parameters: tuple[Parameter, ...] = ()
+
+    def schema(self) -> dict[str, Any]:
+        """Returns the tool as OpenAI's ``tools`` has it."""
+        properties = {one.name: {**one.schema, "description": one.description} for one in self.parameters}
+        required = [one.name for one in self.parameters if one.required]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        function = {"name": str(self.name), "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments in their right types; those left out are not there.
+
+    Raises:
+        ArgumentError: an argument is missing, unknown or of a wrong type; the sentence names it.
+    """
+    known = {parameter.name: parameter for parameter in tool.parameters}
+    unknown = [name for name in arguments if name not in known]
+    if unknown:
+        takes = ", ".join(known) or "no arguments"
+        raise ArgumentError(f"{tool.name} has no argument {unknown[0][:80]!r}; it takes {takes}")
+    checked = {}
+    for name, parameter in known.items():
+        value = arguments.get(name)
+        if value is None and parameter.required:
+            raise ArgumentError(f"{tool.name} needs the argument {name}: {parameter.description}")
+        if value is not None:
+            checked[name] = _read(parameter, value)
+    return checked
+
+
+def tools_for(*, editing: bool) -> tuple[Tool, ...]:
+    """Returns the tools of an episode; without editing there is no ``deleteContext``."""
+    return tuple(tool for tool in TOOLS if editing or tool.name is not ToolName.DELETE_CONTEXT)
+
+
+def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Returns the tools as a chat template's ``tools``."""
+    return [tool.schema() for tool in tools]
+
+
+def _read(parameter: Parameter, value: Any) -> Any:
+    try:
+        return parameter.read(value)
+    except ArgumentError as error:
+        raise ArgumentError(f"{parameter.name} {error}") from error
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ArgumentError("must be a text that is not empty")
+
+
+def _answer(value: Any) -> str:
+    """An answer may be a text, a number, or a list of them, which is written with commas."""
+    if isinstance(value, list) and value:
+        return ", ".join(_text(one) for one in value)
+    return _text(value)
+
+
+def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        number = _whole(value)
+        if number is None or not lowest <= number <= highest:
+            raise ArgumentError(f"must be a whole number from {lowest} to {highest}")
+        return number
+
+    return read
+
+
+def _whole(value: Any) -> int | None:
+    """An integer, also one that came as ``3.0`` or as text; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    digits = value.strip() if isinstance(value, str) else ""
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
+
+
+def _message_ids(value: Any) -> list[int]:
+    """One id or several; each once, in the order given."""
+    values = value if isinstance(value, list) else [value]
+    ids = [_whole(one) for one in values]
+    if not ids or len(ids) > MAX_IDS or any(one is None or abs(one) > LARGEST_INTEGER for one in ids):
+        raise ArgumentError(f"must be one message id or a list of 1 to {MAX_IDS} of them, as whole numbers")
+    return list(dict.fromkeys(one for one in ids if one is not None))
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise ArgumentError(f"must be one of {', '.join(choices)}")
+        return str(value)
+
+    return read
+
+
+def _whole_number(name: str, description: str, lowest: int, highest: int, *, required: bool = False) -> Parameter:
+    schema = {"type": "integer", "minimum": lowest}
+    if highest < LARGEST_INTEGER:
+        schema["maximum"] = highest
+    return Parameter(
+        name=name, description=description, schema=schema, read=_integer(lowest, highest), required=required
+    )
+
+
+def _text_parameter(name: str, description: str, *, required: bool = True) -> Parameter:
+    return Parameter(name=name, description=description, schema={"type": "string"}, read=_text, required=required)
+
+
+_IDS_SCHEMA = {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "integer"}]}
+_MODES = ("append", "replace")
+
+TOOLS = (
+    Tool(
+        name=ToolName.ANALYZE_TEXT,
+        description="Tells how long the document is, and whether it would fit into the context.",
+    ),
+    Tool(
+        name=ToolName.LOAD_DOCUMENT,
+        description="Shows the whole document. Refused when it does not fit into the context that is left.",
+    ),
+    Tool(
+        name=ToolName.BUILD_INDEX,
+        description="Cuts the document into chunks and makes them readable and searchable. Call it before readChunk "
+        "and searchEngine; calling it again cuts anew.",
+        parameters=(
+            _whole_number("chunk_size", "words per chunk", 20, 5000),
+            _whole_number("overlap", "words that neighbouring chunks share", 0, 2500),
+        ),
+    ),
+    Tool(
+        name=ToolName.READ_CHUNK,
+        description="Shows one chunk of the document.",
+        parameters=(_whole_number("chunk_id", "the chunk's number, from 0", 0, LARGEST_INTEGER, required=True),),
+    ),
+    Tool(
+        name=ToolName.SEARCH_ENGINE,
+        description="Finds the chunks that match a query best (BM25).",
+        parameters=(
+            _text_parameter("query", "the words to look for"),
+            _whole_number("top_k", "how many chunks at most", 1, 50),
+        ),
+    ),
+    Tool(
+        name=ToolName.NOTE,
+        description="Writes a new note. Notes outlast deleted messages.",
+        parameters=(_text_parameter("key", "the note's name"), _text_parameter("content", "what to write down")),
+    ),
+    Tool(
+        name=ToolName.READ_NOTE,
+        description="Shows one note, or without a key all of them.",
+        parameters=(_text_parameter("key", "the note's name", required=False),),
+    ),
+    Tool(
+        name=ToolName.UPDATE_NOTE,
+        description="Changes a note that is there.",
+        parameters=(
+            _text_parameter("key", "the note's name"),
+            _text_parameter("content", "what to write down"),
+            Parameter(
+                name="mode",
+                description="append (the default) adds to the note, replace writes it anew",
+                schema={"type": "string", "enum": list(_MODES)},
+                read=_one_of(*_MODES),
+            ),
+        ),
+    ),
+    Tool(
+        name=ToolName.CHECK_BUDGET,
+        description="Tells how many tokens the context holds and how many are left.",
+    ),
+    Tool(
+        name=ToolName.DELETE_CONTEXT,
+        description="Deletes messages from the context by their msg_id, for good. What matters should be in a note "
+        "first. A tool result says its own id as msg_id and that of the message that called the tool as "
+        "msg_id(invoking_assistant).",
+        parameters=(
+            Parameter(
+                name="message_ids",
+                description="the msg_id of the message to delete, or a list of them",
+                schema=_IDS_SCHEMA,
+                read=_message_ids,
+                required=True,
+            ),
+        ),
+    ),
+    Tool(
+        name=ToolName.FINISH,
+        description="Gives the final answer and ends the task.",
+        parameters=(
+            Parameter(
+                name="answer",
+                description="the answer and nothing else; several items with commas between them",
+                schema={"type": "string"},
+                read=_answer,
+                required=True,
+            ),
+        ),
+    ),
+)

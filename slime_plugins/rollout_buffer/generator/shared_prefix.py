@@ -1,0 +1,45 @@
+"""The beginning of a list of ids that only grows, without a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+__all__ = ["SharedPrefix"]
+
+
+class SharedPrefix(Sequence[int]):
+    """The first ``length`` ids of a list that only grows, without a copy of them.
+
+    The turns of a growing sequence would otherwise hold each other's tokens again and again: memory quadratic in the
+    steps. Slices are plain lists.
+    """
+
+    __slots__ = ("_ids", "_length")
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, and no more hashable than they are
+
+    def __init__(self, ids: list[int], length: int) -> None:
+        self._ids = ids
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
+            return self._ids[start:stop] if step == 1 else [self._ids[at] for at in range(start, stop, step)]
+        return self._ids[range(self._length)[index]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids[: self._length])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"SharedPrefix of {self._length} ids"
