@@ -4,10 +4,10 @@
     python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not there
     python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
 
-What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py`` and ``slime_plugins/rollout_buffer/``.
-slime's own types stay. A file that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a
-manifest of everything that was put there, and comes back when the overlay goes. Files that somebody changed since are
-never overwritten or removed without ``--force``.
+What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``slime_plugins/rollout_buffer/`` and
+``examples/android_world/``. slime's own types stay. A file that is replaced is kept in ``.rollout_buffer_overlay/`` of
+the checkout, beside a manifest of everything that was put there, and comes back when the overlay goes. Files that
+somebody changed since are never overwritten or removed without ``--force``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from packaging.requirements import Requirement
 __all__ = ["Overlay", "OverlayError", "main"]
 
 SOURCE = Path(__file__).resolve().parent.parent
-PATTERNS = ("slime/rollout/agent_rollout*.py", "slime/utils/mask_*.py", "slime_plugins/rollout_buffer/**/*")
+PATTERNS = (
+    "slime/rollout/agent_rollout*.py",
+    "slime/utils/mask_*.py",
+    "slime_plugins/rollout_buffer/**/*",
+    "examples/android_world/*.py",
+)
 STATE = ".rollout_buffer_overlay"
 NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
     "slime/__init__.py": frozenset(),

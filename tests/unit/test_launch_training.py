@@ -1,0 +1,350 @@
+"""How a training is started: the exact commands, what is refused, and that slime's own parser takes every argument."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.launch_training import (
+    VARIABLES,
+    Kind,
+    LaunchError,
+    LaunchSettings,
+    Step,
+    compose,
+    main,
+    obstacles,
+    read_settings,
+    run,
+    train_arguments,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
+SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
+SCRIPTS = {
+    "run_agent.sh": Kind.MATH,
+    "run_android_world.sh": Kind.ANDROID_WORLD,
+    "run_android_world_opt.sh": Kind.ANDROID_WORLD_OPT,
+    "run_android_world_history.sh": Kind.ANDROID_WORLD_HISTORY,
+}
+MEGATRONS_OWN = {
+    "--accumulate-allreduce-grads-in-fp32",
+    "--adam-beta1",
+    "--adam-beta2",
+    "--attention-backend",
+    "--attention-dropout",
+    "--attention-softmax-in-fp32",
+    "--context-parallel-size",
+    "--hidden-dropout",
+    "--lr-decay-style",
+    "--optimizer",
+    "--pipeline-model-parallel-size",
+    "--recompute-granularity",
+    "--recompute-method",
+    "--recompute-num-layers",
+    "--sequence-parallel",
+    "--tensor-model-parallel-size",
+    "--weight-decay",
+}
+"""Megatron's parser is not at hand: these are the arguments that slime's own scripts pass to it."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A slime checkout that knows both backends, and folders of its own."""
+    arguments = tmp_path / "slime" / "slime" / "utils" / "arguments.py"
+    arguments.parent.mkdir(parents=True)
+    arguments.write_text(
+        'parser.add_argument("--train-backend", type=str, choices=["megatron", "fsdp"], default="megatron")\n'
+        'parser.add_argument("--megatron-to-hf-mode")\n'
+    )
+    return {
+        "SLIME_DIR": str(tmp_path / "slime"),
+        "SLIME_SCRIPT_MODELS_DIR": str(tmp_path / "models"),
+        "SLIME_SCRIPT_SAVE_DIR": str(tmp_path / "saved"),
+    }
+
+
+def settings_of(environment: dict[str, str], kind: Kind = Kind.ANDROID_WORLD, **more: str) -> LaunchSettings:
+    return read_settings(kind, {**environment, **more})
+
+
+def values_of(arguments: list[str]) -> dict[str, str]:
+    """Each flag with what follows it."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return {flag: "" if value.startswith("--") else value for flag, value in pairs if flag.startswith("--")}
+
+
+def test_the_documented_hyper_parameters_are_what_is_passed(environment: dict[str, str]) -> None:
+    values = values_of(train_arguments(settings_of(environment)))
+
+    assert {
+        "--num-rollout": "16",
+        "--rollout-batch-size": "8",
+        "--n-samples-per-prompt": "8",
+        "--rollout-max-response-len": "4096",
+        "--rollout-temperature": "0.7",
+        "--global-batch-size": "64",
+        "--lr": "1e-6",
+        "--advantage-estimator": "grpo",
+    }.items() <= values.items()
+    assert values["--rollout-function-path"] == "slime.rollout.agent_rollout.generate_rollout"
+    assert values["--train-backend"] == "fsdp"
+    assert values["--prompt-data"] == str(ROOT / "data" / "tasks.jsonl")
+
+
+def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
+    says = [step.says for step in compose(settings_of(environment))]
+
+    assert says == [
+        "end emulators that an earlier run left",
+        "put the rollout buffer into the slime checkout",
+        "what slime has no flag for",
+        "start Ray",
+        "fetch the model",
+        "serve the rollout buffer",
+        "train",
+    ]
+
+
+def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, str]) -> None:
+    settings = settings_of(environment, SLIME_SCRIPT_EXTERNAL_RAY="1")
+    settings.model_path.mkdir(parents=True)
+    steps = {step.says: step for step in compose(settings)}
+
+    assert not {"start Ray", "fetch the model"} & steps.keys()
+    assert steps["serve the rollout buffer"].command[-2:] == ("--ray-address", "auto")
+
+
+def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
+    says = [step.says for step in compose(settings_of(environment), only_train=True)]
+
+    assert says == [
+        "put the rollout buffer into the slime checkout",
+        "what slime has no flag for",
+        "serve the rollout buffer",
+        "train",
+    ]
+
+
+def test_history_mode_reaches_the_episodes(environment: dict[str, str]) -> None:
+    config = next(step.writes for step in compose(settings_of(environment, Kind.ANDROID_WORLD_HISTORY)) if step.writes)
+
+    assert "rollout_mode: history" in config[1]
+
+
+def test_without_the_buffer_slime_plays_the_episodes(environment: dict[str, str]) -> None:
+    settings = settings_of(environment, Kind.ANDROID_WORLD_HISTORY, SLIME_SCRIPT_WITHOUT_BUFFER="1")
+    values = values_of(train_arguments(settings))
+
+    assert values["--custom-generate-function-path"] == "examples.android_world.rollout_history.generate"
+    assert not {"--rollout-function-path", "--rollout-buffer-url"} & values.keys()
+    assert "serve the rollout buffer" not in [step.says for step in compose(settings)]
+
+
+def test_trainer_and_engine_share_the_gpus_only_when_asked(environment: dict[str, str]) -> None:
+    apart = values_of(train_arguments(settings_of(environment)))
+    shared = settings_of(environment, SLIME_SCRIPT_COLOCATE="1")
+
+    assert (apart["--actor-num-gpus-per-node"], apart["--rollout-num-gpus"]) == ("4", "4")
+    assert "--colocate" in train_arguments(shared)
+    assert "train.py" in compose(shared)[-1].shown()
+    assert "train_async.py" in compose(settings_of(environment))[-1].shown()
+
+
+def test_several_nodes_are_split_between_trainer_and_engines(environment: dict[str, str]) -> None:
+    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"}
+    settings = settings_of(environment, Kind.ANDROID_WORLD_OPT, **more)
+    values = values_of(train_arguments(settings))
+
+    assert (values["--actor-num-nodes"], values["--actor-num-gpus-per-node"]) == ("1", "8")
+    assert values["--rollout-num-gpus"] == "8"
+    assert (values["--tensor-model-parallel-size"], values["--context-parallel-size"]) == ("8", "1")
+
+
+def test_arguments_after_the_dashes_win(environment: dict[str, str]) -> None:
+    words = shlex.split(compose(settings_of(environment), ["--lr", "2e-6"])[-1].shown())
+
+    assert words[-2:] == ["--lr", "2e-6)"]
+
+
+def test_secrets_are_in_the_job_and_never_shown(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("open-sesame\n")
+    more = {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": str(token), "WANDB_API_KEY": "wandb-secret", "MASTER_ADDR": "10.0.0.1"}
+    for name, value in {**environment, **more}.items():
+        monkeypatch.setenv(name, value)
+    job = compose(settings_of({**environment, **more}))[-1].command
+    variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
+
+    assert (variables["ROLLOUT_BUFFER_TOKEN"], variables["WANDB_API_KEY"]) == ("open-sesame", "wandb-secret")
+    assert main(["android_world", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "open-sesame" not in shown
+    assert "wandb-secret" not in shown
+    assert "--use-wandb" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "says"),
+    [
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "many"}, "SLIME_SCRIPT_NUM_GPUS is 'many'"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_EXTERNAL_RAY": "yes"}, "say 0 or 1"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_TRAIN_BACKEND": "deepspeed"}, "say fsdp or megatron"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_NODES": "2"}, "SLIME_SCRIPT_EXTERNAL_RAY=1"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "1"}, "SLIME_SCRIPT_COLOCATE=1"),
+        (Kind.ANDROID_WORLD, {"MASTER_ADDR": "10.0.0.1"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE"),
+        (Kind.ANDROID_WORLD, {"SLIME_DIR": "/nowhere"}, "no slime checkout"),
+        (
+            Kind.ANDROID_WORLD,
+            {"SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "SLIME_SCRIPT_MODEL_NAME": "Other"},
+            "shape of 'Other'",
+        ),
+        (Kind.MATH, {"SLIME_SCRIPT_WITHOUT_BUFFER": "1"}, "is for Android World"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_a_remedy(
+    environment: dict[str, str], kind: Kind, more: dict[str, str], says: str
+) -> None:
+    with pytest.raises(LaunchError, match=says):
+        settings_of(environment, kind, **more)
+
+
+def test_a_backend_that_this_slime_lacks_is_refused_when_named_and_replaced_when_not(
+    environment: dict[str, str],
+) -> None:
+    file = Path(environment["SLIME_DIR"]) / "slime" / "utils" / "arguments.py"
+    file.write_text('"--train-backend", type=str, choices=["megatron"], default="megatron"')
+
+    assert settings_of(environment).backend == "megatron"
+    with pytest.raises(LaunchError, match="this slime has no backend fsdp"):
+        settings_of(environment, SLIME_SCRIPT_TRAIN_BACKEND="fsdp")
+    assert "cannot load Qwen3-VL" in obstacles(settings_of(environment))[0]
+    assert obstacles(settings_of(environment, Kind.MATH)) == []
+
+
+def test_a_failed_step_ends_the_run_and_what_runs_behind_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    behind = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    steps = [
+        Step(says="serve", command=(sys.executable, "-c", behind), background=True),
+        Step(says="wait", command=("sh", "-c", f"while [ ! -s {pid_file} ]; do sleep 0.05; done")),
+        Step(says="break", command=("sh", "-c", "exit 3")),
+        Step(says="train", command=("touch", str(tmp_path / "trained"))),
+    ]
+
+    with pytest.raises(LaunchError, match="could not break: sh ended with 3"):
+        run(steps)
+
+    assert not (tmp_path / "trained").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
+    config = tmp_path / "run" / "config.yaml"
+    steps = [Step(says="write", writes=(config, "a: 1\n")), Step(says="train", command=("sh", "-c", "exit 7"))]
+
+    assert run(steps) == 7
+    assert config.read_text() == "a: 1\n"
+
+
+def test_a_program_that_is_missing_is_named() -> None:
+    with pytest.raises(LaunchError, match="no-such-program is not installed"):
+        run([Step(says="start", command=("no-such-program",))])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_script_shows_its_commands(script: str, environment: dict[str, str]) -> None:
+    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1"} if "opt" in script else {}
+    shown = subprocess.run(
+        ["bash", str(ROOT / "scripts" / script), "--dry-run"],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/nowhere", **environment, **more},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert "ray job submit" in shown
+    assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
+
+
+def test_the_nodes_of_a_cluster_are_started_one_by_one() -> None:
+    command = ["bash", str(ROOT / "scripts" / "multi_node_ray_start.sh"), "--dry-run", "10.0.0.2", "10.0.0.3"]
+    path = os.environ["PATH"]
+    shown = subprocess.run(
+        command, env={"PATH": path, "MASTER_ADDR": "10.0.0.1"}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    lost = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+
+    assert [line.split()[0] for line in shown] == ["ray", "ssh", "ssh"]
+    assert "--head" in shown[0]
+    assert lost.returncode == 2
+    assert "MASTER_ADDR" in lost.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_shell_scripts_are_clean() -> None:
+    scripts = [
+        path
+        for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"]
+        if path.is_file() and path.read_bytes().startswith((b"#!/usr/bin/env bash", b"#!/bin/bash", b"#!/bin/sh"))
+    ]
+
+    assert len(scripts) > 5
+    checked = subprocess.run(["shellcheck", "-x", *map(str, scripts)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_variable_is_documented() -> None:
+    page = (ROOT / "docs" / "slime.md").read_text(encoding="utf-8")
+
+    assert [name for name in VARIABLES if f"`{name}`" not in page] == []
+
+
+@pytest.mark.slime
+@pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("without_buffer", ["0", "1"])
+def test_slimes_parser_knows_every_argument(kind: Kind, without_buffer: str) -> None:
+    """SGLang's own arguments begin with --sglang-; its classes are replaced, and it need not be installed."""
+    if kind is Kind.MATH and without_buffer == "1":
+        pytest.skip("math is played by the buffer alone")
+    settings = read_settings(
+        kind, {"SLIME_DIR": SLIME, "SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_WITHOUT_BUFFER": without_buffer}
+    )
+    program = (
+        "import argparse, json, sys, types\n"
+        "class Absent(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        if name.startswith('__'): raise AttributeError(name)\n"
+        "        return type(name, (), {'add_cli_args': staticmethod(lambda *a, **k: None)})\n"
+        "srt, router = 'sglang.srt', 'sglang_router'\n"
+        "for name in ('sglang', srt, srt + '.server_args', router, router + '.launch_router'):\n"
+        "    sys.modules[name] = Absent(name)\n"
+        "from slime.utils.arguments import get_slime_extra_args_provider\n"
+        "parser = get_slime_extra_args_provider(None)(argparse.ArgumentParser(allow_abbrev=False))\n"
+        "print(json.dumps(parser.parse_known_args(json.loads(sys.argv[1]))[1]))\n"
+    )
+    arguments = train_arguments(settings)
+    finished = subprocess.run(
+        [SLIME_PYTHON, "-c", program, json.dumps(arguments)],
+        env={**os.environ, "PYTHONPATH": SLIME},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    left = {word for word in json.loads(finished.stdout.splitlines()[-1]) if word.startswith("--")}
+
+    assert {word for word in left if not word.startswith("--sglang-")} - MEGATRONS_OWN - {"--train-backend"} == set()
