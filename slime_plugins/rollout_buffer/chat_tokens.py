@@ -108,6 +108,10 @@ class ChatTokens:
         decoded = self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(decoded)
 
+    def token_text(self, token_id: int) -> str:
+        """Returns one token as text; a part of a character is U+FFFD."""
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def count(self, text: str) -> int:
         """Returns how many tokens ``text`` has on its own."""
         return len(self._encode(text)) if text else 0
@@ -128,7 +132,8 @@ class ChatTokens:
     def _text_after_a_turn(self, messages: Sequence[Message]) -> str:
         """Renders a dummy exchange before ``messages`` and returns what follows the dummy's last words."""
         dummy = [{"role": "user", "content": "task"}, {"role": "assistant", "content": _SENTINEL}, *messages]
-        _, found, after = self._render(dummy).rpartition(_SENTINEL)
+        # The first, not the last: the messages that follow may hold these words, too.
+        _, found, after = self._render(dummy).partition(_SENTINEL)
         if not found:
             raise ConfigError("the chat template leaves out the text of an assistant turn")
         return after

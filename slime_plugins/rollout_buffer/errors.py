@@ -6,12 +6,15 @@
     │   ├── UnreadableBodyError       400 unreadable_body
     │   ├── InputFileError            400 input_file
     │   ├── UnauthorizedError         401 unauthorized
+    │   ├── ForbiddenError            403 forbidden (a page of another site asked for it)
     │   ├── UnknownTaskTypeError      404 unknown_task_type
     │   ├── NotFoundError             404 not_found
     │   ├── ConflictError             409 conflict
     │   ├── StaleAttemptError         409 stale_attempt (the attempt was given up; its result is refused)
+    │   ├── GoneError                 410 gone (a session that is over)
     │   ├── PayloadTooLargeError      413 payload_too_large
-    │   └── UnsupportedEncodingError  415 unsupported_encoding
+    │   ├── UnsupportedEncodingError  415 unsupported_encoding
+    │   └── BusyError                 429 busy: as much as may be is under way; the same call may succeed later
     ├── UnavailableError          503 unavailable: try again later, nothing was lost
     ├── StorageFullError          507 storage_full: the disk or its quota is used up, nothing was lost
     ├── DamagedError              500 damaged: stored bytes are gone or are not what was written
@@ -79,6 +82,13 @@ class UnauthorizedError(RequestError):
     http_status = 401
 
 
+class ForbiddenError(RequestError):
+    """A browser sent it on behalf of a page of another site."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 class UnknownTaskTypeError(RequestError):
     """No generator has this task type."""
 
@@ -104,6 +114,20 @@ class StaleAttemptError(ConflictError):
     """The attempt was given up before this result arrived; the result is refused."""
 
     code = "stale_attempt"
+
+
+class GoneError(RequestError):
+    """What was asked for is over and does not come back."""
+
+    code = "gone"
+    http_status = 410
+
+
+class BusyError(RequestError):
+    """As much as may be is under way; the same call may succeed later."""
+
+    code = "busy"
+    http_status = 429
 
 
 class PayloadTooLargeError(RequestError):

@@ -16,17 +16,18 @@ ANDROID = f"{GENERATOR}.android_world"
 LEVELS = [
     "errors types",
     "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
-    "episode_facts",
-    "payloads engine client jobs inputs processes packs inline_images",
+    "episode_facts explain sign_in",
+    "payloads engine client jobs inputs processes packs inline_images token_rows",
     "store fake_engine engine_contract",
     "tables",
-    "deliveries job_starts retention queries contents mending",
+    "deliveries job_starts retention queries contents mending series",
     "buffer inspection",
-    "metrics openapi",
+    "metrics openapi slot_claims views",
     "generator",
     "runner web progress stand_in_engine doctor",
-    "server_inspect",
+    "server_inspect server_dashboard data_routes",
     "server",
+    "gateway",
     "supervisor runner_main",
     "trainer_stand_in",
     "demo",
@@ -52,7 +53,7 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-HTTP = tuple(f"{BUFFER}.{room}" for room in ("server", "server_inspect", "web"))
+HTTP = tuple(f"{BUFFER}.{room}" for room in ("server", "server_inspect", "data_routes", "web"))
 KEEPERS = tuple(f"{BUFFER}.{room}" for room in ("buffer", "store", "tables", "server", "runner", "supervisor"))
 RAY_USERS = (f"{ANDROID}.device_pool", f"{ANDROID}.device_registry", f"{ANDROID}.device_worker")
 FILES = {
@@ -110,6 +111,9 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
     [
         # The server is HTTP over the store and knows nothing of playing.
         (HTTP, (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
+        # The gateway is a process of its own: nobody's runner, no generator, nothing of the server's.
+        ((f"{BUFFER}.gateway",), (GENERATOR, f"{BUFFER}.runner", f"{BUFFER}.stand_in_engine", "ray", "flask", *HTTP), ()),
+        ((*HTTP, GENERATOR, f"{BUFFER}.runner"), (f"{BUFFER}.gateway", f"{BUFFER}.slot_claims"), ()),
         # A generator plays; where its trajectories go is not its business.
         ((GENERATOR,), KEEPERS, ()),
         # Ray is known to the device pool alone.

@@ -1,0 +1,357 @@
+"""The gateway's HTTP: ``/v1`` as OpenAI has it for agents, ``/sessions`` for whoever runs them.
+
+An answer is recorded before it is sent, so that the next request finds it, and taken back when it could not be sent: a
+client that goes away in the middle of a turn leaves nothing behind, and its request is ended on the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer.config import read_token
+from slime_plugins.rollout_buffer.errors import (
+    ConfigError,
+    InvalidPayloadError,
+    NotFoundError,
+    PayloadTooLargeError,
+    RolloutBufferError,
+    UnauthorizedError,
+    UnreadableBodyError,
+    UnsupportedEncodingError,
+)
+from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, read_chat_body
+from slime_plugins.rollout_buffer.gateway.messages import read_conversation
+from slime_plugins.rollout_buffer.gateway.replies import (
+    DONE,
+    chunks,
+    completion,
+    error_body,
+    model_list,
+    server_sent_event,
+    status_of,
+)
+from slime_plugins.rollout_buffer.gateway.scoring import Scorer
+from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
+from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
+from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
+from slime_plugins.rollout_buffer.inline_images import take_out
+
+__all__ = ["ROLLOUT_CHAT", "create_app", "running"]
+
+KEEP_ALIVE_INTERVAL_S = 10.0
+"""A stream says something at least this often while its turn is being sampled."""
+BUSY_RETRY_S = "1"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RolloutChat = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
+
+GATEWAY: Final = web.AppKey("gateway", Gateway)
+KEYS: Final = web.AppKey("keys", Keys)
+TOKEN: Final = web.AppKey("token", str)
+SCORER: Final = web.AppKey("scorer", Scorer)
+ROLLOUT_CHAT: Final[web.AppKey[RolloutChat]] = web.AppKey("rollout_chat")
+"""Who answers ``/v1/chat/completions`` when the body has a ``rollout_id``; nobody by default."""
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(gateway: Gateway, keys: Keys) -> web.Application:
+    """Builds the application; it starts and stops the gateway."""
+    settings = gateway.settings
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[_answer_errors])
+    app[GATEWAY], app[KEYS] = gateway, keys
+    app[TOKEN] = "" if settings.token_file is None else read_token(settings.token_file)
+    app[SCORER] = Scorer(settings.scoring_hosts, settings.scoring_timeout_s)
+    app.router.add_get("/health", _health)
+    app.router.add_post("/sessions", _open)
+    app.router.add_get("/sessions/{session}", _show)
+    app.router.add_post("/sessions/{session}/close", _close)
+    app.router.add_post("/sessions/{session}/abandon", _abandon)
+    for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
+        app.router.add_post(f"{base}/chat/completions", _chat)
+        app.router.add_get(f"{base}/models", _models)
+    app.cleanup_ctx.append(_life)
+    return app
+
+
+@asynccontextmanager
+async def running(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
+    """Serves for the time of the context; yields the base URL.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, keepalive_timeout=75.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port, shutdown_timeout=2.0, backlog=1024).start()
+        except OSError as error:
+            raise ConfigError(f"the gateway cannot serve on {host}:{port}: {error.strerror or error}") from error
+        address = runner.addresses[0]
+        yield f"http://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{address[1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def _life(app: web.Application) -> AsyncIterator[None]:
+    await app[GATEWAY].start()
+    yield
+    await app[GATEWAY].stop()
+    await app[SCORER].close()
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except RolloutBufferError as error:
+        return _error_reply(request, error)
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.app[GATEWAY].settings.max_body_bytes
+        return _error_reply(request, PayloadTooLargeError(f"the body is larger than {limit} bytes"))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        known = NotFoundError(f"there is no {request.method} {request.path[:300]} here; see docs/proxy.md")
+        reply = _error_reply(request, known)
+        reply.set_status(error.status)
+        return reply
+    except (ConnectionError, asyncio.CancelledError):
+        raise  # the client went away: there is nobody to answer
+    except Exception:
+        # A defect costs one request and is told in the log.
+        logger.exception("%s %s failed", request.method, request.path)
+        return _error_reply(request, RolloutBufferError("the gateway has a defect; its log has the traceback"))
+
+
+def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
+    """In OpenAI's form under ``/v1``, in the buffer's own elsewhere."""
+    status = status_of(error)
+    headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503) else {}
+    if _is_openai(request):
+        return _json(error_body(error), status, headers)
+    body = {"code": error.code, "message": error.message, "detail": error.detail}
+    return _json({"error": body}, status, headers)
+
+
+def _is_openai(request: web.Request) -> bool:
+    return request.path.startswith("/v1/") or request.path.endswith(("/chat/completions", "/models"))
+
+
+# --- who asks --------------------------------------------------------------------------------------------------------
+
+
+def _bearer(request: web.Request) -> str:
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def _has_token(request: web.Request) -> bool:
+    token = request.app[TOKEN]
+    return not token or hmac.compare_digest(_bearer(request).encode("utf-8", "replace"), token.encode())
+
+
+def _check_token(request: web.Request) -> None:
+    if not _has_token(request):
+        raise UnauthorizedError("send the header Authorization: Bearer TOKEN, the token of --token-file")
+
+
+def _named_session(request: web.Request) -> str:
+    """Returns the session that a request names and may use.
+
+    A path that holds the session's key needs no more. One that holds its id needs the key or the gateway's token as
+    bearer, where there is a token. Without either in the path, the bearer is the key.
+    """
+    keys = request.app[KEYS]
+    named = request.match_info.get("session")
+    if named is None:
+        return keys.session_of(_bearer(request))
+    if named.startswith("sk-"):
+        return keys.session_of(named)
+    if not _has_token(request) and keys.session_of(_bearer(request)) != named:
+        raise UnauthorizedError("the api_key is of another session")
+    return named
+
+
+# --- sessions --------------------------------------------------------------------------------------------------------
+
+
+async def _open(request: web.Request) -> web.Response:
+    _check_token(request)
+    body = payloads.parse(OpenBody, await _object(request))
+    gateway = request.app[GATEWAY]
+    session = await gateway.open(body)
+    key = request.app[KEYS].key_of(session.name)
+    url = (gateway.settings.public_url or str(request.url.origin())).rstrip("/")
+    access = {"api_key": key, "base_url": f"{url}/sessions/{key}/v1", "openai_base_url": f"{url}/v1"}
+    return _json({**gateway.describe(session), **access, "model": MODEL_NAME})
+
+
+async def _show(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    session = await gateway.session(_named_session(request))
+    return _json(gateway.describe(session))
+
+
+async def _close(request: web.Request) -> web.Response:
+    session_id = _named_session(request)
+    body = payloads.parse(CloseBody, await _object(request))
+    return _json(await request.app[GATEWAY].close(session_id, body, request.app[SCORER].score))
+
+
+async def _abandon(request: web.Request) -> web.Response:
+    session_id = _named_session(request)
+    body = payloads.parse(AbandonBody, await _object(request))
+    return _json(await request.app[GATEWAY].abandon(session_id, body.reason))
+
+
+async def _health(request: web.Request) -> web.Response:
+    return _json({"status": "ok", "sessions": request.app[GATEWAY].open_sessions})
+
+
+# --- OpenAI ----------------------------------------------------------------------------------------------------------
+
+
+async def _models(request: web.Request) -> web.Response:
+    if request.match_info.get("session") is None and not _has_token(request):
+        request.app[KEYS].session_of(_bearer(request))
+    return _json(model_list([MODEL_NAME], 0))
+
+
+async def _chat(request: web.Request) -> web.StreamResponse:
+    content, images = take_out(await _content(request))
+    body = _parsed(content)
+    rollout_chat = request.app.get(ROLLOUT_CHAT)
+    if "rollout_id" in body and rollout_chat is not None:
+        return await rollout_chat(request, body)
+    gateway = request.app[GATEWAY]
+    session = await gateway.session(_named_session(request))
+    asked = read_chat_body(body)
+    conversation = read_conversation(body.get("messages"))
+    answering = gateway.chat(session, asked, conversation, images)
+    if asked.stream:
+        return await _streamed(request, session, asked, answering)
+    answer = await answering
+    with _Sending(gateway, session, answer) as sending:
+        response = _json(completion(answer.reply))
+        await response.prepare(request)
+        await response.write_eof()
+        sending.check(request)
+    return response
+
+
+async def _streamed(
+    request: web.Request, session: Session, asked: ChatBody, answering: Awaitable[Answer]
+) -> web.StreamResponse:
+    """Answers in events. The turn is sampled whole before its text is sent; until then the stream is kept alive."""
+    response = _EventStream(request)
+    task = asyncio.ensure_future(answering)
+    try:
+        while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_INTERVAL_S))[0]:
+            await response.send(b": the turn is being sampled\n\n")
+        answer = task.result()
+    except RolloutBufferError as error:
+        if not response.begun:
+            raise
+        await response.send(server_sent_event(error_body(error)), DONE)
+        return await response.end()
+    except BaseException:
+        task.cancel()
+        raise
+    with _Sending(request.app[GATEWAY], session, answer) as sending:
+        events = [server_sent_event(chunk) for chunk in chunks(answer.reply, include_usage=asked.includes_usage)]
+        await response.send(*events, DONE)
+        ended = await response.end()
+        sending.check(request)
+    return ended
+
+
+class _EventStream:
+    """A response of server-sent events, begun with the first of them."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        self._response = web.StreamResponse(headers=headers)
+
+    @property
+    def begun(self) -> bool:
+        """True once something was sent: the status cannot be changed any more."""
+        return self._response.prepared
+
+    async def send(self, *events: bytes) -> None:
+        """Sends events."""
+        if not self.begun:
+            await self._response.prepare(self._request)
+        await self._response.write(b"".join(events))
+
+    async def end(self) -> web.StreamResponse:
+        """Ends the stream and returns the response."""
+        await self._response.write_eof()
+        return self._response
+
+
+class _Sending:
+    """Takes an answer back that did not reach its client."""
+
+    def __init__(self, gateway: Gateway, session: Session, answer: Answer) -> None:
+        self._gateway, self._session, self._answer = gateway, session, answer
+
+    def __enter__(self) -> _Sending:
+        return self
+
+    def check(self, request: web.Request) -> None:
+        """Raises when the connection was gone before the last byte."""
+        if request.transport is None or request.transport.is_closing():
+            raise ConnectionResetError("the client went away")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self._gateway.forget(self._session, self._answer.turn)
+
+
+# --- reading and writing ---------------------------------------------------------------------------------------------
+
+
+async def _content(request: web.Request) -> bytes:
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+    try:
+        async with asyncio.timeout(request.app[GATEWAY].settings.body_timeout_s):
+            return await request.read()
+    except (TimeoutError, aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError) as error:
+        raise UnreadableBodyError(f"the body did not come whole and in time: {error}; send it again") from error
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    return _parsed(await _content(request))
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(content) if content.strip() else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidPayloadError("the body must be a JSON object")
+    return body
+
+
+def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    content = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+    return web.Response(body=content, status=status, content_type="application/json", headers=dict(headers or {}))

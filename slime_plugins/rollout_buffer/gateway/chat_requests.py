@@ -1,0 +1,155 @@
+"""Pure: the body of ``/v1/chat/completions``, checked; and how it samples, in the engine's words.
+
+Fields that OpenAI has and that change nothing here (``user``, ``store``, ``metadata``, ``parallel_tool_calls`` …) and
+fields that nobody knows are ignored, as OpenAI-compatible servers do. Refused is what would be answered wrongly:
+``n`` above 1, ``top_logprobs``, audio, the old ``functions``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from slime_plugins.rollout_buffer.config import sentences
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import SamplingParams
+
+__all__ = ["ChatBody", "read_chat_body", "sampling_of"]
+
+MAX_TOOLS = 1024
+MAX_STOPS = 16
+Whole = Annotated[int, Field(strict=True)]
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``."""
+
+    include_usage: bool = False
+
+
+class ChatBody(BaseModel):
+    """A chat request without its messages, which ``messages.py`` reads."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model: str | None = None
+    n: Annotated[Whole, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Whole | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Whole | None = None
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    separate_reasoning: bool = False
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError(f"there are more than {MAX_STOPS} stop sequences")
+        return value
+
+    @model_validator(mode="after")
+    def _asks_for_what_there_is(self) -> ChatBody:
+        if self.n is not None and self.n > 1:
+            raise ValueError("n must be 1: a session records one reply to each request, ask again for another")
+        if self.top_logprobs:
+            raise ValueError("top_logprobs is not offered: logprobs gives those of the sampled tokens")
+        if self.modalities is not None and self.modalities != ["text"]:
+            raise ValueError("modalities: only text is offered")
+        if self.functions is not None:
+            raise ValueError("functions is not taken: use tools")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop sequences that are not empty."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop for stop in stops if stop)
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def includes_usage(self) -> bool:
+        """True when a stream is to end with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
+    """Checks everything but the messages.
+
+    Raises:
+        InvalidPayloadError: one sentence for each field that is wrong; ``detail["param"]`` names the first.
+    """
+    try:
+        return ChatBody.model_validate(body)
+    except ValidationError as error:
+        where = error.errors()[0]["loc"]
+        raise InvalidPayloadError(
+            "; ".join(sentences(error)[:5]), {"param": str(where[0]) if where else None}
+        ) from error
+
+
+def sampling_of(body: ChatBody, job: SamplingParams, *, pinned: bool) -> SamplingParams:
+    """Returns how a turn is sampled: the client's wishes over the job's, at most the job's ``max_new_tokens``.
+
+    ``pinned`` keeps temperature, top_p and every other parameter that changes the distribution as the job has them.
+    """
+    most = body.max_completion_tokens or body.max_tokens or job.max_new_tokens
+    extra = dict(job.extra)
+    if not pinned:
+        extra |= _wishes(body)
+    if body.stops:
+        extra["stop"] = list(body.stops)
+    return SamplingParams(
+        max_new_tokens=min(most, job.max_new_tokens),
+        temperature=job.temperature if pinned or body.temperature is None else body.temperature,
+        top_p=job.top_p if pinned or body.top_p is None else body.top_p,
+        extra=extra,
+    )
+
+
+def _wishes(body: ChatBody) -> dict[str, Any]:
+    names = ("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+    wishes = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+    if body.seed is not None:
+        wishes["sampling_seed"] = body.seed
+    return wishes | _format(body.response_format or {})
+
+
+def _format(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    kind = wanted.get("type", "text")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": '{"type": "object"}'}
+    described = wanted.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise InvalidPayloadError(
+            "response_format must be of type text, json_object, or json_schema with a schema",
+            {"param": "response_format"},
+        )
+    return {"json_schema": orjson.dumps(schema).decode()}

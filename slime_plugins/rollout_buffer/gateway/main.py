@@ -1,0 +1,91 @@
+"""The gateway's process: its lock, its event loop, its end.
+
+The supervisor starts it, or ``rollout-buffer gateway`` does.
+
+One gateway serves a data directory: it holds the sessions, and a second one would not know them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import logging
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway.app import create_app, running
+from slime_plugins.rollout_buffer.gateway.service import Gateway
+from slime_plugins.rollout_buffer.gateway.sessions import Keys
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.store import Store
+
+__all__ = ["main", "serve"]
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: GatewaySettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. ``on_ready`` gets the base URL once requests are answered.
+
+    Raises:
+        ConfigError: another gateway has the data directory, or the port is taken.
+    """
+    store = Store(settings.data_dir, max_bytes=settings.max_data_bytes)
+    lock = _lock(settings.data_dir)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings, Buffer(store), on_ready))
+    finally:
+        store.close()
+        lock.close()
+
+
+async def _serve(settings: GatewaySettings, buffer: Buffer, on_ready: Callable[[str], None] | None) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    app = create_app(Gateway(settings, buffer), Keys.of(settings.data_dir))
+    async with running(app, settings.host, settings.port) as url:
+        logger.info("the gateway serves on %s", url)
+        if on_ready is not None:
+            on_ready(url)
+        await stopped.wait()
+    logger.info("the gateway stopped")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed (extra ``gateway``): the same loop with less work per request."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _lock(data_dir: Path) -> IO[str]:
+    lock = (data_dir / "gateway.lock").open("w", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"another gateway serves {data_dir}: stop it, or leave out --gateway-port") from error
+    return lock
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What the supervisor starts, with a file of settings as its only argument; returns the exit code."""
+    (settings_file,) = sys.argv[1:] if arguments is None else arguments
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    serve(GatewaySettings.model_validate_json(Path(settings_file).read_bytes()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

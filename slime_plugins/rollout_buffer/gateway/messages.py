@@ -1,0 +1,185 @@
+"""Pure: the messages of a chat request, checked and in one form, so that equal ones can be told to be equal.
+
+What comes in is OpenAI's form with the freedoms that clients take: text as a string or as parts, ``null`` for nothing,
+arguments of a tool call as a string of JSON. What goes on is one form: what a chat template is given, what a trajectory
+keeps, and what a digest is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, is_sha256
+
+__all__ = ["Conversation", "digest", "image_hashes_of", "read_conversation", "reply_digest"]
+
+ROLES = frozenset({"system", "user", "assistant", "tool"})
+SAME_ROLES = {"developer": "system", "function": "tool"}
+MAX_MESSAGES = 20_000
+DIGEST_BYTES = 16
+TEXT_TYPES = ("text", "input_text", "output_text")
+JOINT = "\n"
+"""Between text parts of one message without images: most templates take a string there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """Checked messages and their digests. ``replies`` has, for an assistant's message, its digest as an echo."""
+
+    messages: tuple[Message, ...]
+    digests: tuple[bytes, ...]
+    replies: tuple[bytes | None, ...]
+
+
+def read_conversation(messages: Any) -> Conversation:
+    """Checks the ``messages`` of a request; inline images were named by hash before.
+
+    Raises:
+        InvalidPayloadError: names the message and what is wrong with it.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InvalidPayloadError("messages must be a list with at least one message", {"param": "messages"})
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidPayloadError(f"messages: there are more than {MAX_MESSAGES}", {"param": "messages"})
+    read = tuple(_read_message(message, f"messages[{at}]") for at, message in enumerate(messages))
+    return Conversation(
+        messages=read,
+        digests=tuple(digest(message) for message in read),
+        replies=tuple(reply_digest(message) if message["role"] == "assistant" else None for message in read),
+    )
+
+
+def digest(value: Any) -> bytes:
+    """Returns what tells one JSON value from another, whatever the order of its keys."""
+    content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def reply_digest(message: Message) -> bytes:
+    """Returns what tells an assistant's message from another when a client sends it back.
+
+    Text counts without the white space around it, tool calls by id, name and arguments. Reasoning does not count:
+    clients drop it.
+    """
+    content = message.get("content") or ""
+    text = content.strip() if isinstance(content, str) else content
+    return digest([text, message.get("tool_calls") or []])
+
+
+def image_hashes_of(messages: Sequence[Message]) -> list[str]:
+    """Returns the sha256 of each image that the messages show, in order, repetitions included."""
+    return [
+        part["image_url"]["url"].removeprefix(IMAGE_URL_PREFIX)
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
+
+
+def _read_message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise _wrong(where, "must be an object")
+    role = message.get("role")
+    role = SAME_ROLES.get(role, role) if isinstance(role, str) else role
+    if role not in ROLES:
+        raise _wrong(f"{where}.role", f"must be one of {', '.join(sorted(ROLES))}")
+    read: Message = {"role": role, "content": _content(message.get("content"), role, f"{where}.content")}
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(key) is not None:
+            read[key] = _text(message[key], f"{where}.{key}")
+    if role == "assistant" and message.get("tool_calls"):
+        read["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    if role == "assistant" and message.get("function_call"):
+        raise _wrong(f"{where}.function_call", "is not taken: use tools and tool_calls")
+    return read
+
+
+def _content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return _text(content, where)
+    if content is None and role == "assistant":
+        return ""
+    if not isinstance(content, list):
+        raise _wrong(where, "must be a string or a list of parts")
+    parts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    if any(part["type"] == "image_url" for part in parts):
+        if role == "assistant":
+            raise _wrong(where, "an assistant's message cannot show images")
+        return parts
+    return JOINT.join(part["text"] for part in parts)
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in TEXT_TYPES:
+        return {"type": "text", "text": _text(part.get("text"), f"{where}.text")}
+    if kind == "refusal":
+        return {"type": "text", "text": _text(part.get("refusal"), f"{where}.refusal")}
+    if kind == "image_url":
+        return {"type": "image_url", "image_url": {"url": _image_url(part.get("image_url"), f"{where}.image_url")}}
+    raise _wrong(where, "must be a part of type text or image_url: other kinds are not taken")
+
+
+def _image_url(value: Any, where: str) -> str:
+    url = value.get("url") if isinstance(value, dict) else value
+    if isinstance(url, str) and url.startswith(IMAGE_URL_PREFIX) and is_sha256(url.removeprefix(IMAGE_URL_PREFIX)):
+        return url
+    if isinstance(url, str) and url.startswith(("http://", "https://")):
+        raise _wrong(where, "names an address: images are not fetched, send a data URI")
+    raise _wrong(where, "must be a base64 data URI of a PNG, JPEG or WebP, or sha256:HASH of an image sent before")
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _wrong(where, "must be a list")
+    return [_tool_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise _wrong(where, "must have a function")
+    name = _text(function.get("name"), f"{where}.function.name")
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    read: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": _text(call["id"], f"{where}.id"), **read} if call.get("id") is not None else read
+
+
+def _arguments(value: Any, where: str) -> dict[str, Any] | str:
+    """A string of a JSON object becomes the object, which is what chat templates are written for."""
+    if isinstance(value, dict):
+        return value
+    text = _text("" if value is None else value, where)
+    try:
+        parsed = orjson.loads(text) if text.strip() else {}
+    except orjson.JSONDecodeError:
+        return text
+    return parsed if isinstance(parsed, dict) else text
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(where, "must be a string")
+    return value
+
+
+def _wrong(where: str, what: str) -> InvalidPayloadError:
+    return InvalidPayloadError(f"{where} {what}", {"param": where})
+
+
+def with_string_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns tool calls as OpenAI's clients want them: arguments as a string of JSON."""
+    return [{**call, "function": _with_string(call["function"])} for call in calls]
+
+
+def _with_string(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()}

@@ -1,0 +1,114 @@
+"""From a checked request to the ids that the engine is sent: recorded ids as they are, and only what is new rendered.
+
+What a client sends back is compared with what it was given. If its messages begin with a recorded path, the prompt is
+that path's ids and a bridge over the new messages. Anything else is rendered anew, whole, and is a branch of its own;
+unless the ids turn out to go on from a recorded path exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
+from slime_plugins.rollout_buffer.gateway.messages import Conversation, image_hashes_of
+from slime_plugins.rollout_buffer.gateway.recording import Recording, Turn
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["Prompt", "build_prompt"]
+
+MANY_CHARACTERS = 20_000
+"""From here on rendering takes milliseconds, and is done beside the event loop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What goes to the engine, and where it goes into the recording."""
+
+    parent: Turn | None
+    ids: list[int]
+    images: tuple[str, ...]
+    held: int
+    """How many of the ids the parent holds already."""
+    held_images: int
+    context: tuple[bytes, ...]
+    from_start: bool
+
+    @property
+    def new_ids(self) -> list[int]:
+        """What came since the parent's turn."""
+        return self.ids[self.held :]
+
+    @property
+    def new_images(self) -> tuple[str, ...]:
+        """The images that came since then."""
+        return self.images[self.held_images :]
+
+
+async def build_prompt(
+    recording: Recording,
+    key: bytes,
+    conversation: Conversation,
+    chat: ChatTokens,
+    tools: Sequence[Mapping[str, Any]],
+) -> Prompt:
+    """Returns the prompt of a request; the recording is only read.
+
+    Raises:
+        InvalidPayloadError: the chat template refuses the messages, or they go on from a turn that cannot be gone on
+            from.
+    """
+    match = recording.find(key, conversation.digests, conversation.replies)
+    if match.turn is not None:
+        prompt = await _continued(match.turn, conversation, match.consumed, chat)
+        if prompt is not None:
+            return prompt
+    try:
+        ids = await _rendered(lambda: chat.prompt(conversation.messages, tools), conversation.messages)
+    except ConfigError as error:
+        raise InvalidPayloadError(error.message, {"param": "messages"}) from error
+    images = tuple(image_hashes_of(conversation.messages))
+    parent = recording.find_ids(ids, images)
+    return Prompt(
+        parent=parent,
+        ids=ids,
+        images=images,
+        held=0 if parent is None else len(parent.held_ids()),
+        held_images=0 if parent is None else len(parent.held_images()),
+        context=conversation.digests,
+        from_start=True,
+    )
+
+
+async def _continued(turn: Turn, conversation: Conversation, consumed: int, chat: ChatTokens) -> Prompt | None:
+    """The prompt that goes on from a turn; None when the template cannot write the new messages on their own."""
+    if turn.is_unusable:
+        raise InvalidPayloadError(
+            f"turn {turn.number} holds a vision token that the model sampled: no prompt can go on from it. Close the "
+            "session, or ask the turn before it again",
+            {"param": "messages"},
+        )
+    new = conversation.messages[consumed:]
+    try:
+        bridge = await _rendered(lambda: chat.bridge_over(new, turn_is_closed=turn.is_closed), new)
+    except ConfigError:
+        return None
+    held, held_images = turn.held_ids(), turn.held_images()
+    return Prompt(
+        parent=turn,
+        ids=held + bridge,
+        images=(*held_images, *image_hashes_of(new)),
+        held=len(held),
+        held_images=len(held_images),
+        context=conversation.digests[consumed:],
+        from_start=False,
+    )
+
+
+async def _rendered(render: Callable[[], list[int]], messages: Sequence[Message]) -> list[int]:
+    if sum(len(message["content"]) for message in messages if isinstance(message["content"], str)) < MANY_CHARACTERS:
+        return render()
+    return await asyncio.to_thread(render)

@@ -1,0 +1,233 @@
+"""Pure: what was sampled in a session, as a tree of turns whose paths are exactly what the engine was sent.
+
+    root                prompt ids of the first request
+     └─ turn            + what was sampled
+         └─ turn        + bridge ids of the new messages, + what was sampled
+         └─ turn        the same request asked again, or an edited history: another branch
+
+A request whose messages begin with those of a recorded path goes on from the ids of that path; nothing of it is
+rendered or tokenised again. Ids are held once per turn, so a session's memory is linear in what was said. Every path
+from the root to a leaf becomes one training row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from slime_plugins.rollout_buffer.engine import GenerateReply
+from slime_plugins.rollout_buffer.types import Generation, WeightVersionSpan
+
+__all__ = ["Match", "Recording", "Turn"]
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One sampled turn. ``context`` are digests of the messages that came since its parent, ``reply`` of its own.
+
+    ``from_start``: the context is that of the whole request. So it is with every root, and with a turn whose messages
+    are not those of its parent's path while its ids go on from them exactly. ``is_unusable``: it holds a token that no
+    prompt may hold, so that no later turn can stand on it.
+    """
+
+    parent: Turn | None
+    key: bytes
+    number: int
+    context: tuple[bytes, ...]
+    context_ids: array[int]
+    images: tuple[str, ...]
+    output_ids: array[int]
+    log_probs: array[float]
+    finish_reason: str
+    weight_version: str | None
+    spans: tuple[WeightVersionSpan, ...]
+    prompt_tokens: int | None
+    reply: bytes
+    from_start: bool
+    is_closed: bool
+    is_unusable: bool
+    children: list[Turn] = field(default_factory=list)
+
+    @property
+    def own_length(self) -> int:
+        """Ids that this turn adds to its parent's."""
+        return len(self.context_ids) + len(self.output_ids)
+
+    def path(self) -> list[Turn]:
+        """The turns from the root to this one."""
+        turns = [self]
+        while turns[-1].parent is not None:
+            turns.append(turns[-1].parent)
+        return turns[::-1]
+
+    def held_ids(self) -> list[int]:
+        """All ids from the first prompt's first to this turn's last."""
+        ids: list[int] = []
+        for turn in self.path():
+            ids += turn.context_ids
+            ids += turn.output_ids
+        return ids
+
+    def held_images(self) -> tuple[str, ...]:
+        """The images of the whole path, in the order of their placeholders."""
+        return tuple(image for turn in self.path() for image in turn.images)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a request is recorded: up to the turn's reply, ``consumed`` messages. Nothing: turn None, 0."""
+
+    turn: Turn | None
+    consumed: int
+
+
+class Recording:
+    """The turns of one session. ``key`` stands for whatever shapes a prompt beside its messages, such as tools."""
+
+    def __init__(self) -> None:
+        self._roots: list[Turn] = []
+        self._entries: dict[bytes, list[Turn]] = {}
+        self._count = 0
+        self.turns = 0
+        self.ids = 0
+
+    def find(self, key: bytes, digests: Sequence[bytes], replies: Sequence[bytes | None]) -> Match:
+        """Returns the longest recorded path that the messages begin with, and that leaves some of them over.
+
+        Of paths that are equal to the client (one request asked twice, and answered alike) the youngest counts: each
+        is what was sent and sampled.
+        """
+        best = Match(None, 0)
+        open_ends = [Match(turn, 0) for turn in self._entries.get(key, ())]
+        while open_ends:
+            end = open_ends.pop()
+            turn = end.turn
+            assert turn is not None
+            after = end.consumed + len(turn.context)
+            if after + 1 >= len(digests) or replies[after] != turn.reply:
+                continue
+            if tuple(digests[end.consumed : after]) != turn.context:
+                continue
+            here = Match(turn, after + 1)
+            if _is_better(here, best):
+                best = here
+            open_ends += [Match(child, after + 1) for child in turn.children if not child.from_start]
+        return best
+
+    def find_ids(self, ids: Sequence[int], images: Sequence[str]) -> Turn | None:
+        """Returns the youngest of the longest paths whose ids and images a prompt begins with exactly."""
+        best: tuple[int, int, Turn] | None = None
+        open_ends = [(turn, 0, 0) for turn in self._roots]
+        while open_ends:
+            turn, at, shown = open_ends.pop()
+            end, images_end = at + turn.own_length, shown + len(turn.images)
+            own = [*turn.context_ids, *turn.output_ids]
+            if turn.is_unusable or list(ids[at:end]) != own or tuple(images[shown:images_end]) != turn.images:
+                continue
+            if best is None or (end, turn.number) > best[:2]:
+                best = (end, turn.number, turn)
+            open_ends += [(child, end, images_end) for child in turn.children]
+        return None if best is None else best[2]
+
+    def add(
+        self,
+        parent: Turn | None,
+        *,
+        key: bytes,
+        context: tuple[bytes, ...],
+        context_ids: Sequence[int],
+        images: tuple[str, ...],
+        sampled: GenerateReply,
+        reply: bytes,
+        from_start: bool,
+        is_closed: bool,
+        is_unusable: bool = False,
+    ) -> Turn:
+        """Records a turn after ``parent``; None begins a new tree. See ``Turn`` for what the rest means."""
+        self._count += 1
+        turn = Turn(
+            parent=parent,
+            key=key,
+            number=self._count,
+            context=context,
+            context_ids=array("i", context_ids),
+            images=images,
+            output_ids=array("i", sampled.output_ids),
+            log_probs=array("d", sampled.output_log_probs),
+            finish_reason=sampled.finish_reason,
+            weight_version=sampled.weight_version,
+            spans=tuple(sampled.weight_version_spans),
+            prompt_tokens=sampled.prompt_tokens,
+            reply=reply,
+            from_start=from_start,
+            is_closed=is_closed,
+            is_unusable=is_unusable,
+        )
+        (self._roots if parent is None else parent.children).append(turn)
+        if from_start:
+            self._entries.setdefault(key, []).append(turn)
+        self.turns += 1
+        self.ids += turn.own_length
+        return turn
+
+    def forget(self, turn: Turn) -> None:
+        """Takes a turn out that nobody was given. It has no children: those would stand on what was given."""
+        (self._roots if turn.parent is None else turn.parent.children).remove(turn)
+        if turn.from_start:
+            self._entries[turn.key].remove(turn)
+        self.turns -= 1
+        self.ids -= turn.own_length
+
+    def branches(self) -> int:
+        """Counts the paths from a root to a leaf: the training rows, as long as each samples something."""
+        return sum(not turn.children for turn, _ in self._in_order())
+
+    def numbers(self) -> list[int]:
+        """Returns, for each generation in its order, the number of its turn in the order of being sampled, from 1."""
+        return [turn.number for turn, _ in self._in_order()]
+
+    def generations(self) -> list[Generation]:
+        """Returns every turn as it was sent and sampled, branch after branch: each turn right after what it continues.
+
+        In that order the packer opens one row per branch; a turn that several branches share is trained in the first.
+        """
+        found: list[Generation] = []
+        held: list[int] = []
+        images: list[str] = []
+        depths: dict[Turn, tuple[int, int]] = {}
+        for turn, parent in self._in_order():
+            at, shown = depths[parent] if parent is not None else (0, 0)
+            held = [*held[:at], *turn.context_ids]
+            images = [*images[:shown], *turn.images]
+            found.append(_generation(turn, held, tuple(images)))
+            held = [*held, *found[-1].output_ids]
+            depths[turn] = len(held), len(images)
+        return found
+
+    def _in_order(self) -> Iterator[tuple[Turn, Turn | None]]:
+        """Every turn with its parent: first its eldest child with all that follows, then the next."""
+        waiting = [(turn, turn.parent) for turn in reversed(self._roots)]
+        while waiting:
+            turn, parent = waiting.pop()
+            yield turn, parent
+            waiting += [(child, turn) for child in reversed(turn.children)]
+
+
+def _is_better(match: Match, best: Match) -> bool:
+    if best.turn is None or match.turn is None:
+        return best.turn is None
+    return (match.consumed, match.turn.number) > (best.consumed, best.turn.number)
+
+
+def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> Generation:
+    return Generation(
+        prompt_ids=prompt_ids,
+        output_ids=turn.output_ids.tolist(),
+        output_log_probs=turn.log_probs.tolist(),
+        finish_reason=turn.finish_reason,
+        weight_version=turn.weight_version,
+        weight_version_spans=turn.spans,
+        images=images,
+        prompt_tokens=turn.prompt_tokens,
+    )

@@ -1,0 +1,88 @@
+"""A session's reward from outside: one POST to a host that was allowed, with what was said; a number comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError
+from slime_plugins.rollout_buffer.gateway.service import ScoreAsked
+from slime_plugins.rollout_buffer.payloads import MAX_NESTING, is_deeper_than
+
+__all__ = ["Scorer"]
+
+MAX_REPLY_BYTES = 1024 * 1024
+
+
+class Scorer:
+    """Asks scoring callbacks. Redirects are not followed: they would lead past the list of hosts."""
+
+    def __init__(self, allowed_hosts: Sequence[str], timeout_s: float) -> None:
+        self._allowed = frozenset(host.lower() for host in allowed_hosts)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def score(self, asked: ScoreAsked) -> tuple[float, dict[str, Any]]:
+        """Returns the reward and what is to be kept beside it.
+
+        Raises:
+            InvalidPayloadError: the host is not allowed.
+            UnavailableError: nobody answered, or not with a finite number under ``reward``.
+        """
+        self._check(asked.url)
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        try:
+            content = orjson.dumps(asked.body, option=orjson.OPT_NON_STR_KEYS)
+            headers = {"Content-Type": "application/json"}
+            async with self._session.post(asked.url, data=content, headers=headers, allow_redirects=False) as response:
+                answer = await _limited(response)
+                return _read(response.status, answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _failed(f"cannot be reached ({type(error).__name__}: {error})") from error
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _check(self, url: str) -> None:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").lower()
+        if host not in self._allowed and f"{host}:{parts.port}" not in self._allowed:
+            raise InvalidPayloadError(f"scoring_url: the host {host[:200]} is not allowed; see --scoring-host")
+
+
+async def _limited(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer, at most one byte more than it may be long."""
+    content = b""
+    async for piece in response.content.iter_chunked(64 * 1024):
+        content += piece
+        if len(content) > MAX_REPLY_BYTES:
+            break
+    return content
+
+
+def _read(status: int, content: bytes) -> tuple[float, dict[str, Any]]:
+    if status != 200 or len(content) > MAX_REPLY_BYTES:
+        raise _failed(f"answered {status} with {len(content)} bytes")
+    try:
+        answer = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise _failed("did not answer with JSON") from error
+    reward = answer.get("reward") if isinstance(answer, dict) else None
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise _failed("answered without a finite number under reward")
+    extra_info = answer.get("extra_info") or {}
+    if not isinstance(extra_info, dict) or is_deeper_than(extra_info, MAX_NESTING):
+        raise _failed("answered with an extra_info that is no object, or is nested too deeply")
+    return float(reward), extra_info
+
+
+def _failed(what: str) -> UnavailableError:
+    return UnavailableError(f"the scoring callback {what}; the session stays open, close it again")

@@ -1,0 +1,471 @@
+"""The gateway without its HTTP: sessions are opened, talked in, closed; what expires is given up.
+
+Everything about sessions happens on the event loop; the store is asked in threads of its own. What a session recorded
+lives in this process until it is closed. If the process dies before, the session's attempt is given up with a cause of
+its own and its slot is open again: a turn is trained with its whole session and reward, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import (
+    BusyError,
+    ConfigError,
+    GoneError,
+    InvalidPayloadError,
+    NotFoundError,
+    RequestError,
+    RolloutBufferError,
+    StaleAttemptError,
+)
+from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
+from slime_plugins.rollout_buffer.gateway.doors import Door, Doors
+from slime_plugins.rollout_buffer.gateway.messages import (
+    Conversation,
+    digest,
+    image_hashes_of,
+    reply_digest,
+    with_string_arguments,
+)
+from slime_plugins.rollout_buffer.gateway.prompts import Prompt, build_prompt
+from slime_plugins.rollout_buffer.gateway.recording import Turn
+from slime_plugins.rollout_buffer.gateway.replies import ChatReply
+from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
+from slime_plugins.rollout_buffer.gateway.sessions import Session
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.gateway.tool_calls import ParsedReply, cut_at_stop, parse_reply
+from slime_plugins.rollout_buffer.slot_claims import ClaimState, SlotClaims
+from slime_plugins.rollout_buffer.types import Image, Message, Outcome, StopReason, Trajectory
+
+__all__ = ["Answer", "Gateway", "ScoreAsked"]
+
+SWEEP_INTERVAL_S = 1.0
+SETTLE_INTERVAL_S = 5.0
+MODEL_NAME = "policy"
+EXPIRED = "session_expired"
+ABANDONED = "session_abandoned"
+STOPPED = "gateway_stopped"
+STORE_THREADS = 4
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """A turn that was sampled and recorded, and what the client is to be told."""
+
+    turn: Turn
+    reply: ChatReply
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreAsked:
+    """What a scoring callback is sent, and what is made of its answer."""
+
+    url: str
+    body: dict[str, Any]
+
+
+class Gateway:
+    """All that may happen to sessions. Build it, ``await start()``, and ``await stop()`` at the end."""
+
+    def __init__(self, settings: GatewaySettings, buffer: Buffer, *, doors: Doors | None = None) -> None:
+        self.settings = settings
+        self.buffer = buffer
+        self.claims = SlotClaims(buffer)
+        self.doors = doors or Doors()
+        self._sessions: dict[str, Session] = {}
+        self._opening = 0
+        self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+        self._sweeper: asyncio.Task[None] | None = None
+        self._settled_at = -math.inf
+
+    async def start(self) -> None:
+        """Gives up what an earlier process left open, and begins to look after what expires."""
+        given_up = await self.stored(self.claims.take_over)
+        if given_up:
+            logger.warning("%d sessions of an earlier gateway are given up; their slots are open again", given_up)
+        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+
+    async def stop(self) -> None:
+        """Gives up the sessions that are open, and closes the engines."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for session in tuple(self._sessions.values()):
+            await self._give_up(session, STOPPED, "ended: the gateway was stopped", given_up=True)
+        await self.doors.keep_only(set())
+        self._store_threads.shutdown(wait=True)
+
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions there are."""
+        return len(self._sessions)
+
+    # --- the life of a session ---------------------------------------------------------------------------------------
+
+    async def open(self, body: OpenBody) -> Session:
+        """Claims a slot and opens a session on it.
+
+        Raises:
+            BusyError: as many sessions are open as may be, or every slot is taken.
+            RequestError: the job takes no sessions; see ``SlotClaims.claim``.
+        """
+        if len(self._sessions) + self._opening >= self.settings.max_sessions:
+            raise BusyError(f"{self.settings.max_sessions} sessions are open, as many as may be: close some")
+        self._opening += 1
+        try:
+            job = await self.stored(self.buffer.job, body.job_id)
+            if not job.has_runner:
+                await self.doors.open(job)
+            claim = await self.stored(self.claims.claim, body.job_id, body.instance_id)
+            session = Session(claim=claim, idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s)
+            self._sessions[session.name] = session
+            return session
+        finally:
+            self._opening -= 1
+
+    async def session(self, session_id: str) -> Session:
+        """Returns an open session.
+
+        Raises:
+            NotFoundError: there never was one of that name.
+            GoneError: it was closed, given up or expired; says which.
+        """
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.check_open()
+            return session
+        state = await self._past(session_id)
+        raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
+
+    async def close(self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Any]) -> dict[str, Any]:
+        """Makes a session the trajectory of its slot; closing it twice is closing it once.
+
+        Raises:
+            GoneError: it was given up or has expired: it has no reward.
+            RequestError: nothing was sampled in it; the scoring callback is not allowed.
+            UnavailableError, StorageFullError: it stays open: close it again.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            return self._closed_before(await self._past(session_id))
+        async with session.closing:
+            if session.name not in self._sessions:
+                return self._closed_before(await self._past(session_id))
+            if not session.recording.turns:
+                raise RequestError(f"session {session_id} has no turn to train: abandon it, and its slot is open again")
+            reward, extra_info = body.reward, dict(body.extra_info)
+            if body.scoring_url is not None:
+                reward, more = await score(self._score_asked(session, body.scoring_url))
+                extra_info |= more
+            return await self._finish(session, body, float(reward or 0.0), extra_info)
+
+    async def _finish(
+        self, session: Session, body: CloseBody, reward: float, extra_info: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        session.end("is being closed")
+        try:
+            trajectory = await asyncio.to_thread(_trajectory, session, body, reward, extra_info)
+            status = await self.stored(self.claims.finish, session.claim, trajectory)
+        except StaleAttemptError as error:
+            self._sessions.pop(session.name, None)
+            raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
+        except RolloutBufferError:
+            session.ended = None  # it can be closed again, and even talked in
+            session.used_at = time.monotonic()
+            raise
+        del self._sessions[session.name]
+        return {
+            "session_id": session.name,
+            "status": status,
+            "reward": reward,
+            "turns": session.recording.turns,
+            "branches": session.recording.branches(),
+        }
+
+    async def abandon(self, session_id: str, reason: str) -> dict[str, Any]:
+        """Gives a session up without a reward: its slot is open again. Twice is once.
+
+        Raises:
+            GoneError: it was closed, and has its reward.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            state = await self._past(session_id)
+            if state.state == "finished":
+                raise GoneError(_what_became_of(state))
+            return {"session_id": session_id, "status": state.state}
+        async with session.closing:
+            if session.name in self._sessions:
+                await self._give_up(session, ABANDONED, f"was abandoned: {reason}", given_up=False)
+        return {"session_id": session_id, "status": "failed"}
+
+    def describe(self, session: Session) -> dict[str, Any]:
+        """Returns what can be said of an open session."""
+        claim, recording = session.claim, session.recording
+        return {
+            "session_id": session.name,
+            "job_id": claim.job.job_id,
+            "instance_id": claim.instance.instance_id,
+            "instance": dict(claim.instance.data),
+            "epoch": claim.group.epoch,
+            "slot": claim.slot,
+            "attempt": claim.attempt,
+            "state": "open",
+            "turns": recording.turns,
+            "branches": recording.branches(),
+            "ids": recording.ids,
+            "idle_timeout_s": session.idle_timeout_s,
+        }
+
+    # --- talking -----------------------------------------------------------------------------------------------------
+
+    async def chat(
+        self, session: Session, body: ChatBody, conversation: Conversation, images: Mapping[str, Image]
+    ) -> Answer:
+        """Samples one turn and records it.
+
+        Whoever cannot hand the answer over takes the turn back with ``forget``: what a client never saw is not trained.
+
+        Raises:
+            RequestError: the request cannot be answered; GoneError when the session ended in the meantime.
+            EngineError: the engine refused it or stayed out of reach.
+        """
+        if session.recording.turns >= self.settings.max_turns:
+            raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
+        if session.recording.ids > self.settings.max_session_ids:
+            raise GoneError(f"session {session.name} holds more than {self.settings.max_session_ids} ids: close it")
+        door = await self.doors.open(session.claim.job)
+        chat = _chat_of(door, body)
+        await self._bring_images(session, conversation, images)
+        tools = body.offered_tools
+        key = digest([tools, body.chat_template_kwargs or {}])
+        prompt = await build_prompt(session.recording, key, conversation, chat, tools)
+        request = GenerateRequest(
+            input_ids=prompt.ids,
+            sampling_params=sampling_of(body, door.sampling, pinned=door.is_pinned),
+            session_id=session.name,
+            images=[session.images[sha256] for sha256 in prompt.images],
+        )
+        began = time.monotonic()
+        sampled = await session.run(door.engine.generate(request))
+        session.generate_s += time.monotonic() - began
+        return self._answer(session, body, conversation, key, prompt, chat, sampled, door)
+
+    def _answer(
+        self,
+        session: Session,
+        body: ChatBody,
+        conversation: Conversation,
+        key: bytes,
+        prompt: Prompt,
+        chat: ChatTokens,
+        sampled: GenerateReply,
+        door: Door,
+    ) -> Answer:
+        text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
+        parsed = parse_reply(text, with_tools=bool(body.offered_tools), separate_reasoning=body.separate_reasoning)
+        message = _message(parsed)
+        turn = session.recording.add(
+            prompt.parent,
+            key=key,
+            context=prompt.context,
+            context_ids=prompt.new_ids,
+            images=prompt.new_images,
+            sampled=sampled,
+            reply=reply_digest(message),
+            from_start=prompt.from_start,
+            is_closed=chat.is_closed(sampled.output_ids),
+            is_unusable=not chat.vision_ids.isdisjoint(sampled.output_ids),
+        )
+        session.messages, session.tools = (*conversation.messages, message), body.offered_tools
+        session.last_finish_reason = sampled.finish_reason
+        return Answer(turn=turn, reply=_reply(body, message, parsed, sampled, len(prompt.ids), chat))
+
+    def forget(self, session: Session, turn: Turn) -> None:
+        """Takes back a turn whose answer did not reach the client; nothing happens once the session is closed."""
+        if session.ended is None:
+            session.recording.forget(turn)
+            logger.info("session %s: turn %d did not reach its client and is not recorded", session.name, turn.number)
+
+    async def _bring_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
+        """Has every image of the messages in the session: as it came, or from the store."""
+        for sha256 in image_hashes_of(conversation.messages):
+            if sha256 in session.images:
+                continue
+            image = images.get(sha256)
+            if image is None:
+                image = Image(data=await self.stored(self.buffer.contents.image, sha256))
+            session.keep_image(image, self.settings.max_session_image_bytes)
+
+    # --- what goes by itself -----------------------------------------------------------------------------------------
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except RolloutBufferError as error:
+                logger.error("looking after the sessions is put off: %s", error.message)
+            except Exception:
+                # The sweeper outlives what it meets: without it nothing would ever expire.
+                logger.exception("looking after the sessions failed")
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    async def sweep(self) -> None:
+        """Gives up sessions that expired, drops those whose attempt was ended by others, follows moved engines."""
+        now = time.monotonic()
+        for session in tuple(self._sessions.values()):
+            if not session.closing.locked() and session.is_expired(now, self.settings.session_timeout_s):
+                await self._give_up(session, EXPIRED, "has expired: nobody asked for too long", given_up=False)
+        open_now = list(self._sessions.values())
+        running = await self.stored(self.claims.running, [session.claim for session in open_now])
+        for session, runs in zip(open_now, running, strict=True):
+            if not runs and not session.closing.locked() and self._sessions.pop(session.name, None) is not None:
+                session.end("was ended: its job is over, or was taken over")
+        jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
+        for job in jobs.values():
+            self.doors.engine_moved(job)
+        await self.doors.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
+        if now - self._settled_at > SETTLE_INTERVAL_S:
+            self._settled_at = now
+            await self.stored(self.claims.settle_all)
+
+    async def _give_up(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
+        session.end(why)
+        self._sessions.pop(session.name, None)
+        logger.info("session %s %s (%s)", session.name, why, code)
+        try:
+            await self.stored(lambda: self.claims.fail(session.claim, code, f"the session {why}", given_up=given_up))
+        except StaleAttemptError:
+            logger.info("session %s was taken over", session.name)
+
+    # --- helpers -----------------------------------------------------------------------------------------------------
+
+    async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Calls the store off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._store_threads, lambda: function(*arguments))
+
+    async def _past(self, session_id: str) -> ClaimState:
+        """How a session ended that is not open here.
+
+        Raises:
+            NotFoundError: there never was one of that name.
+        """
+        state = await self.stored(self.claims.state_of, session_id)
+        if state is None:
+            raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
+        return state
+
+    def _closed_before(self, state: ClaimState) -> dict[str, Any]:
+        if state.state != "finished":
+            raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
+        return {"session_id": state.uid, "status": "duplicate", "reward": state.reward}
+
+    def _score_asked(self, session: Session, url: str) -> ScoreAsked:
+        described = self.describe(session)
+        return ScoreAsked(url=url, body={**described, "messages": list(session.messages)})
+
+
+def _chat_of(door: Door, body: ChatBody) -> ChatTokens:
+    try:
+        return door.chat_for(body.chat_template_kwargs)
+    except ConfigError as error:
+        raise InvalidPayloadError(error.message, {"param": "chat_template_kwargs"}) from error
+
+
+def _message(parsed: ParsedReply) -> Message:
+    """The turn as the message that a trajectory keeps and that a client's echo is compared with."""
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{secrets.token_hex(12)}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.tool_calls
+        ]
+    return message
+
+
+def _reply(
+    body: ChatBody, message: Message, parsed: ParsedReply, sampled: GenerateReply, sent: int, chat: ChatTokens
+) -> ChatReply:
+    shown = {**message, "content": message["content"] or (None if parsed.tool_calls else "")}
+    if parsed.tool_calls:
+        shown["tool_calls"] = with_string_arguments(message["tool_calls"])
+    finish_reason = "tool_calls" if parsed.tool_calls and sampled.finish_reason == "stop" else sampled.finish_reason
+    prompt_tokens = sent if sampled.prompt_tokens is None else sampled.prompt_tokens
+    return ChatReply(
+        name=f"chatcmpl-{secrets.token_hex(12)}",
+        created=int(time.time()),
+        model=body.model or MODEL_NAME,
+        message=shown,
+        finish_reason=finish_reason,
+        usage={
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(sampled.output_ids),
+            "total_tokens": prompt_tokens + len(sampled.output_ids),
+            "prompt_tokens_details": {"cached_tokens": sampled.cached_tokens or 0},
+        },
+        weight_version=sampled.weight_version,
+        log_probs=_log_probs(sampled, chat) if body.logprobs else None,
+    )
+
+
+def _log_probs(sampled: GenerateReply, chat: ChatTokens) -> list[dict[str, Any]]:
+    entries = []
+    for token_id, log_prob in zip(sampled.output_ids, sampled.output_log_probs, strict=True):
+        token = chat.token_text(token_id)
+        entries.append({"token": token, "logprob": log_prob, "bytes": list(token.encode()), "top_logprobs": []})
+    return entries
+
+
+def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Mapping[str, Any]) -> Trajectory:
+    cut = session.last_finish_reason == "length"
+    recording, generations = session.recording, session.recording.generations()
+    shown = [*image_hashes_of(session.messages), *(sha for one in generations for sha in one.images or ())]
+    about = {
+        "turns": recording.turns,
+        "branches": recording.branches(),
+        "emission_order": recording.numbers(),
+        "tools": list(session.tools),
+    }
+    return Trajectory(
+        uid=session.name,
+        instance_id=session.claim.instance.instance_id,
+        messages=list(session.messages),
+        reward=reward,
+        raw_reward=body.raw_reward,
+        outcome=body.outcome or (Outcome.TRUNCATED if cut else Outcome.COMPLETED),
+        stop_reason=body.stop_reason or (StopReason.MAX_TOKENS if cut else StopReason.STOP),
+        generations=generations,
+        images=[session.images[sha256] for sha256 in dict.fromkeys(shown)],
+        extra_info={**extra_info, "gateway": about},
+        timings_s={"generate": session.generate_s, "session": time.monotonic() - session.opened_at},
+    )
+
+
+def _what_became_of(state: ClaimState) -> str:
+    if state.state == "finished":
+        return f"session {state.uid} is closed, with the reward {state.reward:g}"
+    if state.state == "running":
+        return f"session {state.uid} belongs to another gateway"
+    why = state.error_message or "its job is over"
+    return f"session {state.uid} is over without a reward ({state.error_code or state.state}): {why}"
