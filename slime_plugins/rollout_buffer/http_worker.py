@@ -1,9 +1,9 @@
 """gunicorn's threaded worker, made for large bodies and for clients that send one request after the other.
 
-Two things are different. A thread that has answered waits a moment for the next request on the same connection before
-it gives the connection back: the way through the worker's poller and thread pool costs more than a small write. And a
-large body is received straight into one buffer that its thread keeps, where the general way copies it several times
-through memory that is new each time.
+Two things are different. A thread that has answered waits for the next request on the same connection before it gives
+the connection back, a while when there is a thread for every connection and a moment when there is not: the way through
+the worker's poller and thread pool costs more than a small write. And a body is received straight into one buffer that
+its thread keeps, where the general way copies it several times through memory that is new each time.
 
 One thing is added: a clock. A client that sends its request too slowly would keep a thread for as long as it likes;
 here its connection is cut, so that slow senders cannot starve the others.
@@ -27,7 +27,11 @@ from gunicorn.workers.gthread import ThreadWorker
 __all__ = ["RECEIVE_ERRORS", "Worker", "grant_time", "receive_body", "stop_clock"]
 
 LINGER_S = 0.005
-"""How long a thread waits for the next request. Longer would keep threads from connections that do send."""
+"""How long a thread waits for the next request while other connections need threads."""
+PATIENT_LINGER_S = 1.0
+"""How long it waits while there is a thread for every connection."""
+LINGER_STEP_S = 0.05
+"""How often it looks whether that is still so."""
 KEPT_BYTES = 2 * 1024 * 1024
 """Largest buffer that a thread keeps for its next request."""
 
@@ -103,15 +107,23 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
                 outcome = super().handle(conn)
             finally:
                 _clock.stop(conn.sock)
-            if outcome is not True or not self.alive or conn.is_http2 or not _is_readable(conn):
+            if outcome is not True or not self.alive or conn.is_http2 or not self._next_comes(conn):
                 return outcome
 
-
-def _is_readable(conn: Any) -> bool:
-    if conn.parser.unreader.buf.getvalue():
-        return True
-    readable, _, _ = select.select([conn.sock], [], [], LINGER_S)
-    return bool(readable)
+    def _next_comes(self, conn: Any) -> bool:
+        """Waits for the next request on a connection; False when its thread is better used elsewhere."""
+        if conn.parser.unreader.buf.getvalue():
+            return True
+        readable = select.poll()
+        readable.register(conn.sock, select.POLLIN)
+        give_up_at = time.monotonic() + PATIENT_LINGER_S
+        while self.alive and time.monotonic() < give_up_at:
+            crowded = self.nr_conns > self.cfg.threads
+            if readable.poll(1000 * (LINGER_S if crowded else LINGER_STEP_S)):
+                return True
+            if crowded:
+                return False
+        return False
 
 
 def receive_body(environ: Mapping[str, Any], size: int) -> tuple[bytearray, int] | None:

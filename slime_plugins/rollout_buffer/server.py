@@ -7,36 +7,31 @@ The server holds no state of its own, so several gunicorn workers are as good as
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Flask, Response
 
-from slime_plugins.rollout_buffer import inputs, payloads, server_inspect, wire
-from slime_plugins.rollout_buffer.buffer import Delivery
+from slime_plugins.rollout_buffer import inputs, payloads, server_dashboard, server_inspect, wire
 from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.data_routes import ShortWay, give_data, take_items
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     NotFoundError,
-    PayloadTooLargeError,
     UnavailableError,
     UnknownTaskTypeError,
 )
-from slime_plugins.rollout_buffer.payloads import AckPayload, PollPayload, StartPayload
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.payloads import AckPayload, StartPayload
 from slime_plugins.rollout_buffer.types import Image, Instance
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
     IdConverter,
     ServerContext,
-    check_encoding,
-    check_token,
-    delivery_chunks,
+    as_response,
+    check_before_route,
     error_reply,
     json_reply,
     read_body,
-    read_body_and_images,
     read_bytes,
     the_buffer,
     the_context,
@@ -46,8 +41,6 @@ __all__ = ["SUPERVISOR", "ServerContext", "create_app", "create_app_from_environ
 
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 HEARTBEAT_PATIENCE_S = 15.0
-WAIT_STEP_S = 0.01
-POLL_NOTE_INTERVAL_S = 5.0
 
 routes = Blueprint("rollout_buffer", __name__)
 
@@ -58,12 +51,13 @@ def create_app(settings: ServeSettings) -> Flask:
     app.url_map.merge_slashes = False  # an id may hold slashes, also two in a row
     app.url_map.converters["id"] = IdConverter
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
-    app.extensions["rollout_buffer"] = ServerContext(settings)
-    app.before_request(check_token)
-    app.before_request(check_encoding)
+    context = app.extensions["rollout_buffer"] = ServerContext(settings)
+    app.before_request(check_before_route)
     app.register_blueprint(routes)
     app.register_blueprint(server_inspect.routes)
+    app.register_blueprint(server_dashboard.routes)
     app.register_error_handler(Exception, error_reply)
+    app.wsgi_app = ShortWay(context, app.wsgi_app)  # type: ignore[method-assign]  # how Flask wants it wrapped
     return app
 
 
@@ -149,52 +143,8 @@ def _instances(payload: StartPayload) -> list[Instance]:
 @routes.post("/get_rollout_data")
 def get_rollout_data() -> Response:
     """Hands out finished groups, waiting for some when asked to."""
-    poll = payloads.parse(PollPayload, read_body())
-    buffer = the_buffer()
-    acknowledged = buffer.acknowledge(poll.ack) if poll.ack else None
-    job = buffer.resolve_job(poll.job_id)
-    if job is None:
-        return _nothing(None, "no job is open", acknowledged)
-    if time.time() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
-        buffer.polled(job)
-    delivery = buffer.take(job, poll)
-    if delivery is None:
-        buffer.polled_in_vain(job)
-    if delivery is None and poll.wait_s > 0:
-        delivery = _wait_for_groups(job, poll)
-    if delivery is None:
-        return _nothing(job, "nothing is ready yet", acknowledged)
-    return Response(delivery_chunks(buffer, delivery, poll, acknowledged), mimetype="application/json")
-
-
-def _wait_for_groups(job: JobRecord, poll: PollPayload) -> Delivery | None:
-    """Watches the database for commits of others; takes when a group is ready, or gives up at ``wait_s``."""
-    context = the_context()
-    with context.place_to_wait() as may_wait:
-        if not may_wait:
-            return None
-        deadline = time.monotonic() + poll.wait_s
-        attended = context.buffer.heartbeat(SUPERVISOR) is not None
-        seen = None
-        while time.monotonic() < deadline:
-            version = context.buffer.store.data_version()
-            if version != seen:
-                seen = version
-                if context.buffer.has_news(job, poll) and (delivery := context.buffer.take(job, poll)) is not None:
-                    return delivery
-                if context.buffer.is_over(job):
-                    return None
-                if attended and context.buffer.heartbeat(SUPERVISOR) is None:
-                    return None  # the supervisor says goodbye: this server stops
-            time.sleep(WAIT_STEP_S)
-    return None
-
-
-def _nothing(job: JobRecord | None, message: str, acknowledged: Any) -> Response:
-    meta_info = the_buffer().empty_meta_info(job)
-    if acknowledged is not None:
-        meta_info["acknowledged"] = acknowledged
-    return json_reply({"success": False, "message": message, "data": {"data": [], "meta_info": meta_info}})
+    content = read_bytes()
+    return as_response(give_data(the_context(), content, len(content)))
 
 
 @routes.post("/ack")
@@ -213,28 +163,8 @@ def ack() -> Response:
 @routes.post("/buffer/write")
 def write() -> Response:
     """Takes finished items from any generator anywhere: one item, or a list under ``items``."""
-    body, images = read_body_and_images()
-    job_id = body.pop("job_id", None)
-    if job_id is not None:
-        job_id = wire.identifier(job_id, "job_id")
-    entries = body.get("items", [body])
-    if not isinstance(entries, list) or not entries:
-        raise InvalidPayloadError("items must be a list of at least one item")
-    if len(entries) > payloads.MAX_ITEMS:
-        raise PayloadTooLargeError(f"one write takes up to {payloads.MAX_ITEMS} items: send {len(entries)} in several")
-    items = [
-        wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
-        for at, entry in enumerate(entries)
-    ]
-    job, results = the_buffer().write_items(job_id, items)
-    return json_reply(
-        {
-            "success": True,
-            "message": "written",
-            "job_id": job.job_id,
-            "results": [{"uid": result.uid, "status": result.status} for result in results],
-        }
-    )
+    content = read_bytes()
+    return as_response(take_items(the_context(), content, len(content)))
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ Route files (``server``, ``server_inspect`` …) import from here and never from
 
 from __future__ import annotations
 
-import hmac
 import logging
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -23,29 +24,34 @@ from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     PayloadTooLargeError,
     RolloutBufferError,
-    UnauthorizedError,
     UnreadableBodyError,
     UnsupportedEncodingError,
 )
 from slime_plugins.rollout_buffer.http_worker import RECEIVE_ERRORS, grant_time, receive_body, stop_clock
-from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.payloads import PollPayload
+from slime_plugins.rollout_buffer.sign_in import check_access
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.token_rows import TokenTexts
+from slime_plugins.rollout_buffer.views import Views
 
 __all__ = [
     "SUPERVISOR",
+    "Answer",
     "IdConverter",
     "ServerContext",
-    "check_encoding",
-    "check_token",
+    "as_json",
+    "as_response",
+    "check_before_route",
+    "check_request",
     "delivery_chunks",
+    "error_answer",
     "error_reply",
+    "json_object",
     "json_reply",
     "read_body",
-    "read_body_and_images",
     "read_bytes",
+    "receive",
     "the_buffer",
     "the_context",
     "the_inspection",
@@ -55,10 +61,8 @@ __all__ = [
 SUPERVISOR = "supervisor"
 """The name under which the supervisor's heartbeat is stored."""
 
-DIRECT_BODY_BYTES = 16 * 1024
 CHUNK_BYTES = 256 * 1024
 """A reply goes out in about such chunks: large ones would be copied through memory that no cache holds."""
-OPEN_ROUTES = frozenset({"/health"})
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +81,8 @@ class ServerContext:
         self.settings = settings
         self.buffer = Buffer(Store(settings.data_dir, max_bytes=settings.max_data_bytes))
         self.inspection = Inspection(self.buffer.store)
+        self.views = Views(self.buffer.store, SUPERVISOR)
+        self.token_texts = TokenTexts()
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
         self._waiting = threading.BoundedSemaphore(max(1, settings.threads // 2))
 
@@ -107,85 +113,91 @@ def the_inspection() -> Inspection:
     return the_context().inspection
 
 
-def check_token() -> None:
-    """Lets a request pass that carries the token, when the server has one.
+def check_request(context: ServerContext, environ: Mapping[str, Any]) -> None:
+    """Lets a request pass that may ask (see ``check_access``) and whose body is as it is.
 
     Raises:
-        UnauthorizedError: it does not.
+        UnauthorizedError: it carries neither the token nor the cookie of a browser that signed in.
+        ForbiddenError: a page of another site made a browser send it.
+        UnsupportedEncodingError: its body is compressed.
     """
-    token = the_context().token
-    if token is None or request.path in OPEN_ROUTES:
-        return
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode()):
-        raise UnauthorizedError("send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)")
-
-
-def check_encoding() -> None:
-    """Lets a request pass whose body is as it is.
-
-    Raises:
-        UnsupportedEncodingError: it is compressed.
-    """
-    encoding = request.headers.get("Content-Encoding", "identity")
+    check_access(environ, context.token, time.time())
+    encoding = environ.get("HTTP_CONTENT_ENCODING", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
 
 
-def error_reply(error: Exception) -> Response:
-    """The one error handler: a sentence and a code for the caller, a traceback only in the log."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request is answered, always JSON; a long one comes in chunks."""
+
+    content: bytes | Iterator[bytes]
+    status: int = 200
+
+
+def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
+    """What any error is answered: a sentence and a code for the caller, a traceback only in the log.
+
+    ``what`` is the request's method and path.
+    """
     if isinstance(error, RolloutBufferError):
         if error.http_status >= 500:
-            logger.warning("%s %s: %s", request.method, request.path, error.message)
-        body = {"code": error.code, "message": error.message, "detail": error.detail}
-        return json_reply({"error": body}, error.http_status)
+            logger.warning("%s: %s", what, error.message)
+        return _error(error.http_status, error.code, error.message, error.detail)
     if isinstance(error, HTTPException):
         code = PayloadTooLargeError.code if error.code == 413 else (error.name or "error").lower().replace(" ", "_")
-        message = _http_message(error)
-        return json_reply({"error": {"code": code, "message": message, "detail": {}}}, error.code or 500)
-    logger.exception("%s %s failed", request.method, request.path)
-    message = "the server has a defect; its log has the traceback"
-    return json_reply({"error": {"code": "internal", "message": message, "detail": {}}}, 500)
+        return _error(error.code or 500, code, _http_message(context, what, error))
+    logger.error("%s failed", what, exc_info=error)
+    return _error(500, "internal", "the server has a defect; its log has the traceback")
 
 
-def _http_message(error: HTTPException) -> str:
+def _error(status: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> Answer:
+    return Answer(as_json({"error": {"code": code, "message": message, "detail": detail or {}}}), status)
+
+
+def _http_message(context: ServerContext, what: str, error: HTTPException) -> str:
+    method, path = what.split(" ", 1)
     if error.code == 413:
-        limit = the_context().settings.max_body_bytes
+        limit = context.settings.max_body_bytes
         return f"the body is larger than {limit} bytes: write fewer items at once, or raise --max-body-bytes"
     if error.code == 404:
-        return f"there is no {request.path[:300]} here; see docs/http_api.md for the routes"
+        return f"there is no {path[:300]} here; see docs/http_api.md for the routes"
     if error.code == 405:
-        return f"{request.path[:300]} does not take {request.method}"
+        return f"{path[:300]} does not take {method}"
     return error.description or error.name
+
+
+def as_json(body: Any) -> bytes:
+    """Writes a reply's JSON."""
+    return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+# --- requests and replies of Flask's routes --------------------------------------------------------------------------
+
+
+def check_before_route() -> None:
+    """What every route asks of a request; see ``check_request``."""
+    check_request(the_context(), request.environ)
+
+
+def as_response(answer: Answer) -> Response:
+    """Makes an answer Flask's."""
+    return Response(answer.content, status=answer.status, mimetype="application/json")
+
+
+def error_reply(error: Exception) -> Response:
+    """The one error handler of the routes; see ``error_answer``."""
+    return as_response(error_answer(the_context(), f"{request.method} {request.path}", error))
 
 
 def json_reply(body: Any, status: int = 200) -> Response:
     """Answers with JSON."""
-    content = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
-    return Response(content, status=status, mimetype="application/json")
+    return as_response(Answer(as_json(body), status))
 
 
 def read_body() -> dict[str, Any]:
     """Reads a JSON object; an empty body counts as an empty object."""
-    return _json_object(read_bytes())
-
-
-def read_body_and_images() -> tuple[dict[str, Any], dict[str, Image]]:
-    """Reads a JSON object whose inline screenshots are named by hash now; returns it and the screenshots by hash."""
-    content, images = take_out(*_raw_body())
-    return _json_object(content), images
-
-
-def _raw_body() -> tuple[bytes | bytearray, int]:
-    """Returns a buffer and how much of it is the body; a large body comes without being copied about."""
-    size = request.content_length or 0
-    if DIRECT_BODY_BYTES <= size <= the_context().settings.max_body_bytes:
-        with _arriving(size):
-            received = receive_body(request.environ, size)
-        if received is not None:
-            return received
-    content = read_bytes()
-    return content, len(content)
+    return json_object(read_bytes())
 
 
 def read_bytes() -> bytes:
@@ -196,7 +208,7 @@ def read_bytes() -> bytes:
         RequestEntityTooLarge: it is larger than the server takes.
     """
     limit = the_context().settings.max_body_bytes
-    with _arriving(request.content_length):
+    with _arriving(request.environ, request.content_length):
         content = request.get_data(cache=False)
         # A body of unknown length is silently cut at the limit: is there more?
         if request.content_length is None and len(content) >= limit and request.environ["wsgi.input"].read(1):
@@ -204,19 +216,40 @@ def read_bytes() -> bytes:
     return content
 
 
+def receive(environ: Mapping[str, Any], size: int) -> tuple[bytes | bytearray, int]:
+    """Returns a buffer whose first ``size`` bytes are the body, valid until this thread's next call.
+
+    Raises:
+        UnreadableBodyError: it did not come whole, or not in time.
+    """
+    with _arriving(environ, size):
+        received = receive_body(environ, size)
+        if received is None:
+            content = environ["wsgi.input"].read(size)
+            if len(content) < size:
+                raise ClientDisconnected
+            received = content, size
+    return received
+
+
 @contextmanager
-def _arriving(size: int | None) -> Iterator[None]:
+def _arriving(environ: Mapping[str, Any], size: int | None) -> Iterator[None]:
     """Gives a body the time that its size deserves."""
-    grant_time(request.environ, size)
+    grant_time(environ, size)
     try:
         yield
     except (*RECEIVE_ERRORS, ClientDisconnected) as error:
         raise UnreadableBodyError(f"the body did not come whole and in time: {error}; send it again") from error
     finally:
-        stop_clock(request.environ)
+        stop_clock(environ)
 
 
-def _json_object(content: bytes) -> dict[str, Any]:
+def json_object(content: bytes) -> dict[str, Any]:
+    """Parses a body; an empty one counts as an empty object.
+
+    Raises:
+        InvalidPayloadError: it is not a JSON object.
+    """
     if not content.strip():
         return {}
     try:
