@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +16,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world import pool_client
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import create_device_pool
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
 from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant, Purpose
 from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport
-from slime_plugins.rollout_buffer.generator.android_world.leasing import LeaseTable, next_in_line
+from slime_plugins.rollout_buffer.generator.android_world.leasing import LeaseTable
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
@@ -49,6 +54,10 @@ async def counters_of(pool: LocalDevicePool) -> dict[str, Any]:
 # ---- leases ----------------------------------------------------------------------------------------------------------
 
 
+def training(owner: str) -> Claimant:
+    return Claimant(owner=owner, purpose=Purpose.TRAINING)
+
+
 class LeasesUnderAnyInterleaving(RuleBasedStateMachine):
     """No device is ever lent twice or lost, whatever owners do and however time passes."""
 
@@ -69,7 +78,7 @@ class LeasesUnderAnyInterleaving(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(["a", "b"]))
     def an_owner_takes_one(self, owner: str) -> None:
         free = self.table.free
-        lease = self.table.lend(owner, self.now)
+        lease = self.table.lend(training(owner), self.now)
         assert (lease is None) == (free == 0)
         if lease is not None:
             assert lease.lease_id > max(self.lent, default=0)
@@ -99,7 +108,9 @@ class LeasesUnderAnyInterleaving(RuleBasedStateMachine):
         assert len(set(lent)) == len(lent)
         assert not self.set_aside & set(lent)
         assert self.table.free == 4 - len(lent) - len(self.set_aside)
-        assert self.table.held_by("a") + self.table.held_by("b") == len(lent)
+        held = self.table.held()
+        assert held[training("a")] + held[training("b")] == self.table.lent == len(lent)
+        assert sorted(self.table.holders()) == sorted(lent)
 
 
 LeasesUnderAnyInterleaving.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=30)
@@ -113,11 +124,6 @@ def test_a_device_cannot_be_added_twice() -> None:
         table.add("device-0")
 
 
-def test_next_is_who_holds_fewest_then_who_waits_longest() -> None:
-    assert next_in_line({"training": 0.0, "evaluation": 5.0}, {"training": 3, "evaluation": 1}) == "evaluation"
-    assert next_in_line({"late": 2.0, "early": 1.0}, {}) == "early"
-
-
 # ---- the registry ----------------------------------------------------------------------------------------------------
 
 
@@ -129,8 +135,9 @@ class FakeWorker:
         self.killed = False
         self.settle_error: Exception | None = None
 
-    async def boot(self) -> None:
+    async def boot(self) -> str:
         await asyncio.sleep(0)
+        return "here"
 
     async def settle(self) -> None:
         if self.settle_error:
@@ -152,8 +159,7 @@ async def registry_of_fakes(
 
     registry = DeviceRegistry(launch)
     await registry.configure(settings(**changes).model_dump(mode="json"))
-    for _ in range(20):  # enough turns of the loop for every fake to boot and settle
-        await asyncio.sleep(0)
+    await turns()  # every fake boots and settles
     try:
         yield registry, workers
     finally:
@@ -163,23 +169,23 @@ async def registry_of_fakes(
 async def test_a_registry_that_knows_no_settings_says_so_instead_of_letting_runners_wait() -> None:
     registry = DeviceRegistry(lambda _settings, index, before: FakeWorker(index, before))
     with pytest.raises(DeviceError, match="was not told its settings"):
-        await registry.acquire("a", 1, 60)
+        await registry.acquire("a", Purpose.TRAINING, 1, 60)
 
 
 async def test_a_runner_gets_at_most_what_it_wants_and_at_least_one() -> None:
     async with registry_of_fakes(num_workers=3) as (registry, _):
-        first = await registry.acquire("a", 2, 5)
-        second = await registry.acquire("b", 5, 5)
+        first = await registry.acquire("a", Purpose.TRAINING, 2, 5)
+        second = await registry.acquire("b", Purpose.TRAINING, 5, 5)
         assert (len(first), len(second)) == (2, 1)
-        assert await registry.acquire("b", 1, 0.01) == []
+        assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
 
 
 async def test_two_waiting_runners_share_what_comes_free() -> None:
     async with registry_of_fakes(num_workers=4) as (registry, _):
-        held = await registry.acquire("a", 4, 5)
+        held = await registry.acquire("a", Purpose.TRAINING, 4, 5)
         greedy, modest = (
-            asyncio.create_task(registry.acquire("a", 4, 5)),
-            asyncio.create_task(registry.acquire("b", 4, 5)),
+            asyncio.create_task(registry.acquire("a", Purpose.TRAINING, 4, 5)),
+            asyncio.create_task(registry.acquire("b", Purpose.TRAINING, 4, 5)),
         )
         await asyncio.sleep(0)
         for grant in held[:2]:
@@ -192,10 +198,10 @@ async def test_two_waiting_runners_share_what_comes_free() -> None:
 async def test_a_device_that_fails_too_often_in_a_row_gets_a_new_worker() -> None:
     async with registry_of_fakes(num_workers=1, max_consecutive_faults=2) as (registry, workers):
         for fault in ("error", None, "error", "error"):
-            (grant,) = await registry.acquire("a", 1, 5)
+            (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
             assert len(workers) == 1
             await registry.release(grant.lease_id, LeaseReport(fault=fault))
-        (grant,) = await registry.acquire("a", 1, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
         assert grant.calls == (0, 1)
         assert workers[0].killed
 
@@ -203,35 +209,35 @@ async def test_a_device_that_fails_too_often_in_a_row_gets_a_new_worker() -> Non
 @pytest.mark.parametrize("fault", ["hung", "died"])
 async def test_a_hung_or_dead_device_is_replaced_at_once(fault: str) -> None:
     async with registry_of_fakes(num_workers=1) as (registry, _):
-        (grant,) = await registry.acquire("a", 1, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
         await registry.release(grant.lease_id, LeaseReport(fault=fault))
-        (grant,) = await registry.acquire("a", 1, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
         assert grant.calls == (0, 1)
 
 
 async def test_a_device_that_does_not_settle_is_replaced() -> None:
     async with registry_of_fakes(num_workers=1) as (registry, workers):
-        (grant,) = await registry.acquire("a", 1, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
         workers[0].settle_error = DeviceError("gone")
         await registry.release(grant.lease_id, LeaseReport())
-        (grant,) = await registry.acquire("a", 1, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
         assert grant.calls == (0, 1)
 
 
 async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_is_ignored() -> None:
     async with registry_of_fakes(num_workers=1, lease_timeout_s=0.1) as (registry, _):
-        (lost,) = await registry.acquire("silent", 1, 5)
-        (grant,) = await registry.acquire("next", 1, 5)
+        (lost,) = await registry.acquire("silent", Purpose.TRAINING, 1, 5)
+        (grant,) = await registry.acquire("next", Purpose.TRAINING, 1, 5)
         assert grant.lease_id > lost.lease_id
         assert await registry.renew("silent", [lost.lease_id]) == [lost.lease_id]
         await registry.release(lost.lease_id, LeaseReport())
         assert await registry.renew("next", [grant.lease_id]) == []
-        assert (await registry.snapshot())[0]["failures"] == {"lease_expired": 1}
+        assert (await registry.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
 
 
 async def test_renewed_leases_outlive_their_time() -> None:
     async with registry_of_fakes(num_workers=1, lease_timeout_s=0.2) as (registry, _):
-        (grant,) = await registry.acquire("a", 1, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
         for _ in range(6):
             await asyncio.sleep(0.06)
             assert await registry.renew("a", [grant.lease_id]) == []
@@ -239,7 +245,7 @@ async def test_renewed_leases_outlive_their_time() -> None:
 
 async def test_a_device_that_does_not_boot_is_tried_again_and_says_why() -> None:
     class NeverBoots(FakeWorker):
-        async def boot(self) -> None:
+        async def boot(self) -> str:
             raise DeviceError("no kernel")
 
     async with registry_of_fakes(NeverBoots, num_workers=1) as (registry, workers):
@@ -250,24 +256,191 @@ async def test_a_device_that_does_not_boot_is_tried_again_and_says_why() -> None
 
 async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_back() -> None:
     async with registry_of_fakes(num_workers=2) as (registry, workers):
-        grants = await registry.acquire("a", 2, 5)
+        grants = await registry.acquire("a", Purpose.TRAINING, 2, 5)
         await registry.configure(settings(num_workers=2).model_dump(mode="json"))
         assert len(workers) == 2
         await registry.configure(settings(num_workers=1, image_format="jpeg").model_dump(mode="json"))
         for grant in grants:
             await registry.release(grant.lease_id, LeaseReport())
-        (grant,) = await registry.acquire("a", 2, 5)
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 2, 5)
         assert grant.calls == (0, 1)
         assert [worker.killed for worker in workers] == [True, True, False]
-        assert len(await registry.snapshot()) == 1
+        assert len((await registry.snapshot())["devices"]) == 1
 
 
 async def test_more_workers_are_added_to_those_at_work() -> None:
     async with registry_of_fakes(num_workers=1) as (registry, _):
-        await registry.acquire("a", 1, 5)
+        await registry.acquire("a", Purpose.TRAINING, 1, 5)
         await registry.configure(settings(num_workers=2).model_dump(mode="json"))
-        (grant,) = await registry.acquire("b", 2, 5)
+        (grant,) = await registry.acquire("b", Purpose.TRAINING, 2, 5)
         assert grant.device_id == "device-1"
+
+
+async def turns(count: int = 20) -> None:
+    """Lets everything that is ready run, without waiting for time to pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def states_of(registry: DeviceRegistry) -> list[str]:
+    return [device["state"] for device in (await registry.snapshot())["devices"]]
+
+
+async def play(registry: DeviceRegistry, count: int = 1, **report: Any) -> list[Any]:
+    """Lends ``count`` devices, gives them back, and returns which workers they were."""
+    grants = await registry.acquire("a", Purpose.TRAINING, count, 5)
+    for grant in grants:
+        await registry.release(grant.lease_id, LeaseReport(**report))
+    await turns()
+    return [grant.calls for grant in grants]
+
+
+async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> None:
+    async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.1) as (registry, workers):
+        await play(registry, fault="error", error="adb is offline")
+        assert sorted(await states_of(registry)) == ["quarantined", "ready"]
+        (resting,) = [each for each in (await registry.snapshot())["devices"] if each["state"] == "quarantined"]
+        assert (resting["last_error"], resting["quarantines"], resting["replacements"]) == ("adb is offline", 1, 0)
+        assert await play(registry, 2) == [(1, 0)]
+        await asyncio.sleep(0.15)
+        assert await states_of(registry) == ["ready", "ready"]
+        assert [worker.killed for worker in workers] == [False, False]
+        assert await play(registry) == [(1, 0)]
+        assert await play(registry, fault="error") == [(0, 0)]
+        assert [worker.killed for worker in workers] == [True, False, False]
+        assert await states_of(registry) == ["ready", "ready"]
+
+
+async def test_a_device_that_fails_its_probe_gets_a_new_worker() -> None:
+    async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.05) as (registry, workers):
+        await play(registry, fault="error")
+        workers[0].settle_error = DeviceError("still offline")
+        await asyncio.sleep(0.1)
+        await turns()
+        assert workers[0].killed
+        assert await states_of(registry) == ["ready", "ready"]
+
+
+async def test_a_device_whose_new_worker_hangs_too_rests_before_the_next() -> None:
+    async with registry_of_fakes(num_workers=2, quarantine_s=0.1) as (registry, _):
+        held = await registry.acquire("keeps the other", Purpose.TRAINING, 1, 5)
+        assert await play(registry, fault="hung") == [(1, 0)]
+        assert await states_of(registry) == ["leased", "ready"]
+        assert await play(registry, fault="hung") == [(1, 1)]
+        assert await states_of(registry) == ["leased", "quarantined"]
+        await asyncio.sleep(0.15)
+        assert await play(registry) == [(1, 2)]
+        assert held[0].device_id == "device-0"
+
+
+async def test_at_most_half_of_the_farm_rests() -> None:
+    async with registry_of_fakes(num_workers=4, max_consecutive_faults=1, quarantine_s=60) as (registry, _):
+        await play(registry, 4, fault="error")
+        assert sorted(await states_of(registry)) == ["quarantined", "quarantined", "ready", "ready"]
+
+
+async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> None:
+    booting = asyncio.Event()
+
+    class BootsOnceThenSlowly(FakeWorker):
+        async def boot(self) -> str:
+            if self.calls[1]:
+                await booting.wait()
+            return "here"
+
+    async with registry_of_fakes(BootsOnceThenSlowly, num_workers=2, spare_devices=1) as (registry, _):
+        assert await states_of(registry) == ["ready"] * 3
+        first, second = await registry.acquire("a", Purpose.TRAINING, 5, 5)
+        assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
+        await registry.release(first.lease_id, LeaseReport(fault="died"))
+        await turns()
+        (third,) = await registry.acquire("b", Purpose.TRAINING, 2, 0.01)
+        assert sorted(await states_of(registry)) == ["booting", "leased", "leased"]
+        await registry.release(second.lease_id, LeaseReport())
+        await registry.release(third.lease_id, LeaseReport())
+        booting.set()
+        await turns()
+        assert await states_of(registry) == ["ready"] * 3
+
+
+async def test_old_devices_are_recycled_one_after_the_other() -> None:
+    booting = asyncio.Event()
+
+    class BootsOnceThenSlowly(FakeWorker):
+        async def boot(self) -> str:
+            if self.calls[1]:
+                await booting.wait()
+            return "here"
+
+    async with registry_of_fakes(BootsOnceThenSlowly, num_workers=3, recycle_after_episodes=2) as (registry, workers):
+        await play(registry, 3)
+        await play(registry, 3)
+        assert sorted(await states_of(registry)) == ["ready", "ready", "recycling"]
+        assert [worker.killed for worker in workers] == [True, False, False, False]
+        booting.set()
+        await turns()
+        await play(registry, 3)
+        assert [worker.calls for worker in workers if not worker.killed] == [(0, 1), (1, 1), (2, 1)]
+        counted = (await registry.snapshot())["devices"]
+        assert sum(device["recyclings"] for device in counted) == 3
+        assert sum(device["replacements"] for device in counted) == 0
+
+
+async def test_a_lease_that_nobody_used_is_no_episode() -> None:
+    async with registry_of_fakes(num_workers=1, recycle_after_episodes=1) as (registry, workers):
+        await play(registry, called=False)
+        assert len(workers) == 1
+        assert (await registry.snapshot())["devices"][0]["episodes"] == 0
+
+
+async def test_the_snapshot_says_who_has_what_and_who_waits() -> None:
+    async with registry_of_fakes(num_workers=1) as (registry, _):
+        await registry.acquire("training-job", Purpose.TRAINING, 1, 5)
+        waiting = asyncio.create_task(registry.acquire("evaluation-job", Purpose.EVALUATION, 1, 5))
+        await turns()
+        snapshot = await registry.snapshot()
+        assert (snapshot["pool"], snapshot["may_be_lent"]) == ("local", 1)
+        assert snapshot["runners_waiting"] == {"training": 0, "evaluation": 1}
+        (device,) = snapshot["devices"]
+        assert (device["state"], device["leased_by"], device["workers"]) == ("leased", "training-job", 1)
+        waiting.cancel()
+
+
+async def test_an_evaluation_gets_its_share_from_a_training_run_that_wants_everything() -> None:
+    async with registry_of_fakes(num_workers=8, evaluation_share=0.25) as (registry, _):
+        held = {"training": await registry.acquire("t", Purpose.TRAINING, 99, 5), "evaluation": []}
+        assert len(held["training"]) == 8
+        asking = {purpose: asyncio.create_task(registry.acquire(purpose.value, purpose, 99, 60)) for purpose in Purpose}
+        for _ in range(60):
+            giver = max(held, key=lambda name: (len(held[name]), name))
+            await registry.release(held[giver].pop(0).lease_id, LeaseReport())
+            await turns()
+            for purpose, task in list(asking.items()):
+                if task.done():
+                    held[purpose.value] += task.result()
+                    asking[purpose] = asyncio.create_task(registry.acquire(purpose.value, purpose, 99, 60))
+                    await turns(2)
+        assert {name: len(grants) for name, grants in held.items()} == {"training": 6, "evaluation": 2}
+        for task in asking.values():
+            task.cancel()
+
+
+# ---- where workers fit -----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_fits_where_one_node_offers_everything() -> None:
+    nodes = [{"CPU": 8.0, "node:10.0.0.1": 1.0}, {"CPU": 2.0, "phone": 4.0, "object_store_memory": 1e9}]
+    assert why_no_node_fits({"CPU": 2, "phone": 1}, nodes) == ""
+    assert why_no_node_fits({}, nodes) == ""
+    assert why_no_node_fits({"CPU": 4, "phone": 1}, nodes) == (
+        "no node offers {CPU: 4, phone: 1}: the cluster has {CPU: 8}; {CPU: 2, phone: 4}"
+    )
+    assert why_no_node_fits({"CPU": 1}, []) == "no node offers {CPU: 1}: the cluster has no node"
+
+
+def test_what_is_reserved_goes_by_the_names_of_ray() -> None:
+    resources = settings(resources_per_worker={"num_cpus": 0, "memory": 5, "custom": {"phone": 1}}).resources_per_worker
+    assert resources.as_ray_names_them() == {"memory": 5, "phone": 1}
 
 
 # ---- the worker ------------------------------------------------------------------------------------------------------
@@ -330,9 +503,9 @@ async def test_thousands_of_episodes_wait_in_line_for_a_few_devices() -> None:
                 await device.reset("Solved", number)
                 return device.device_id
 
-        devices = Counter(await asyncio.gather(*(episode(number) for number in range(2000))))
+        devices = Counter(await asyncio.gather(*(episode(number) for number in range(5000))))
     assert served == sorted(served)
-    assert sum(devices.values()) == 2000
+    assert sum(devices.values()) == 5000
     assert len(devices) == 4
 
 
@@ -365,6 +538,55 @@ async def test_a_hung_device_costs_its_episode_and_is_replaced() -> None:
             await device.reset("Solved", 0)
             counters = await counters_of(pool)
         assert (counters["failures"], counters["replacements"]) == ({"hung": 1}, 1)
+
+
+async def test_within_one_pool_an_evaluation_does_not_wait_behind_all_of_training() -> None:
+    order: list[str] = []
+
+    async with local_pool(num_workers=2) as pool:
+
+        async def episode(purpose: Purpose) -> None:
+            async with await pool.acquire(purpose) as device:
+                order.append(purpose.value)
+                await device.reset("Solved", 0)
+
+        training_episodes = [asyncio.create_task(episode(Purpose.TRAINING)) for _ in range(400)]
+        await turns()
+        evaluations = [asyncio.create_task(episode(Purpose.EVALUATION)) for _ in range(20)]
+        await asyncio.gather(*training_episodes, *evaluations)
+    last_evaluation = max(at for at, name in enumerate(order) if name == "evaluation")
+    assert last_evaluation < 60
+
+
+async def test_the_event_loop_goes_on_while_a_device_hangs() -> None:
+    async with local_pool(num_workers=1, step_timeout_s=0.5) as pool, await pool.acquire() as device:
+        await device.reset("Hang", 0)
+        hanging = asyncio.create_task(device.step(CLICK))
+        beats, longest, last = 0, 0.0, asyncio.get_running_loop().time()
+        while not hanging.done():
+            await asyncio.sleep(0.005)
+            beats, now = beats + 1, asyncio.get_running_loop().time()
+            longest, last = max(longest, now - last), now
+        with pytest.raises(DeviceError, match="did not finish"):
+            await hanging
+    assert beats > 20
+    assert longest < 0.3
+
+
+def test_no_pool_room_blocks_the_loop_or_sends_calls_through_a_pool_of_threads() -> None:
+    rooms = Path(pool_client.__file__).parent
+    found = [
+        f"{room}: {ast.unparse(node)}"
+        for room in ("device_pool", "device_registry", "pool_client", "held_device", "local_device_pool", "generator")
+        for node in ast.walk(ast.parse((rooms / f"{room}.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in BLOCKING.get(ast.unparse(node.value), ANYBODYS)
+    ]
+    # Joining and leaving the cluster happens once per runner, and looking at its nodes once per boot.
+    assert Counter(found) == {"device_pool: asyncio.to_thread": 3}
+
+
+ANYBODYS = {"run_in_executor", "set_default_executor", "ThreadPoolExecutor", "run_until_complete"}
+BLOCKING = {"ray": {"get", "wait"}, "time": {"sleep"}, "asyncio": {"to_thread", *ANYBODYS}}
 
 
 async def test_a_wait_may_take_as_long_as_it_says() -> None:

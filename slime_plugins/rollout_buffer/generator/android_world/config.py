@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -77,10 +77,19 @@ class _Section(BaseModel):
 
 
 class WorkerResources(_Section):
-    """What each device worker reserves of the Ray cluster; ``memory`` in bytes, 0 for none."""
+    """What each device worker reserves of one node of the Ray cluster; ``memory`` in bytes, 0 for none.
+
+    ``custom`` names resources of your own, as in ``ray start --resources '{"phone": 8}'``.
+    """
 
     num_cpus: float = Field(default=0.1, ge=0)
     memory: int = Field(default=0, ge=0)
+    custom: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+
+    def as_ray_names_them(self) -> dict[str, float]:
+        """Returns what is reserved, by the names under which a node's resources are listed."""
+        named = {"CPU": self.num_cpus, "memory": float(self.memory), **self.custom}
+        return {name: amount for name, amount in named.items() if amount > 0}
 
 
 class AndroidWorldSettings(_Section):
@@ -97,6 +106,7 @@ class AndroidWorldSettings(_Section):
     device: str = "simulated"
     device_pool: PoolKind = PoolKind.RAY
     num_workers: int = Field(default=2, ge=1)
+    spare_devices: int = Field(default=0, ge=0)
     resources_per_worker: WorkerResources = WorkerResources()
     screenshot_max_pixels: int = Field(default=648_000, ge=1024)
     image_format: ImageFormat = ImageFormat.PNG
@@ -109,6 +119,9 @@ class AndroidWorldSettings(_Section):
     score_timeout_s: float = Field(default=120, gt=0)
     lease_timeout_s: float = Field(default=60, gt=0)
     max_consecutive_faults: int = Field(default=3, ge=1)
+    quarantine_s: float = Field(default=60, gt=0)
+    recycle_after_episodes: int | None = Field(default=None, ge=1)
+    evaluation_share: float = Field(default=0.5, gt=0, lt=1)
 
     suite_seed: int = 30
     android_world_python: str = ""

@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import (
     load_settings,
 )
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
@@ -131,11 +132,14 @@ class _SharedPool:
                 await self._pool.start()
                 self._started = True
 
-    async def acquire(self) -> HeldDevice:
-        return await self._pool.acquire()
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
+        return await self._pool.acquire(purpose)
 
     async def counters(self) -> list[dict[str, Any]]:
         return await self._pool.counters()
+
+    async def snapshot(self) -> dict[str, Any]:
+        return await self._pool.snapshot()
 
     async def close(self) -> None:
         """Leaves the devices to the others."""

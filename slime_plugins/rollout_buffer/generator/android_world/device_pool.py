@@ -16,6 +16,7 @@ import asyncio
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,8 +26,10 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry, Grant
 from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.node_fit import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import DevicePool, RegistryDevicePool
 
 __all__ = ["DevicePool", "RayDevicePool", "create_device_pool"]
@@ -50,7 +53,7 @@ def create_device_pool(settings: AndroidWorldSettings, *, job_id: str, ray_addre
         ConfigError: the devices are to live on Ray, and Ray is not installed or no cluster was given.
     """
     if settings.device_pool is PoolKind.LOCAL:
-        return LocalDevicePool(settings)
+        return LocalDevicePool(settings, owner=job_id)
     if ray_address is None:
         raise ConfigError("device_pool: ray needs a Ray cluster, and the server gave none; device_pool: local does not")
     return RayDevicePool(settings, ray_address=ray_address, owner=job_id)
@@ -82,8 +85,8 @@ class _RemoteRegistry:
     async def ready(self, wait_s: float) -> str:
         return cast("str", await _answer(self._actor.ready.remote(wait_s), wait_s + _CALL_TIMEOUT_S))
 
-    async def acquire(self, owner: str, wanted: int, wait_s: float) -> list[Grant]:
-        asked = self._actor.acquire.remote(owner, wanted, wait_s)
+    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
+        asked = self._actor.acquire.remote(owner, purpose, wanted, wait_s)
         granted: list[Grant] = await _answer(asked, wait_s + _CALL_TIMEOUT_S)
         return [
             Grant(lease_id=grant.lease_id, device_id=grant.device_id, calls=_RemoteDevice(grant.device_id, grant.calls))
@@ -96,8 +99,10 @@ class _RemoteRegistry:
     async def release(self, lease_id: int, report: LeaseReport) -> None:
         await _answer(self._actor.release.remote(lease_id, report), _CALL_TIMEOUT_S)
 
-    async def snapshot(self) -> list[dict[str, Any]]:
-        return cast("list[dict[str, Any]]", await _answer(self._actor.snapshot.remote(), _CALL_TIMEOUT_S))
+    async def snapshot(self) -> dict[str, Any]:
+        if self._actor is None:
+            raise DeviceError("the device registry is not connected yet")
+        return cast("dict[str, Any]", await _answer(self._actor.snapshot.remote(), _CALL_TIMEOUT_S))
 
     async def close(self) -> None:
         """Disconnects this process; registry and devices stay for the next runner."""
@@ -201,7 +206,16 @@ class _RegistryActor(DeviceRegistry):
 
     def __init__(self) -> None:
         _end_workers_of_an_earlier_life()
-        super().__init__(_RemoteWorker)
+        super().__init__(_RemoteWorker, name="ray")
+
+
+class _WorkerActor(DeviceWorker):
+    """A device worker that knows on which node of the cluster it is."""
+
+    def place(self) -> str:
+        """Returns the node, short as Ray lists it, the host and the process."""
+        node = str(_import_ray().get_runtime_context().get_node_id())
+        return f"node {node[:8]} on {socket.gethostname()}, process {os.getpid()}"
 
 
 class _RemoteWorker:
@@ -209,15 +223,18 @@ class _RemoteWorker:
 
     def __init__(self, settings: AndroidWorldSettings, index: int, workers_before: int) -> None:
         resources = settings.resources_per_worker
+        self._wanted = resources.as_ray_names_them()
+        self._patience_s = settings.boot_timeout_s / 2  # so that its message comes before the boot's own end
         self._actor = (
             _import_ray()
-            .remote(DeviceWorker)
+            .remote(_WorkerActor)
             .options(
                 name=f"{WORKER_NAME_PREFIX}-{index}-{os.getpid()}-{workers_before}",
                 namespace=NAMESPACE,
                 lifetime="detached",
                 num_cpus=resources.num_cpus,
                 memory=resources.memory or None,
+                resources=dict(resources.custom) or None,
                 max_restarts=0,
             )
             .remote(settings, index)
@@ -227,14 +244,32 @@ class _RemoteWorker:
     def calls(self) -> Any:
         return self._actor
 
-    async def boot(self) -> None:
+    async def boot(self) -> str:
+        """As ``Worker.boot``; an actor that no node can ever hold is refused at once instead of waited for."""
+        why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
+        if why_not:
+            raise DeviceError(why_not)
+        place = await self._placed()
         await _answer(self._actor.boot.remote())
+        return place
+
+    async def _placed(self) -> str:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return cast("str", await _answer(self._actor.place.remote()))
+        except TimeoutError as timeout:
+            raise DeviceError(f"every node that offers {in_words(self._wanted)} is full: the device waits") from timeout
 
     async def settle(self) -> None:
         await _answer(self._actor.settle.remote())
 
     def kill(self) -> None:
         _import_ray().kill(self._actor, no_restart=True)
+
+
+def _living_nodes() -> list[dict[str, float]]:
+    """Returns what each node has in all. Blocks; belongs in a thread."""
+    return [dict(node["Resources"]) for node in _import_ray().nodes() if node["Alive"]]
 
 
 def _end_workers_of_an_earlier_life() -> None:

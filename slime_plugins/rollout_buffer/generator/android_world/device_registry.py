@@ -1,11 +1,16 @@
-"""The keeper of all devices: brings them up, lends them, takes them back, and replaces those that fail.
+"""The keeper of all devices: brings them up, lends them, takes them back, and looks after those that fail.
 
 One registry per Ray cluster (a detached actor) or per process (the local pool). It knows nothing of Ray: whoever makes
 it passes a ``Launcher``. Everything here runs on one event loop and never blocks it.
 
-    booting ──▶ free ──▶ lent ──▶ settling ──▶ free
-       ▲                             │ hung, died, failed too often, or made under other settings
-       └──────────── replaced ◀──────┘
+    booting ──▶ ready ──▶ leased ──▶ checking ──▶ ready
+       ▲                                │ failed repeatedly ──▶ quarantined ──▶ checking
+       │                                │ hung, died, failed again, made under other settings
+       └────────────────────────────────┴ old ──▶ recycling ──▶ ready
+
+``device_care`` decides what a device needs, ``fair_share`` who gets it, ``leasing`` keeps the books. Beside the
+``num_workers`` devices there are ``spare_devices``, booted like the others; at most ``num_workers`` are lent at once,
+so that one which is looked after leaves no gap.
 """
 
 from __future__ import annotations
@@ -20,8 +25,18 @@ from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.held_device import DIED, HUNG, DeviceCounters, LeaseReport
-from slime_plugins.rollout_buffer.generator.android_world.leasing import Lease, LeaseTable, next_in_line
+from slime_plugins.rollout_buffer.generator.android_world.device_care import (
+    Care,
+    CareRules,
+    DeviceState,
+    HealthRecord,
+    may_recycle,
+    may_rest,
+)
+from slime_plugins.rollout_buffer.generator.android_world.device_counters import DeviceCounters
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant, FairShare, Purpose
+from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport
+from slime_plugins.rollout_buffer.generator.android_world.leasing import Lease, LeaseTable
 
 __all__ = ["DeviceRegistry", "Grant", "Launcher", "Worker"]
 
@@ -42,8 +57,8 @@ class Worker(Protocol):
         """What an episode calls the device through; it must survive the way from the registry to the runner."""
         ...
 
-    async def boot(self) -> None:
-        """Builds the device; returns when it can be used."""
+    async def boot(self) -> str:
+        """Builds the device; returns where it is, when it can be used."""
         ...
 
     async def settle(self) -> None:
@@ -76,8 +91,10 @@ class _Slot:
     settings: AndroidWorldSettings
     worker: Worker | None = None
     workers_before: int = 0
-    consecutive_faults: int = 0
+    state: DeviceState = DeviceState.BOOTING
+    health: HealthRecord = field(default_factory=HealthRecord)
     failed_boots: int = 0
+    place: str = ""
     last_error: str = ""
     counters: DeviceCounters = field(default_factory=DeviceCounters)
 
@@ -91,7 +108,6 @@ class _Waiter:
     """A runner that asked for devices."""
 
     wanted: int
-    since: float
     granted: list[Grant]
     answer: asyncio.Future[list[Grant]]
 
@@ -99,17 +115,19 @@ class _Waiter:
 class DeviceRegistry:
     """Lends devices to runners, fairly among them; a runner that falls silent loses what it holds.
 
-    ``launch`` starts workers, ``clock`` returns seconds and never goes back.
+    ``launch`` starts workers, ``clock`` returns seconds and never goes back. ``name`` tells this farm from others.
     """
 
-    def __init__(self, launch: Launcher, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, launch: Launcher, clock: Callable[[], float] = time.monotonic, *, name: str = "local") -> None:
+        self._name = name
         self._launch = launch
         self._clock = clock
         self._settings: AndroidWorldSettings | None = None
         # Starting from the wall clock, ids grow also from one life of the registry to the next.
         self._table = LeaseTable(lease_timeout_s=60.0, first_lease_id=time.time_ns())
         self._slots: dict[str, _Slot] = {}
-        self._waiters: dict[str, _Waiter] = {}
+        self._waiters: dict[Claimant, _Waiter] = {}
+        self._line = FairShare()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -125,6 +143,7 @@ class DeviceRegistry:
             return
         first_time, self._settings = self._settings is None, wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
+        self._line.evaluation_share = wanted.evaluation_share
         self._drop_surplus_and_outdated()
         self._add_missing()
         if first_time:
@@ -138,16 +157,18 @@ class DeviceRegistry:
                 return self._why_no_device()
         return ""
 
-    async def acquire(self, owner: str, wanted: int, wait_s: float) -> list[Grant]:
+    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
         """Lends up to ``wanted`` devices; waits until at least one is free, at most ``wait_s``. May return none.
 
-        An owner has one such call at a time: a second one ends the first, whose reply nobody awaits any more.
+        An owner has one such call per purpose at a time: a second one ends the first, whose reply nobody awaits any
+        more.
 
         Raises:
             DeviceError: nobody has configured the registry since it was started, perhaps after a crash.
         """
         self._current()
-        waiter = self._enqueue(owner, wanted)
+        claimant = Claimant(owner=owner, purpose=purpose)
+        waiter = self._enqueue(claimant, wanted)
         self._serve()
         try:
             async with asyncio.timeout(wait_s):
@@ -155,8 +176,8 @@ class DeviceRegistry:
         except TimeoutError:
             return waiter.answer.result() if waiter.answer.done() else []
         finally:
-            if self._waiters.get(owner) is waiter:
-                del self._waiters[owner]
+            if self._waiters.get(claimant) is waiter:
+                self._dequeue(claimant)
 
     async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
         """Extends the owner's leases; returns those that it has lost."""
@@ -168,16 +189,30 @@ class DeviceRegistry:
         if lease is not None:
             slot = self._slots[lease.device_id]
             slot.counters.add(report)
-            self._count_fault(slot, report.fault)
-            self._spawn(self._settle(slot, report.fault))
+            slot.health = slot.health.after(report)
+            slot.last_error = report.error or slot.last_error
+            self._take_in(slot)
 
-    async def snapshot(self) -> list[dict[str, Any]]:
-        """Returns the counters of every device."""
-        return [
-            {"device_id": slot.device_id, "up": slot.worker is not None, "last_error": slot.last_error}
-            | slot.counters.as_dict()
-            for slot in self._slots.values()
-        ]
+    async def snapshot(self) -> dict[str, Any]:
+        """Returns what the farm is at: its name, who waits, and every device with its state and counters."""
+        holders = self._table.holders()
+        return {
+            "pool": self._name,
+            "may_be_lent": self._current().num_workers,
+            "runners_waiting": self._line.waiting(),
+            "devices": [
+                {
+                    "device_id": slot.device_id,
+                    "state": slot.state.value,
+                    "leased_by": holders.get(slot.device_id),
+                    "workers": slot.workers_before,
+                    "place": slot.place,
+                    "last_error": slot.last_error,
+                }
+                | slot.counters.as_dict()
+                for slot in self._slots.values()
+            ],
+        }
 
     async def close(self) -> None:
         """Ends all workers. A registry is not used again after this."""
@@ -189,37 +224,47 @@ class DeviceRegistry:
 
     # ---- lending -----------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, owner: str, wanted: int) -> _Waiter:
-        earlier = self._waiters.pop(owner, None)
+    def _enqueue(self, claimant: Claimant, wanted: int) -> _Waiter:
+        earlier = self._waiters.pop(claimant, None)
         if earlier is not None and not earlier.answer.done():
             earlier.answer.set_result([])
-        answer = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(wanted=wanted, since=self._clock(), granted=[], answer=answer)
-        self._waiters[owner] = waiter
+        waiter = _Waiter(wanted=wanted, granted=[], answer=asyncio.get_running_loop().create_future())
+        self._waiters[claimant] = waiter
+        self._line.join(claimant, self._clock())
         return waiter
 
+    def _dequeue(self, claimant: Claimant) -> None:
+        del self._waiters[claimant]
+        self._line.leave(claimant, self._clock())
+
     def _serve(self) -> None:
-        """Deals the free devices out among the waiting owners, one at a time."""
-        while self._waiters and self._table.free:
-            since = {owner: waiter.since for owner, waiter in self._waiters.items()}
-            owner = next_in_line(since, {owner: self._table.held_by(owner) for owner in since})
-            lease = self._table.lend(owner, self._clock())
+        """Deals the free devices out among those who wait, one at a time; spares stay back."""
+        held = self._table.held()
+        while self._table.free and self._table.lent < self._current().num_workers:
+            claimant = self._line.next(held)
+            lease = None if claimant is None else self._table.lend(claimant, self._clock())
             if lease is None:
                 break
-            self._grant(self._waiters[owner], lease)
-        for owner, waiter in list(self._waiters.items()):
+            held[lease.holder] += 1
+            self._line.serve(lease.holder, self._clock())
+            self._grant(self._waiters[lease.holder], lease)
+        for claimant, waiter in list(self._waiters.items()):
             if waiter.granted:
-                waiter.answer.set_result(waiter.granted)
-                del self._waiters[owner]
+                self._answer(claimant)
 
     def _grant(self, waiter: _Waiter, lease: Lease) -> None:
-        worker = self._slots[lease.device_id].worker
-        if worker is None:
+        slot = self._slots[lease.device_id]
+        if slot.worker is None:
             raise AssertionError(f"{lease.device_id} was free without a worker")
-        waiter.granted.append(Grant(lease_id=lease.lease_id, device_id=lease.device_id, calls=worker.calls))
+        slot.state = DeviceState.LEASED
+        waiter.granted.append(Grant(lease_id=lease.lease_id, device_id=lease.device_id, calls=slot.worker.calls))
         if len(waiter.granted) >= waiter.wanted:
-            del self._waiters[lease.owner]
-            waiter.answer.set_result(waiter.granted)
+            self._answer(lease.holder)
+
+    def _answer(self, claimant: Claimant) -> None:
+        waiter = self._waiters[claimant]
+        self._dequeue(claimant)
+        waiter.answer.set_result(waiter.granted)
 
     async def _expire_leases(self) -> None:
         """Takes back, for ever, what silent owners hold."""
@@ -227,9 +272,15 @@ class DeviceRegistry:
             await asyncio.sleep(self._table.lease_timeout_s / 4)
             for lease in self._table.take_back_expired(self._clock()):
                 slot = self._slots[lease.device_id]
-                logger.warning("%s fell silent and loses %s", lease.owner, lease.device_id)
+                logger.warning("%s fell silent and loses %s", lease.holder.owner, lease.device_id)
                 slot.counters.count_failure(LEASE_EXPIRED)
-                self._spawn(self._settle(slot, None))
+                self._take_in(slot)
+
+    def _take_in(self, slot: _Slot) -> None:
+        """Looks after a device that came back; a spare may take its place at once."""
+        slot.state = DeviceState.CHECKING
+        self._spawn(self._look_after(slot))
+        self._serve()
 
     # ---- taking care of devices --------------------------------------------------------------------------------------
 
@@ -238,43 +289,73 @@ class DeviceRegistry:
             raise DeviceError("the device registry has just started and was not told its settings yet")
         return self._settings
 
+    def _devices_wanted(self) -> int:
+        return self._current().num_workers + self._current().spare_devices
+
+    def _rules(self) -> CareRules:
+        settings = self._current()
+        return CareRules(
+            max_consecutive_faults=settings.max_consecutive_faults,
+            quarantine_s=settings.quarantine_s,
+            recycle_after_episodes=settings.recycle_after_episodes,
+        )
+
     def _drop_surplus_and_outdated(self) -> None:
         for slot in list(self._slots.values()):
             if self._table.set_aside(slot.device_id):
-                self._spawn(self._settle(slot, None))
+                self._spawn(self._look_after(slot))
 
     def _add_missing(self) -> None:
-        for index in range(self._current().num_workers):
+        for index in range(self._devices_wanted()):
             slot = _Slot(index=index, settings=self._current())
             if slot.device_id not in self._slots:
                 self._slots[slot.device_id] = slot
-                self._spawn(self._settle(slot, None))
+                self._spawn(self._look_after(slot))
 
-    def _count_fault(self, slot: _Slot, fault: str | None) -> None:
-        slot.consecutive_faults = 0 if fault is None else slot.consecutive_faults + 1
-
-    async def _settle(self, slot: _Slot, fault: str | None) -> None:
-        """Makes a device that came back, or is yet to come up, free; replaces or drops it if need be."""
-        while slot.index < self._current().num_workers:
-            if await self._is_usable(slot, fault):
-                self._table.add(slot.device_id)
-                self._serve()
+    async def _look_after(self, slot: _Slot) -> None:
+        """Makes a device ready that came back, or is yet to come up; drops it when it is surplus."""
+        while slot.index < self._devices_wanted():
+            care = self._what_it_needs(slot)
+            if care is Care.QUARANTINE:
+                slot.counters.count_quarantine()
+                await self._rest(slot, self._current().quarantine_s)
+                slot.health = slot.health.after_rest()
+                care = Care.LEND
+            if care is Care.LEND and await self._is_well(slot):
+                self._make_ready(slot)
                 return
-            if slot.worker is not None:
-                slot.counters.count_replacement()
-                self._kill(slot)
+            await self._retire(slot, care)
             await self._bring_up(slot)
-            fault = None
         self._kill(slot)
         del self._slots[slot.device_id]
 
-    async def _is_usable(self, slot: _Slot, fault: str | None) -> bool:
-        if fault in (HUNG, DIED) or slot.settings != self._settings or slot.worker is None:
+    def _what_it_needs(self, slot: _Slot) -> Care:
+        if slot.worker is None or slot.settings != self._settings:
+            return Care.REPLACE
+        recycling = self._count(DeviceState.RECYCLING)
+        return self._rules().decide(
+            slot.health,
+            may_rest=self._may_rest(),
+            may_recycle=may_recycle(recycling, self._current().spare_devices),
+        )
+
+    def _may_rest(self) -> bool:
+        return may_rest(self._count(DeviceState.QUARANTINED), len(self._slots))
+
+    def _count(self, state: DeviceState) -> int:
+        return sum(slot.state is state for slot in self._slots.values())
+
+    def _make_ready(self, slot: _Slot) -> None:
+        slot.state = DeviceState.READY
+        self._table.add(slot.device_id)
+        self._serve()
+
+    async def _is_well(self, slot: _Slot) -> bool:
+        """Asks the worker; an episode that was given up may have left a call running, which ends first."""
+        if slot.worker is None or slot.settings != self._settings:
             return False
-        if slot.consecutive_faults >= self._current().max_consecutive_faults:
-            return False
+        slot.state = DeviceState.CHECKING
         try:
-            # An episode that was given up may have left a call running; until it is done nobody else gets the device.
             async with asyncio.timeout(self._current().reset_timeout_s):
                 await slot.worker.settle()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a worker, the remedy is a new one
@@ -282,16 +363,42 @@ class DeviceRegistry:
             return False
         return slot.settings == self._settings
 
+    async def _retire(self, slot: _Slot, care: Care) -> None:
+        """Ends the worker; a device whose last worker was no good either rests before it gets another."""
+        if slot.worker is None:
+            return
+        trouble = slot.settings == self._settings and care is not Care.RECYCLE
+        rest_s = self._rules().rest_before_new_worker_s(slot.health) if trouble and self._may_rest() else 0.0
+        self._kill(slot)
+        slot.health = slot.health.with_new_worker(because_of_trouble=trouble)
+        if care is Care.RECYCLE:
+            slot.state = DeviceState.RECYCLING
+            slot.counters.count_recycling()
+            logger.info("%s is recycled", slot.device_id)
+            return
+        slot.counters.count_replacement()
+        logger.warning("%s gets a new worker: %s", slot.device_id, slot.last_error or "the settings have changed")
+        if rest_s:
+            slot.counters.count_quarantine()
+            await self._rest(slot, rest_s)
+
+    async def _rest(self, slot: _Slot, seconds: float) -> None:
+        slot.state = DeviceState.QUARANTINED
+        logger.warning("%s is quarantined for %g s: %s", slot.device_id, seconds, slot.last_error)
+        await asyncio.sleep(seconds)
+
     async def _bring_up(self, slot: _Slot) -> None:
         """Starts workers until one is up, with growing pauses between failures; gives up once it is surplus."""
         for pause_s in _pauses():
             slot.settings = self._current()
-            if slot.index >= slot.settings.num_workers:
+            if slot.index >= self._devices_wanted():
                 return
+            if slot.state is not DeviceState.RECYCLING:
+                slot.state = DeviceState.BOOTING
             worker = self._launch(slot.settings, slot.index, slot.workers_before)
             slot.workers_before += 1
             if await self._boots(slot, worker):
-                slot.worker, slot.consecutive_faults, slot.failed_boots, slot.last_error = worker, 0, 0, ""
+                slot.worker, slot.failed_boots = worker, 0
                 self._notify()
                 return
             worker.kill()
@@ -301,7 +408,7 @@ class DeviceRegistry:
     async def _boots(self, slot: _Slot, worker: Worker) -> bool:
         try:
             async with asyncio.timeout(slot.settings.boot_timeout_s):
-                await worker.boot()
+                slot.place = await worker.boot()
         except asyncio.CancelledError:
             worker.kill()
             raise

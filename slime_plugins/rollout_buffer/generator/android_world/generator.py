@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
-from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
 from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, read_task
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -54,7 +57,7 @@ class AndroidWorldGenerator:
         task = read_task(episode.instance)
         stopwatch = Stopwatch()
         with stopwatch.phase("acquire"):
-            lease = await self._pool.acquire()
+            lease = await self._pool.acquire(Purpose.EVALUATION if episode.evaluation else Purpose.TRAINING)
         async with lease as device:
             return await Episode(
                 request=episode,
@@ -65,6 +68,16 @@ class AndroidWorldGenerator:
                 settings=settings,
                 stopwatch=stopwatch,
             ).play()
+
+    async def devices(self) -> Mapping[str, Any]:
+        """Returns the state of the device farm, as ``DevicePool.snapshot``.
+
+        Raises:
+            DeviceError: the farm does not answer, or is not connected yet.
+        """
+        if self._pool is None:
+            raise DeviceError("the device pool is not there yet")
+        return await self._pool.snapshot()
 
     async def close(self) -> None:
         """Gives the devices back; they stay up for the next job."""

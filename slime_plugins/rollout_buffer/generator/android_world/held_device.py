@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
 
-__all__ = ["DIED", "HUNG", "DeviceCalls", "DeviceCounters", "HeldDevice", "LeaseReport", "device_died"]
+__all__ = ["DIED", "HUNG", "DeviceCalls", "HeldDevice", "LeaseReport", "device_died"]
 
 HUNG = "hung"
 DIED = "died"
-_KEPT_DURATIONS = 1000
+_LONGEST_ERROR = 500
 
 _Result = TypeVar("_Result")
 
@@ -46,9 +46,15 @@ def device_died(message: str) -> DeviceError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseReport:
-    """What happened on a device during one lease. ``fault`` is how the device failed, None if it did not."""
+    """What happened on a device during one lease.
 
+    ``called`` is false when nothing was asked of the device; ``fault`` is how the device failed, None if it did not,
+    and ``error`` the same in words.
+    """
+
+    called: bool = True
     fault: str | None = None
+    error: str = ""
     failures: Mapping[str, int] = field(default_factory=dict)
     reset_s: tuple[float, ...] = ()
     step_s: tuple[float, ...] = ()
@@ -73,7 +79,9 @@ class HeldDevice:
         self._settings = settings
         self._give_back = give_back
         self._lost = False
+        self._called = False
         self._fault: str | None = None
+        self._error = ""
         self._failures: Counter[str] = Counter()
         self._reset_s: list[float] = []
         self._step_s: list[float] = []
@@ -132,7 +140,9 @@ class HeldDevice:
     def report(self) -> LeaseReport:
         """Returns what happened so far."""
         return LeaseReport(
+            called=self._called,
             fault=self._fault,
+            error=self._error,
             failures=dict(self._failures),
             reset_s=tuple(self._reset_s),
             step_s=tuple(self._step_s),
@@ -143,6 +153,7 @@ class HeldDevice:
         """Makes the call; turns its deadline and the loss of the lease into a ``DeviceError``, and notes failures."""
         try:
             self._check_not_lost()
+            self._called = True
             async with asyncio.timeout(deadline_s):
                 return await call()
         except TimeoutError as timeout:
@@ -161,59 +172,8 @@ class HeldDevice:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
         if isinstance(error, DeviceError):
             self._fault = str(error.detail.get("fault", "error"))
+            self._error = error.message[:_LONGEST_ERROR]
 
 
 def _nothing_left(_device: HeldDevice) -> None:
     """What a lease that has ended gives back."""
-
-
-class DeviceCounters:
-    """What a device did since the pool exists, over all the workers that stood behind its name."""
-
-    def __init__(self) -> None:
-        self._episodes = 0
-        self._steps = 0
-        self._replacements = 0
-        self._held_s = 0.0
-        self._failures: Counter[str] = Counter()
-        self._reset_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
-        self._step_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
-
-    def add(self, report: LeaseReport) -> None:
-        """Counts one lease."""
-        self._episodes += 1
-        self._steps += len(report.step_s)
-        self._held_s += report.held_s
-        self._failures.update(report.failures)
-        self._reset_s.extend(report.reset_s)
-        self._step_s.extend(report.step_s)
-
-    def count_failure(self, kind: str) -> None:
-        """Counts a failure that no lease reported: a boot that failed, a lease that ran out."""
-        self._failures[kind] += 1
-
-    def count_replacement(self) -> None:
-        """Counts a worker that was given up for a new one."""
-        self._replacements += 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the counts as JSON has them; times are of the last thousand calls, None before the first."""
-        return {
-            "episodes": self._episodes,
-            "steps": self._steps,
-            "replacements": self._replacements,
-            "failures": dict(self._failures),
-            "held_s": self._held_s,
-            "reset_s_p50": _quantile(self._reset_s, 0.5),
-            "reset_s_p95": _quantile(self._reset_s, 0.95),
-            "step_s_p50": _quantile(self._step_s, 0.5),
-            "step_s_p95": _quantile(self._step_s, 0.95),
-        }
-
-
-def _quantile(values: deque[float], share: float) -> float | None:
-    """Returns the smallest value that at least ``share`` of the values do not exceed."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

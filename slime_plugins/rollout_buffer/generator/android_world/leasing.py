@@ -6,20 +6,22 @@ its lease (stopped, swapped out, cut off) and wakes up again cannot touch a devi
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["Lease", "LeaseTable", "next_in_line"]
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant
+
+__all__ = ["Lease", "LeaseTable"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """A device in the hands of ``owner`` until ``expires_at``, by the clock of the table's caller."""
+    """A device in the hands of ``holder`` until ``expires_at``, by the clock of the table's caller."""
 
     lease_id: int
     device_id: str
-    owner: str
+    holder: Claimant
     expires_at: float
 
 
@@ -36,6 +38,11 @@ class LeaseTable:
     def free(self) -> int:
         """How many devices can be lent now."""
         return len(self._free)
+
+    @property
+    def lent(self) -> int:
+        """How many devices are lent now."""
+        return len(self._leases)
 
     def add(self, device_id: str) -> None:
         """Makes a device free to lend.
@@ -54,14 +61,14 @@ class LeaseTable:
         self._free.remove(device_id)
         return True
 
-    def lend(self, owner: str, now: float) -> Lease | None:
+    def lend(self, holder: Claimant, now: float) -> Lease | None:
         """Lends the device that has been free for longest, or returns None when none is free."""
         if not self._free:
             return None
         lease = Lease(
             lease_id=self._next_lease_id,
             device_id=self._free.popleft(),
-            owner=owner,
+            holder=holder,
             expires_at=now + self.lease_timeout_s,
         )
         self._next_lease_id += 1
@@ -73,7 +80,7 @@ class LeaseTable:
         lost = []
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
-            if lease is None or lease.owner != owner:
+            if lease is None or lease.holder.owner != owner:
                 lost.append(lease_id)
             else:
                 self._leases[lease_id] = replace(lease, expires_at=now + self.lease_timeout_s)
@@ -90,14 +97,10 @@ class LeaseTable:
             del self._leases[lease.lease_id]
         return expired
 
-    def held_by(self, owner: str) -> int:
-        """How many devices the owner holds."""
-        return sum(lease.owner == owner for lease in self._leases.values())
+    def held(self) -> Counter[Claimant]:
+        """Returns how many devices everybody holds."""
+        return Counter(lease.holder for lease in self._leases.values())
 
-
-def next_in_line(waiting_since: Mapping[str, float], held: Mapping[str, int]) -> str:
-    """Returns the waiting owner that holds fewest devices, and among equals the one that waits for longest.
-
-    So an evaluation with a few episodes gets its share beside a training job with thousands, and the other way round.
-    """
-    return min(waiting_since, key=lambda owner: (held.get(owner, 0), waiting_since[owner]))
+    def holders(self) -> dict[str, str]:
+        """Returns the owner of each lent device."""
+        return {lease.device_id: lease.holder.owner for lease in self._leases.values()}

@@ -7,6 +7,7 @@ device cannot be killed here, only abandoned: its thread stays until the process
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -26,8 +27,9 @@ __all__ = ["LocalDevicePool"]
 class LocalDevicePool(RegistryDevicePool):
     """A ``DevicePool`` whose devices are threads; they end with it."""
 
-    def __init__(self, settings: AndroidWorldSettings) -> None:
-        super().__init__(DeviceRegistry(_launch), settings, owner="local")
+    def __init__(self, settings: AndroidWorldSettings, *, owner: str = "local") -> None:
+        registry = DeviceRegistry(_launch, name=f"local-{os.getpid()}")
+        super().__init__(registry, settings, owner=owner)
 
 
 class _WorkerThread:
@@ -43,8 +45,9 @@ class _WorkerThread:
     def calls(self) -> _WorkerThread:
         return self
 
-    async def boot(self) -> None:
+    async def boot(self) -> str:
         await self._call(self._worker.boot)
+        return f"process {os.getpid()}"
 
     async def settle(self) -> None:
         await self._call(self._worker.settle)

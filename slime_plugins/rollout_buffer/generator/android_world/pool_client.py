@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import Grant
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice, LeaseReport
 
 __all__ = ["DevicePool", "RegistryCalls", "RegistryDevicePool"]
@@ -37,8 +38,8 @@ class DevicePool(Protocol):
         """
         ...
 
-    async def acquire(self) -> HeldDevice:
-        """Returns the next free device, first come, first served. Leaving its context gives it back.
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
+        """Returns the next free device, within a purpose first come, first served. Leaving its context gives it back.
 
         Raises:
             DeviceError: none became free within ``acquire_timeout_s``.
@@ -47,6 +48,10 @@ class DevicePool(Protocol):
 
     async def counters(self) -> list[dict[str, Any]]:
         """Returns what each device did and how it failed."""
+        ...
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Returns the farm's state: ``pool``, ``may_be_lent``, who waits, and the ``devices`` as ``counters`` do."""
         ...
 
     async def close(self) -> None:
@@ -65,7 +70,7 @@ class RegistryCalls(Protocol):
         """As ``DeviceRegistry.ready``."""
         ...
 
-    async def acquire(self, owner: str, wanted: int, wait_s: float) -> list[Grant]:
+    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
         """As ``DeviceRegistry.acquire``."""
         ...
 
@@ -77,7 +82,7 @@ class RegistryCalls(Protocol):
         """As ``DeviceRegistry.release``."""
         ...
 
-    async def snapshot(self) -> list[dict[str, Any]]:
+    async def snapshot(self) -> dict[str, Any]:
         """As ``DeviceRegistry.snapshot``."""
         ...
 
@@ -93,8 +98,7 @@ class RegistryDevicePool:
         self._registry = registry
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
-        self._waiting: deque[asyncio.Future[HeldDevice]] = deque()
-        self._somebody_waits = asyncio.Event()
+        self._lines = {purpose: _Line(purpose) for purpose in Purpose}
         self._held: dict[int, HeldDevice] = {}
         self._background: list[asyncio.Task[None]] = []
         self._farewells: set[asyncio.Task[None]] = set()
@@ -105,13 +109,12 @@ class RegistryDevicePool:
         why_not = await self._registry.ready(self._settings.boot_timeout_s)
         if why_not:
             raise DeviceError(f"no Android device came up: {why_not}")
-        self._background = [asyncio.create_task(self._hand_out()), asyncio.create_task(self._keep_leases())]
+        self._background = [asyncio.create_task(self._hand_out(line)) for line in self._lines.values()]
+        self._background.append(asyncio.create_task(self._keep_leases()))
 
-    async def acquire(self) -> HeldDevice:
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
         """As ``DevicePool.acquire``."""
-        place: asyncio.Future[HeldDevice] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
-        self._somebody_waits.set()
+        place = self._lines[purpose].join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
                 return await place
@@ -126,7 +129,14 @@ class RegistryDevicePool:
 
     async def counters(self) -> list[dict[str, Any]]:
         """As ``DevicePool.counters``."""
-        return await self._registry.snapshot()
+        snapshot = await self._registry.snapshot()
+        devices: list[dict[str, Any]] = snapshot["devices"]
+        return devices
+
+    async def snapshot(self) -> dict[str, Any]:
+        """As ``DevicePool.snapshot``."""
+        waiting = {line.purpose.value: line.count() for line in self._lines.values()}
+        return await self._registry.snapshot() | {"episodes_waiting": waiting}
 
     async def close(self) -> None:
         """As ``DevicePool.close``."""
@@ -142,28 +152,19 @@ class RegistryDevicePool:
 
     # ---- waiting in line ---------------------------------------------------------------------------------------------
 
-    async def _hand_out(self) -> None:
+    async def _hand_out(self, line: _Line) -> None:
         """Asks for as many devices as episodes wait for, for ever."""
         while True:
-            await self._somebody_waits.wait()
-            wanted = self._count_waiting()
-            if wanted == 0:
-                self._somebody_waits.clear()
-                continue
+            wanted = await line.somebody()
             try:
-                grants = await self._registry.acquire(self._owner, wanted, _LONG_POLL_S)
+                grants = await self._registry.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S)
             except DeviceError as error:
                 await self._recover(error)
                 continue
             for grant in grants:
-                self._hand_over(grant)
+                self._hand_over(grant, line)
 
-    def _count_waiting(self) -> int:
-        while self._waiting and self._waiting[0].done():
-            self._waiting.popleft()
-        return sum(not place.done() for place in self._waiting)
-
-    def _hand_over(self, grant: Grant) -> None:
+    def _hand_over(self, grant: Grant, line: _Line) -> None:
         held = HeldDevice(
             lease_id=grant.lease_id,
             device_id=grant.device_id,
@@ -172,12 +173,11 @@ class RegistryDevicePool:
             give_back=self._give_back,
         )
         self._held[grant.lease_id] = held
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(held)
-                return
-        self._give_back(held)
+        place = line.first()
+        if place is None:
+            self._give_back(held)
+        else:
+            place.set_result(held)
 
     def _return_unclaimed(self, place: asyncio.Future[HeldDevice]) -> None:
         if place.done() and not place.cancelled():
@@ -227,3 +227,45 @@ class RegistryDevicePool:
 
     def _host_settings(self) -> dict[str, Any]:
         return self._settings.for_devices().model_dump(mode="json")
+
+
+class _Line:
+    """Episodes that wait for a device for one purpose, in the order in which they came. Every step is O(1) on average:
+    thousands may wait."""
+
+    def __init__(self, purpose: Purpose) -> None:
+        self.purpose = purpose
+        self._places: deque[asyncio.Future[HeldDevice]] = deque()
+        self._left_early = 0
+        self._somebody = asyncio.Event()
+
+    def join(self) -> asyncio.Future[HeldDevice]:
+        """Returns a place at the end of the line; cancelling it leaves the line."""
+        place: asyncio.Future[HeldDevice] = asyncio.get_running_loop().create_future()
+        place.add_done_callback(self._note_who_leaves)
+        self._places.append(place)
+        self._somebody.set()
+        return place
+
+    async def somebody(self) -> int:
+        """Returns how many wait, once anybody does."""
+        while not self.count():
+            self._somebody.clear()
+            await self._somebody.wait()
+        return self.count()
+
+    def count(self) -> int:
+        """Returns how many wait."""
+        return len(self._places) - self._left_early
+
+    def first(self) -> asyncio.Future[HeldDevice] | None:
+        """Takes the first one out of the line who still waits."""
+        while self._places:
+            place = self._places.popleft()
+            if not place.done():
+                return place
+            self._left_early -= 1
+        return None
+
+    def _note_who_leaves(self, place: asyncio.Future[HeldDevice]) -> None:
+        self._left_early += place.cancelled()

@@ -1,0 +1,30 @@
+"""Whether a cluster has a node that can hold a device worker, and if not, why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["in_words", "why_no_node_fits"]
+
+_ALWAYS_TOLD = ("CPU", "memory")
+_INTERNAL = ("node:", "object_store_memory")
+
+
+def why_no_node_fits(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> str:
+    """Returns "" when some node has all that is wanted, free or in use; else what is wanted and what there is.
+
+    One node must offer everything together: a worker cannot be split.
+    """
+    if any(all(node.get(name, 0.0) >= amount for name, amount in wanted.items()) for node in nodes):
+        return ""
+    there = "; ".join(in_words({k: v for k, v in node.items() if _is_told(k, wanted)}) for node in nodes)
+    return f"no node offers {in_words(wanted)}: the cluster has {there or 'no node'}"
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Returns resources as ``{CPU: 4, phone: 1}``."""
+    return "{" + ", ".join(f"{name}: {amount:.12g}" for name, amount in sorted(resources.items())) + "}"
+
+
+def _is_told(name: str, wanted: Mapping[str, float]) -> bool:
+    return name in wanted or name in _ALWAYS_TOLD or not name.startswith(_INTERNAL)
