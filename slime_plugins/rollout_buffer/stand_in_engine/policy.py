@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
+from slime_plugins.rollout_buffer.stand_in_engine.document_policy import is_document_task, work_on_document
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
 from slime_plugins.rollout_buffer.stand_in_engine.math_policy import read_question, solve, work_out, wrong_answer
 from slime_plugins.rollout_buffer.stand_in_engine.phone.policy import is_phone_task, play_phone
@@ -29,6 +30,8 @@ def reply_to(conversation: Conversation, *, skill: float, luck: Luck) -> str:
     """The text of the next assistant turn; the same conversation, skill and luck give the same text."""
     if is_phone_task(conversation):
         return play_phone(conversation, skill=skill, luck=luck)
+    if is_document_task(conversation):
+        return work_on_document(conversation, skill=skill, luck=luck)
     return _answer_question(conversation, skill=skill, luck=luck)
 
 

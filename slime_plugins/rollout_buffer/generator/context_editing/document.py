@@ -76,16 +76,16 @@ class Document:
         self.text = text
         self.sha256 = sha256
         self._token_count: int | None = None
-        self._words: int | None = None
+        self._word_count: int | None = None
         self._indices: OrderedDict[tuple[int, int], ChunkIndex] = OrderedDict()
         self._busy = asyncio.Lock()
 
-    @property
-    def words(self) -> int:
-        """How many words it has."""
-        if self._words is None:
-            self._words = sum(1 for _ in _WORD.finditer(self.text))
-        return self._words
+    async def word_count(self) -> int:
+        """Returns how many words it has."""
+        async with self._busy:
+            if self._word_count is None:
+                self._word_count = await asyncio.to_thread(lambda: sum(1 for _ in _WORD.finditer(self.text)))
+            return self._word_count
 
     async def token_count(self, count: Callable[[str], int]) -> int:
         """Returns how many tokens it has, counted block by block: exact but for a token or two per block."""

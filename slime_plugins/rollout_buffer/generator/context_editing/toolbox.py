@@ -104,7 +104,7 @@ class Toolbox:
         tokens = await self._document.token_count(self._count)
         told = {
             "characters": len(self._document.text),
-            "words": self._document.words,
+            "words": await self._document.word_count(),
             "tokens": tokens,
             "fits_in_context": tokens < self._budget().left,
         }

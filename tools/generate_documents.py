@@ -1,0 +1,16 @@
+"""Writes questions over long documents for the ``statelm`` task type. The program ships with the package; this runs it.
+
+python tools/generate_documents.py --lines 24 --output data/documents.jsonl
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+PROGRAM = (
+    Path(__file__).resolve().parent.parent / "slime_plugins" / "rollout_buffer" / "tools" / "generate_documents.py"
+)
+
+if __name__ == "__main__":
+    runpy.run_path(str(PROGRAM), run_name="__main__")
