@@ -94,6 +94,11 @@ class Dialect(Protocol):
         """The end-of-turn token's text."""
         ...
 
+    @property
+    def header(self) -> str | None:
+        """What every assistant turn begins with; None where that differs."""
+        ...
+
     def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
         """Finds what each assistant message sampled, in order; raises UndecidedError where it cannot."""
         ...
@@ -246,16 +251,22 @@ def _has_odd_role(message: Message) -> bool:
 
 def _hold_any(characters: str, value: Any) -> bool:
     """True when some string in a JSON-like value has one of the characters, or the value cannot be looked into."""
-    if isinstance(value, str):
-        return any(character in value for character in characters)
-
-    if isinstance(value, Mapping):
-        return any(_hold_any(characters, key) or _hold_any(characters, item) for key, item in value.items())
-
-    if isinstance(value, (list, tuple)):
-        return any(_hold_any(characters, item) for item in value)
-
-    return not isinstance(value, (int, float, NoneType))
+    rest = [value]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str):
+            if any(map(one.__contains__, characters)):
+                return True
+        elif isinstance(one, dict):
+            rest += one
+            rest += one.values()
+        elif isinstance(one, (list, tuple)):
+            rest += one
+        elif isinstance(one, Mapping):
+            rest += [*one.keys(), *one.values()]
+        elif not isinstance(one, (int, float, NoneType)):
+            return True
+    return False
 
 
 def _spare_characters(text: str, count: int) -> Iterator[str]:
@@ -375,6 +386,7 @@ class DeepSeekDialect:
     outputs_end: str = "<｜tool▁outputs▁end｜>"
     output_begin: str = "<｜tool▁output▁begin｜>"
     call_begin: str = "\n<｜tool▁call▁begin｜>"
+    header: str | None = None
 
     def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
         """Walks text and messages side by side."""

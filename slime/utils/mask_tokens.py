@@ -6,16 +6,22 @@ Turn markers such as ``<|im_start|>`` are added tokens: the tokenizer cuts the t
 else, so a chunk that starts with one has the same ids wherever it stands. Chunks are therefore tokenised once, all
 missing ones in one parallel batch, and remembered within a bound of bytes. Where a tokenizer gives no such guarantee,
 the whole text is one chunk.
+
+Some templates write an answer anew once it is history, without its thinking block. The tokenizers they come with also
+cut any text between a line break and what follows it, so that the text of such an answer need not be tokenised again:
+a turn that is missing is put together from its header and its body, and the body may be known.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -24,6 +30,17 @@ __all__ = ["Chunk", "ChunkTokenizer", "added_token_texts"]
 _SHORT = 64  # characters of header or trailer that are worth tokenising on their own
 _MANY = 256  # chunks that are worth several threads
 _BYTES_PER_TOKEN = 48  # an id as an object, its pointer, and two offsets in the chunks that need them
+_THINKING_END = "</think>"
+_LINE_BREAKS = "\r\n"
+_PATTERNS_THAT_END_AT_LINE_BREAKS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""How Qwen's tokenizers cut text into words. None looks back, and none has a word with a line break before its end:
+between a line break and anything but white space there is always a cut, whatever stands on either side."""
+_HARMLESS_NORMALIZERS = ({"type": "NFC"}, {"type": "Sequence", "normalizers": []})
 
 
 class Chunk:
@@ -51,8 +68,16 @@ def added_token_texts(tokenizer: Any) -> list[str]:
 class ChunkTokenizer:
     """Tokenises rendered text exactly as the tokenizer would, remembering chunks; safe to share between threads."""
 
-    def __init__(self, tokenizer: Any, chunk_markers: Sequence[str], end_marker: str, max_cache_bytes: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        chunk_markers: Sequence[str],
+        end_marker: str,
+        max_cache_bytes: int,
+        header: str | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._header = header if header and cuts_text_at_line_starts(tokenizer) else None
         self._markers = [marker for marker in chunk_markers if cuts_text_cleanly(tokenizer, marker)]
         self._end_marker = end_marker if cuts_text_cleanly(tokenizer, end_marker) else None
         self._cache: OrderedDict[str, Chunk] = OrderedDict()
@@ -83,9 +108,7 @@ class ChunkTokenizer:
                         self._cache.move_to_end(piece)
                         known[piece] = self._cache[piece]
         missing = list(dict.fromkeys(piece for pieces in pieces_per_text for piece in pieces if piece not in known))
-        for piece, ids in zip(missing, self._encode(missing), strict=True):
-            known[piece] = Chunk(piece, ids)
-        self._remember([known[piece] for piece in missing])
+        known.update(self._tokenise(missing))
         return [[known[piece] for piece in pieces] for pieces in pieces_per_text]
 
     def boundary(self, chunk: Chunk, position: int) -> tuple[int, int]:
@@ -109,6 +132,33 @@ class ChunkTokenizer:
         for marker in self._markers:
             pieces = [part for piece in pieces for part in _split_before(piece, marker)]
         return [piece for piece in pieces if piece]
+
+    def _tokenise(self, missing: Sequence[str]) -> dict[str, Chunk]:
+        """Makes and remembers the missing chunks; of a turn whose body is known, only the rest is tokenised."""
+        cut = [self._cut(piece) for piece in missing]
+        parts = [part for one in cut for part in one]
+        with self._lock:
+            ids = {part: self._cache[part].ids for part in parts if part in self._cache}
+        new = [part for part in dict.fromkeys(parts) if part not in ids]
+        ids.update(zip(new, map(tuple, self._encode(new)), strict=True))
+        made = [
+            Chunk(piece, chain.from_iterable(ids[part] for part in one))
+            for piece, one in zip(missing, cut, strict=True)
+        ]
+        bodies = [Chunk(one[1], ids[one[1]]) for one in cut if len(one) > 1]
+        self._remember([*made, *bodies])
+        return {chunk.text: chunk for chunk in made}
+
+    def _cut(self, piece: str) -> tuple[str, ...]:
+        """Splits a turn into header (with its thinking block, if it has one) and body, where the tokenizer does."""
+        if self._header is None or not piece.startswith(self._header):
+            return (piece,)
+
+        thought = piece.rfind(_THINKING_END)
+        start = len(self._header) if thought < 0 else thought + len(_THINKING_END)
+        while start < len(piece) and piece[start] in _LINE_BREAKS:
+            start += 1
+        return (piece[:start], piece[start:]) if is_line_start(piece, start) else (piece,)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
@@ -209,6 +259,57 @@ def cuts_text_cleanly(tokenizer: Any, marker: str) -> bool:
         return False
 
     return not any(_may_overlap(str(token), marker) for token in tokens.values() if str(token) != marker)
+
+
+def cuts_text_at_line_starts(tokenizer: Any) -> bool:
+    """True when the tokenizer cuts any text at every ``is_line_start``, so that the parts have ids of their own.
+
+    That is so for byte-level BPE over words of the known patterns. Normalising to NFC changes nothing about it: no
+    character composes with a line break, and none is moved past it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not _has_plain_byte_pairs(backend) or not _has_known_words(backend):
+        return False
+
+    tokens = tokenizer.added_tokens_decoder.values()
+    return not any(
+        token.lstrip or token.rstrip or token.single_word or any(one in str(token) for one in _LINE_BREAKS)
+        for token in tokens
+    )
+
+
+def is_line_start(text: str, position: int) -> bool:
+    """True between a line break and a character that is surely no white space to any tokenizer."""
+    if not 0 < position < len(text) or text[position - 1] not in _LINE_BREAKS:
+        return False
+
+    return text[position].isalnum() or "!" <= text[position] <= "~"
+
+
+def _has_plain_byte_pairs(backend: Any) -> bool:
+    model = backend.model
+    if type(model).__name__ != "BPE" or model.dropout:
+        return False
+
+    return not (model.continuing_subword_prefix or model.end_of_word_suffix)
+
+
+def _has_known_words(backend: Any) -> bool:
+    if backend.normalizer is not None and _state_of(backend.normalizer) not in _HARMLESS_NORMALIZERS:
+        return False
+
+    state = _state_of(backend.pre_tokenizer) if backend.pre_tokenizer is not None else {}
+    match state.get("pretokenizers"):
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            return pattern in _PATTERNS_THAT_END_AT_LINE_BREAKS
+    return False
+
+
+def _state_of(component: Any) -> Any:
+    return json.loads(component.__getstate__())
 
 
 def _may_change_text(backend: Any) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
@@ -338,7 +339,9 @@ class MultiTurnLossMaskGenerator:
     @cached_property
     def _chunks(self) -> ChunkTokenizer:
         dialect = self._dialect
-        return ChunkTokenizer(self.tokenizer, dialect.chunk_markers, dialect.end_marker, self._max_cache_bytes)
+        return ChunkTokenizer(
+            self.tokenizer, dialect.chunk_markers, dialect.end_marker, self._max_cache_bytes, header=dialect.header
+        )
 
     @property
     def _is_built_in(self) -> bool:
@@ -477,21 +480,22 @@ def _places_of_turns(
     turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]
 ) -> Iterable[tuple[RenderedTurn, _Place, _Place]]:
     """Finds the chunks in which each turn begins and ends: the same one, unless the turn's own text holds a marker."""
-    places: list[_Place] = []
-    characters = tokens = 0
-    for chunk in chunks:
-        places.append(_Place(chunk, characters, tokens))
-        characters += len(chunk.text)
-        tokens += len(chunk.ids)
-    ends = [place.character for place in places[1:]] + [characters]
+    ends = list(accumulate([len(chunk.text) for chunk in chunks]))
+    tokens = list(accumulate([len(chunk.ids) for chunk in chunks]))
+
+    def place(at: int) -> _Place:
+        return _Place(chunks[at], ends[at - 1], tokens[at - 1]) if at else _Place(chunks[0], 0, 0)
+
     at = 0
     for turn in turns:
         while ends[at] <= turn.start:
             at += 1
-        first = at
-        while ends[at] < turn.end:
-            at += 1
-        yield turn, places[first], places[at]
+        first = last = place(at)
+        if ends[at] < turn.end:
+            while ends[at] < turn.end:
+                at += 1
+            last = place(at)
+        yield turn, first, last
 
 
 def _left_out(rendering: Rendering, turn: RenderedTurn) -> list[Undecided]:
