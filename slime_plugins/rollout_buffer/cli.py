@@ -49,6 +49,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
 
 
+class DemoTask(StrEnum):
+    """What the demo plays."""
+
+    ANDROID_WORLD = "android_world"
+    STATELM = "statelm"
+
+
 class RolloutModeName(StrEnum):
     """How an Android World episode becomes prompts."""
 
@@ -363,6 +370,9 @@ def doctor(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo keeps its data, logs and results.")] = Path(".demo"),
+    task: Annotated[
+        DemoTask, typer.Option(help="Simulated phones, or questions over long documents.")
+    ] = DemoTask.ANDROID_WORLD,
     rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
     phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones.")] = 4,
@@ -370,7 +380,7 @@ def demo(
         RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
     ] = RolloutModeName.INCREMENTAL,
 ) -> None:
-    """Play the whole thing on this machine: server, stand-in engine, simulated phones, and a trainer that polls."""
+    """Play the whole thing on this machine: server, stand-in engine, phones or documents, and a trainer that polls."""
     try:
         from slime_plugins.rollout_buffer.demo import DemoSettings, run_demo
     except ImportError as error:
@@ -381,6 +391,11 @@ def demo(
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
     with _said_plainly():
         settings = DemoSettings(
-            folder=folder, rollouts=rollouts, skill=skill, phones=phones, rollout_mode=rollout_mode.value
+            folder=folder,
+            task=task.value,
+            rollouts=rollouts,
+            skill=skill,
+            phones=phones,
+            rollout_mode=rollout_mode.value,
         )
         run_demo(settings, console)

@@ -35,6 +35,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableE
 from slime_plugins.rollout_buffer.processes import ChildProcess
 from slime_plugins.rollout_buffer.progress import job_table
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tools.generate_documents import generate
 from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 
 __all__ = ["DemoError", "DemoSettings", "run_demo"]
@@ -48,6 +49,10 @@ JOB_ID = "demo"
 END_OF_TURN = "<|im_end|>"
 
 
+ANDROID_WORLD, STATELM = "android_world", "statelm"
+SHORTEST_DOCUMENT, LONGEST_DOCUMENT = 4_000, 200_000
+
+
 class DemoError(RolloutBufferError):
     """The demo did not end as it should; the message says where to look."""
 
@@ -56,9 +61,10 @@ class DemoError(RolloutBufferError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSettings:
-    """How large the demo is and where it writes."""
+    """How large the demo is and where it writes. ``phones`` and ``rollout_mode`` are for ``android_world`` alone."""
 
     folder: Path
+    task: str = ANDROID_WORLD
     rollouts: int = 3
     skill: float = 0.7
     phones: int = 4
@@ -93,13 +99,14 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     run = folder / "run"
     run.mkdir(parents=True)
     console.print(
-        f"[bold]Rollout Buffer demo[/]: {settings.phones} simulated phones, a stand-in engine of skill "
+        f"[bold]Rollout Buffer demo[/]: {_what_is_played(settings)}, a stand-in engine of skill "
         f"{settings.skill:g} (a script, no model), {settings.rollouts} rollouts of "
-        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples, mode {settings.rollout_mode}"
+        f"{GROUPS_PER_ROLLOUT} groups × {SAMPLES_PER_GROUP} samples"
     )
     started = time.monotonic()
-    with _processes(settings, run, console) as (engine_port, buffer_url):
-        args = _trainer_args(settings, run, engine_port, buffer_url)
+    input_file = _input_file(settings, run)
+    with _processes(settings, run, input_file, console) as (engine_port, buffer_url):
+        args = _trainer_args(settings, run, input_file, engine_port, buffer_url)
         trainer = _Trainer(settings, args)
         _watch(trainer, RolloutBufferClient(buffer_url), console, settings)
         job = RolloutBufferClient(buffer_url).job(JOB_ID)
@@ -111,8 +118,31 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     _say_where(console, folder, run, result_file)
 
 
+def _what_is_played(settings: DemoSettings) -> str:
+    if settings.task == STATELM:
+        return f"questions over documents of {SHORTEST_DOCUMENT:,} to {LONGEST_DOCUMENT:,} tokens"
+    return f"{settings.phones} simulated phones, mode {settings.rollout_mode}"
+
+
+def _input_file(settings: DemoSettings, run: Path) -> Path:
+    """The shipped tasks of the phones, or documents that are written now, more of them than rollouts need."""
+    if settings.task == ANDROID_WORLD:
+        return INPUT_FILE
+    path = run / "documents.jsonl"
+    lines = generate(4 * settings.rollouts * GROUPS_PER_ROLLOUT, (SHORTEST_DOCUMENT, LONGEST_DOCUMENT))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def _options(settings: DemoSettings) -> dict[str, Any]:
+    """What the job says to its generator."""
+    if settings.task == STATELM:
+        return {"statelm": {"max_model_length": 8192}}
+    return {"android_world": {"rollout_mode": settings.rollout_mode}}
+
+
 @contextmanager
-def _processes(settings: DemoSettings, run: Path, console: Console) -> Iterator[tuple[int, str]]:
+def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Console) -> Iterator[tuple[int, str]]:
     """Runs engine and buffer; yields the engine's port and the buffer's URL, and ends both."""
     engine_port, buffer_port = _free_ports(2)
     buffer_url = f"http://127.0.0.1:{buffer_port}"
@@ -122,7 +152,7 @@ def _processes(settings: DemoSettings, run: Path, console: Console) -> Iterator[
     engine_command = [*command, "engine", "--port", str(engine_port), "--skill", str(settings.skill)]
     serve_command = [
         *command, "serve", "--port", str(buffer_port), "--data-dir", str(run / "data"),
-        "--data-root", str(INPUT_FILE.parent), "--ray-num-cpus", "2",
+        "--data-root", str(input_file.parent), "--ray-num-cpus", "2",
     ]  # fmt: skip
     environment = {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config), "HF_HUB_OFFLINE": "1"}
     # The demo talks to itself only: a token meant for another buffer must not be needed or sent.
@@ -159,12 +189,12 @@ def _wait_until_healthy(url: str, process: ChildProcess) -> None:
     raise DemoError(f"the {process.name} does not answer at {url}; its log is {process.log_file}")
 
 
-def _trainer_args(settings: DemoSettings, run: Path, engine_port: int, buffer_url: str) -> Namespace:
+def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_port: int, buffer_url: str) -> Namespace:
     return trainer_args(
         rollout_buffer_url=buffer_url,
         rollout_buffer_job_id=JOB_ID,
-        rollout_task_type="android_world",
-        prompt_data=str(INPUT_FILE),
+        rollout_task_type=settings.task,
+        prompt_data=str(input_file),
         rollout_batch_size=GROUPS_PER_ROLLOUT,
         n_samples_per_prompt=SAMPLES_PER_GROUP,
         rollout_num_process=16,
@@ -174,7 +204,7 @@ def _trainer_args(settings: DemoSettings, run: Path, engine_port: int, buffer_ur
         hf_checkpoint=str(DEMO_TOKENIZER_PATH),
         save=str(run / "checkpoints"),
         loss_mask_type="qwen",
-        rollout_buffer_options={"android_world": {"rollout_mode": settings.rollout_mode}},
+        rollout_buffer_options=_options(settings),
     )
 
 
@@ -341,7 +371,10 @@ def _write_results(records: list[RolloutRecord], run: Path) -> Path:
 def _say_where(console: Console, folder: Path, run: Path, result_file: Path) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("samples", str(result_file))
-    table.add_row("screenshots", f"{run / 'data' / 'images'} (each once, named by its sha256)")
+    if (run / "documents.jsonl").exists():
+        table.add_row("questions", str(run / "documents.jsonl"))
+    else:
+        table.add_row("screenshots", f"{run / 'data' / 'images'} (each once, named by its sha256)")
     table.add_row("logs", f"{run}/*.log and {run / 'data' / 'logs'}")
     table.add_row("look again", f"rollout-buffer serve --data-dir {run / 'data'}   then   rollout-buffer jobs")
     console.print(table, soft_wrap=True)
