@@ -151,7 +151,7 @@ class Contents:
         if place is None:
             raise NotFoundError(f"there is no image {sha256[:80]!r}")
         try:
-            return bytes(self._store.fetch(place))
+            return self._store.fetch(place)
         except DamagedError as error:
             raise NotFoundError(f"image {sha256} is damaged: PUT it again ({error.message})") from error
 
@@ -165,13 +165,14 @@ class Contents:
         if not spots:
             return [body]
         places = self._known({sha256 for _, _, sha256 in spots})
+        missing = next((sha256 for _, _, sha256 in spots if sha256 not in places), None)
+        if missing is not None:
+            raise DamagedError(f"image {missing} is not stored")
+        shots = {place: _data_uri(data) for place, data in self._store.fetch_each(places.values())}
         pieces: list[bytes] = []
         at = 0
         for start, end, sha256 in spots:
-            if sha256 not in places:
-                raise DamagedError(f"image {sha256} is not stored")
-            data = self._store.fetch(places[sha256])
-            pieces += (body[at:start], _uri_prefix(data), pybase64.b64encode(data))
+            pieces += (body[at:start], *shots[places[sha256]])
             at = end
         return [*pieces, body[at:]]
 
@@ -192,6 +193,6 @@ def _goes_into_a_pack(draft: Draft, new_shots: Sequence[str]) -> bool:
     return len(draft.body) > (ALONGSIDE_BODY_BYTES if new_shots else INLINE_BODY_BYTES)
 
 
-def _uri_prefix(data: memoryview) -> bytes:
+def _data_uri(data: memoryview) -> tuple[bytes, bytes]:
     media_type = wire.image_media_type(bytes(data[:16])) or "application/octet-stream"
-    return f"data:{media_type};base64,".encode("ascii")
+    return f"data:{media_type};base64,".encode("ascii"), pybase64.b64encode(data)

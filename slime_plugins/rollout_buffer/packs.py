@@ -13,7 +13,6 @@ import fcntl
 import mmap
 import os
 import struct
-import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -21,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
-from slime_plugins.rollout_buffer.errors import DamagedError
 
-__all__ = ["Blob", "Disk", "PackReader", "PackWriter", "Place", "is_locked", "pack_path", "packs_in"]
+__all__ = ["Blob", "Disk", "PackWriter", "Place", "header_of", "is_locked", "pack_path", "packs_in"]
 
 HEADER = struct.Struct("<4sII")
 MAGIC = b"RBP1"
@@ -31,7 +29,6 @@ PACK_LIMIT_BYTES = 256 * 1024 * 1024
 """A pack is sealed once it has grown beyond this."""
 REMEMBERED_NAMES = 16_384
 """Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
-OPEN_PACKS = 64
 SEALED_MODE = 0o444
 BLOCK_BYTES = 4096
 STAGE_BYTES = 4 * 1024 * 1024
@@ -174,7 +171,7 @@ class PackWriter:
         """
         if not blobs:
             return []
-        places: list[Place] = self._commits.run([_Record(blob, _header(blob.data)) for blob in blobs])
+        places: list[Place] = self._commits.run([_Record(blob, header_of(blob.data)) for blob in blobs])
         return places
 
     def close(self) -> None:
@@ -252,58 +249,6 @@ class PackWriter:
         self._descriptor, self._pack, self._end = descriptor, number, 0
 
 
-class PackReader:
-    """Reads records from any pack and checks them. Safe to use from many threads."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._files: OrderedDict[int, _OpenPack] = OrderedDict()
-
-    def read(self, place: Place) -> memoryview:
-        """Returns the data at a place.
-
-        Raises:
-            DamagedError: the pack is gone, ends before, or holds something else there.
-        """
-        try:
-            record = os.pread(self._file(place.pack).descriptor, HEADER.size + place.length, place.offset)
-        except OSError as error:
-            raise DamagedError(f"the bytes at {place} cannot be read: {error}") from error
-        data = memoryview(record)[HEADER.size :]
-        if len(data) != place.length or record[: HEADER.size] != _header(data):
-            raise DamagedError(f"the bytes at {place} are not what was written there")
-        return data
-
-    def close(self) -> None:
-        """Lets go of the files."""
-        with self._lock:
-            self._files.clear()
-
-    def _file(self, pack: int) -> _OpenPack:
-        with self._lock:
-            file = self._files.get(pack)
-            if file is None:
-                file = self._files[pack] = _OpenPack(pack_path(self._folder, pack))
-            self._files.move_to_end(pack)
-            while len(self._files) > OPEN_PACKS:
-                self._files.popitem(last=False)
-        return file
-
-
-class _OpenPack:
-    """A file that closes itself when its last reader has let it go: others may still read what the cache drops."""
-
-    __slots__ = ("descriptor",)
-
-    def __init__(self, path: Path) -> None:
-        self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-
-
-def _header(data: bytes | memoryview) -> bytes:
+def header_of(data: bytes | memoryview) -> bytes:
+    """Returns what stands before a record's data: magic, length, checksum."""
     return HEADER.pack(MAGIC, len(data), zlib.crc32(data))

@@ -14,13 +14,14 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.packs import Blob, Disk, PackReader, PackWriter, Place
+from slime_plugins.rollout_buffer.pack_reader import PackReader
+from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place
 
 __all__ = ["Store"]
 
@@ -170,13 +171,21 @@ class Store:
             self._used_bytes = (time.monotonic(), used)
         return used
 
-    def fetch(self, place: Place) -> memoryview:
+    def fetch(self, place: Place) -> bytes:
         """Returns bytes that were appended.
 
         Raises:
             DamagedError: they are gone, or are not what was written.
         """
         return self._reader.read(place)
+
+    def fetch_each(self, places: Iterable[Place]) -> Iterator[tuple[Place, memoryview]]:
+        """Yields every place once with its bytes, in the order of the disk; they are valid until the next step.
+
+        Raises:
+            DamagedError: as ``fetch``, for the first place that is damaged.
+        """
+        return self._reader.each(places)
 
     def get_payload(self, body: bytes | None, place: str | None) -> bytes:
         """Returns a payload from its row or its pack.
@@ -188,7 +197,7 @@ class Store:
             return body
         if place is None:
             raise DamagedError("the payload of this trajectory was forgotten: retention does not keep it any more")
-        return bytes(self.fetch(Place.parse(place)))
+        return self.fetch(Place.parse(place))
 
     def close(self) -> None:
         """Closes every file and connection of this process; a second call does nothing."""

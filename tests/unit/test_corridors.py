@@ -15,15 +15,17 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
-    "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
+    "wire config mask_view sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
     "episode_facts explain sign_in",
     "payloads engine client jobs inputs processes packs inline_images token_rows",
-    "store fake_engine engine_contract",
+    "pack_reader",
+    "store fake_engine engine_contract remote_rollout",
     "tables",
-    "deliveries job_starts retention queries contents mending series",
+    "deliveries job_starts retention queries contents mending device_reports series",
     "buffer inspection",
     "metrics openapi slot_claims views",
     "generator",
+    "device_watch",
     "runner web progress stand_in_engine doctor",
     "server_inspect server_dashboard data_routes",
     "server",

@@ -22,7 +22,8 @@ from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.mending import examine, mend
-from slime_plugins.rollout_buffer.packs import Blob, Disk, PackReader, PackWriter, Place, pack_path
+from slime_plugins.rollout_buffer.pack_reader import PackReader
+from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place, pack_path
 from slime_plugins.rollout_buffer.store import Store, Work
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.web import ServerContext
