@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from slime_plugins.rollout_buffer.device_reports import fresh_farms
 from slime_plugins.rollout_buffer.inspection import Inspection, JobCounts
 from slime_plugins.rollout_buffer.store import Store
 
@@ -104,6 +106,54 @@ DISK_FREE = MetricName(
     says="Bytes that are free on the disk of the data directory",
 )
 
+DEVICE_LABELS = ("pool", "device_id")
+DEVICES = MetricName(
+    name="rollout_buffer_devices",
+    says="1 for each device, under the state it is in: booting, ready, leased, checking, quarantined, recycling. "
+    "This and what follows is absent for farms that no running job reported in the last minute",
+    labels=(*DEVICE_LABELS, "state"),
+)
+DEVICE_EPISODES = MetricName(
+    name="rollout_buffer_device_episodes",
+    says="Episodes that had the device since its farm exists",
+    labels=DEVICE_LABELS,
+)
+DEVICE_STEPS = MetricName(
+    name="rollout_buffer_device_steps",
+    says="Actions done on the device",
+    labels=DEVICE_LABELS,
+)
+DEVICE_FAILURES = MetricName(
+    name="rollout_buffer_device_failures",
+    says="What went wrong on the device, by kind: hung, died, device, environment_setup, boot_failed, lease_expired",
+    labels=(*DEVICE_LABELS, "kind"),
+)
+DEVICE_CARE = MetricName(
+    name="rollout_buffer_device_care",
+    says="How often the device was looked after, by what: quarantine, replacement, recycling",
+    labels=(*DEVICE_LABELS, "care"),
+)
+DEVICE_RESET = MetricName(
+    name="rollout_buffer_device_reset_seconds",
+    says="Time to set up a task, of the last thousand; by quantile, 0.5 and 0.95",
+    labels=(*DEVICE_LABELS, "quantile"),
+)
+DEVICE_STEP = MetricName(
+    name="rollout_buffer_device_step_seconds",
+    says="Time of an action until its screen has settled, of the last thousand; by quantile, 0.5 and 0.95",
+    labels=(*DEVICE_LABELS, "quantile"),
+)
+DEVICE_PACE = MetricName(
+    name="rollout_buffer_device_actions_per_minute",
+    says="Actions per minute while the device was lent, over its last hundred episodes",
+    labels=DEVICE_LABELS,
+)
+DEVICE_WAITING = MetricName(
+    name="rollout_buffer_device_runners_waiting",
+    says="Runners that wait for a device, by purpose: training, evaluation",
+    labels=("pool", "purpose"),
+)
+
 METRICS: tuple[MetricName, ...] = (
     JOBS,
     SLOTS_SUBMITTED,
@@ -119,6 +169,15 @@ METRICS: tuple[MetricName, ...] = (
     SUPERVISOR_AGE,
     STORE_BYTES,
     DISK_FREE,
+    DEVICES,
+    DEVICE_EPISODES,
+    DEVICE_STEPS,
+    DEVICE_FAILURES,
+    DEVICE_CARE,
+    DEVICE_RESET,
+    DEVICE_STEP,
+    DEVICE_PACE,
+    DEVICE_WAITING,
 )
 
 
@@ -145,6 +204,8 @@ class _StoreCollector(Collector):
         if counts.supervisor_age_s is not None:
             samples.append((SUPERVISOR_AGE, (), counts.supervisor_age_s))
         samples += _samples_of_disk(self._inspection.store)
+        for farm in fresh_farms(self._inspection.store).values():
+            samples += _samples_of_farm(farm)
         families = {name: GaugeMetricFamily(name.name, name.says, labels=name.labels) for name in METRICS}
         for name, labels, value in samples:
             families[name].add_metric(labels, value)
@@ -186,6 +247,29 @@ def _by_class(causes: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
         key = (state, cause_class(cause))
         summed[key] = summed.get(key, 0) + count
     return summed
+
+
+def _samples_of_farm(farm: Mapping[str, Any]) -> Iterator[Sample]:
+    for device in farm["devices"]:
+        yield from _samples_of_device((str(farm["pool"]), str(device["device_id"])), device)
+    for purpose, count in farm.get("runners_waiting", {}).items():
+        yield DEVICE_WAITING, (str(farm["pool"]), purpose), count
+
+
+def _samples_of_device(this: tuple[str, str], device: Mapping[str, Any]) -> Iterator[Sample]:
+    yield DEVICES, (*this, device["state"]), 1
+    yield DEVICE_EPISODES, this, device["episodes"]
+    yield DEVICE_STEPS, this, device["steps"]
+    for kind, count in device["failures"].items():
+        yield DEVICE_FAILURES, (*this, kind), count
+    for care, counted in (("quarantine", "quarantines"), ("replacement", "replacements"), ("recycling", "recyclings")):
+        yield DEVICE_CARE, (*this, care), device[counted]
+    for metric, measured in ((DEVICE_RESET, "reset_s"), (DEVICE_STEP, "step_s")):
+        for quantile, suffix in (("0.5", "p50"), ("0.95", "p95")):
+            if device[f"{measured}_{suffix}"] is not None:
+                yield metric, (*this, quantile), device[f"{measured}_{suffix}"]
+    if device["actions_per_minute"] is not None:
+        yield DEVICE_PACE, this, device["actions_per_minute"]
 
 
 def _samples_of_disk(store: Store) -> list[Sample]:

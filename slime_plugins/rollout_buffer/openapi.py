@@ -293,6 +293,13 @@ COMPONENTS: Mapping[str, Schema] = {
         deliveries=_array(_ref("DeliveryEntry"), "Newest first"),
         next_cursor=_nullable(_integer("Send it as `cursor` for the next page; null on the last one")),
     ),
+        devices=_nullable(
+            {
+                "type": "object",
+                "description": "Only for one job: the last report on its devices, `age_s` seconds old: the farm's name "
+                "`pool`, who waits, and for each of `devices` its state, last error, counters and times",
+            }
+        ),
     "TrajectoryEntry": _object(
         "job_id uid instance_id outcome stop_reason reward late body_bytes created_at",
         job_id=_text(),

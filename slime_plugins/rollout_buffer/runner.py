@@ -18,13 +18,15 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.device_reports import keep_report
+from slime_plugins.rollout_buffer.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.engine import SglangEngine
 from slime_plugins.rollout_buffer.errors import (
     EpisodeError,
@@ -115,9 +117,12 @@ class JobRunner:
         engine = self._engine = SglangEngine(str(self._job.engine_url))
         try:
             generator = create_generator()
+            devices = DeviceWatch(generator, self._job.job_id, self._keep_device_report)
+            watching = asyncio.create_task(devices.watch())
             try:
                 await generator.start(await self._generator_context(engine))
             except BaseException:
+                watching.cancel()
                 await self._close_generator(generator)
                 raise
         except Exception as error:
@@ -129,9 +134,14 @@ class JobRunner:
             return
         try:
             await self._until_over(self._play_all(generator))
+            await devices.look()
         finally:
+            watching.cancel()
             await self._close_generator(generator)
             await engine.close()
+
+    async def _keep_device_report(self, farm: Mapping[str, Any]) -> None:
+        await self._stored(lambda: keep_report(self._buffer.store, self._job.key, os.getpid(), farm))
 
     async def _generator_context(self, engine: SglangEngine) -> GeneratorContext:
         return GeneratorContext(

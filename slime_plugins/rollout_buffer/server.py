@@ -15,6 +15,7 @@ from flask import Blueprint, Flask, Response
 from slime_plugins.rollout_buffer import inputs, payloads, server_dashboard, server_inspect, wire
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.data_routes import ShortWay, give_data, take_items
+from slime_plugins.rollout_buffer.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     NotFoundError,
@@ -203,9 +204,10 @@ def jobs() -> Response:
 
 @routes.get("/jobs/<id:job_id>")
 def job(job_id: str) -> Response:
-    """Returns one job with its progress and accounting."""
+    """Returns one job with its progress and accounting, and what its runner said of its devices."""
     buffer = the_buffer()
-    return json_reply(buffer.describe(buffer.job(job_id)))
+    found = buffer.job(job_id)
+    return json_reply({**buffer.describe(found), "devices": devices_of_job(buffer.store, found.key)})
 
 
 @routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")

@@ -936,3 +936,16 @@ def heartbeat(connection: Connection, name: str) -> tuple[float, dict[str, Any]]
 def forget(connection: Connection, name: str) -> None:
     """Removes a process that ended in order."""
     connection.execute("DELETE FROM services WHERE name = ?", (name,))
+
+
+def heartbeats(connection: Connection, prefix: str) -> list[tuple[float, dict[str, Any]]]:
+    """Returns when all processes whose names begin so last said that they live, and what they said."""
+    query = "SELECT heartbeat_at, detail FROM services WHERE substr(name, 1, ?) = ? ORDER BY name"
+    return [(float(row[0]), json.loads(row[1])) for row in connection.execute(query, (len(prefix), prefix))]
+
+
+def forget_before(connection: Connection, prefix: str, moment: float) -> None:
+    """Removes processes whose names begin so and that have said nothing since then."""
+    connection.execute(
+        "DELETE FROM services WHERE substr(name, 1, ?) = ? AND heartbeat_at < ?", (len(prefix), prefix, moment)
+    )

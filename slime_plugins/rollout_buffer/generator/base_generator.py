@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-__all__ = ["Generator", "GeneratorContext", "SingleTurnGenerator"]
+__all__ = ["Generator", "GeneratorContext", "KeepsDevices", "SingleTurnGenerator"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +68,23 @@ class Generator(Protocol):
 
     async def close(self) -> None:
         """Gives everything back. Called once, also after a failed ``start``."""
+        ...
+
+
+@runtime_checkable
+class KeepsDevices(Protocol):
+    """What a ``Generator`` offers beside, when it plays on devices: their state, for whoever watches the job."""
+
+    async def devices(self) -> Mapping[str, Any]:
+        """Returns ``pool``, the farm's name, and ``devices``, a list of records; all of it fit for JSON.
+
+        Each record has ``device_id``, ``state``, ``last_error``, ``episodes``, ``steps``, ``replacements``,
+        ``recyclings``, ``quarantines``, ``failures`` by kind, ``reset_s_p50``, ``reset_s_p95``, ``step_s_p50``,
+        ``step_s_p95`` and ``actions_per_minute``; what is not known is None.
+
+        Raises:
+            DeviceError: the farm does not answer now.
+        """
         ...
 
 
