@@ -48,6 +48,15 @@ RESERVED = frozenset(
 logger = logging.getLogger(__name__)
 
 
+def load_tokenizer(path: str) -> Any:
+    """Returns the tokenizer in a folder."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
 class Door:
     """The way of one job's sessions to its engine."""
 
@@ -86,8 +95,10 @@ class Door:
 class Doors:
     """The doors of all jobs that have sessions, made when first asked for."""
 
-    def __init__(self, connect: Callable[[str], Engine] = SglangEngine) -> None:
-        self._connect = connect
+    def __init__(
+        self, connect: Callable[[str], Engine] = SglangEngine, load: Callable[[str], Any] = load_tokenizer
+    ) -> None:
+        self._connect, self._load = connect, load
         self._doors: dict[int, Door] = {}
         self._opening = asyncio.Lock()
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
@@ -129,15 +140,7 @@ class Doors:
     async def _tokenizer(self, path: str) -> Any:
         if path not in self._tokenizers:
             logger.info("loading the tokenizer %s", path)
-            self._tokenizers[path] = await asyncio.to_thread(_load_tokenizer, path)
+            self._tokenizers[path] = await asyncio.to_thread(self._load, path)
             if len(self._tokenizers) > REMEMBERED_TEMPLATES:
                 self._tokenizers.popitem(last=False)
         return self._tokenizers[path]
-
-
-def _load_tokenizer(path: str) -> Any:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path)

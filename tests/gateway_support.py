@@ -1,0 +1,123 @@
+"""A gateway in the test's own process, on a real port, with a scripted engine: what its tests share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+from transformers import AutoTokenizer
+
+from slime.utils.mask_utils import Generation
+from slime_plugins.rollout_buffer import payloads, wire
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import Engine
+from slime_plugins.rollout_buffer.gateway.app import create_app, running
+from slime_plugins.rollout_buffer.gateway.doors import Doors
+from slime_plugins.rollout_buffer.gateway.service import Gateway
+from slime_plugins.rollout_buffer.gateway.sessions import Keys
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.types import Instance
+
+tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+
+
+def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), **changes: Any) -> JobRecord:
+    """Starts an external job that takes sessions."""
+    body = {
+        "task_type": "external",
+        "num_repeat_per_sample": n,
+        "remote_engine_url": "http://127.0.0.1:9",
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "max_tokens": 256,
+        **changes,
+    }
+    instances = [Instance(instance_id=name, data={"instance_id": name, "question": f"of {name}"}) for name in ids]
+    if ids:
+        body["instances"] = [dict(instance.data) for instance in instances]
+    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What HTTP said."""
+
+    status: int
+    body: Any
+
+
+class GatewayUnderTest:
+    """A running gateway, its buffer, and how tests talk to it."""
+
+    def __init__(self, url: str, gateway: Gateway, http: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.gateway = gateway
+        self.buffer = gateway.buffer
+        self.http = http
+        self.clients: list[openai.AsyncOpenAI] = []
+
+    async def call(self, method: str, path: str, body: Any = None, *, bearer: str | None = None) -> Reply:
+        """One request; a body that is bytes goes out as it is."""
+        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.http.request(method, self.url + path, data=content, headers=headers) as response:
+            text = await response.text()
+            return Reply(response.status, json.loads(text) if text.startswith(("{", "[")) else text)
+
+    async def open(self, job: JobRecord, **options: Any) -> dict[str, Any]:
+        """Opens a session and returns what was answered."""
+        reply = await self.call("POST", "/sessions", {"job_id": job.job_id, **options})
+        assert reply.status == 200, reply.body
+        opened: dict[str, Any] = reply.body
+        return opened
+
+    async def chat(self, opened: Mapping[str, Any], messages: Sequence[Any], **options: Any) -> Reply:
+        """One chat request, as plain HTTP."""
+        path = f"/sessions/{opened['api_key']}/v1/chat/completions"
+        return await self.call("POST", path, {"messages": list(messages), **options})
+
+    async def close(self, opened: Mapping[str, Any], **body: Any) -> Reply:
+        """Closes a session."""
+        return await self.call("POST", f"/sessions/{opened['session_id']}/close", body)
+
+    def client(self, opened: Mapping[str, Any], **options: Any) -> openai.AsyncOpenAI:
+        """The official client, as its users make it."""
+        client = openai.AsyncOpenAI(base_url=opened["base_url"], api_key=opened["api_key"], max_retries=0, **options)
+        self.clients.append(client)
+        return client
+
+    def item(self, job: JobRecord, uid: str) -> dict[str, Any]:
+        """The stored trajectory of a session."""
+        found: dict[str, Any] = dict(self.buffer.items_of(job))[uid]
+        return found
+
+    def generations(self, job: JobRecord, uid: str) -> tuple[Generation, ...]:
+        """The generations of a stored trajectory, as a trainer reads them."""
+        return wire.decode_generations(self.item(job, uid)["generations"])
+
+
+@asynccontextmanager
+async def gateway_on(
+    folder: Path, engine: Engine | Callable[[str], Engine], **settings: Any
+) -> AsyncIterator[GatewayUnderTest]:
+    """Runs a gateway over a data directory for the time of the context."""
+    connect = engine if callable(engine) else lambda _: engine
+    made = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
+    store = Store(folder)
+    gateway = Gateway(made, Buffer(store), doors=Doors(connect, lambda _: tokenizer))
+    app = create_app(gateway, Keys.of(folder))
+    async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:
+        under_test = GatewayUnderTest(url, gateway, http)
+        yield under_test
+        for client in under_test.clients:
+            await client.close()
+    store.close()
