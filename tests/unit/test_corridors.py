@@ -15,8 +15,8 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
-    "wire config mask_view sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
-    "episode_facts explain sign_in",
+    "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
+    "episode_facts explain sign_in mask_view",
     "payloads engine client jobs inputs processes packs inline_images token_rows",
     "pack_reader",
     "store fake_engine engine_contract remote_rollout",

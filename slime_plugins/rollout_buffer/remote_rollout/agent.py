@@ -1,0 +1,147 @@
+"""The rollouts that this server plays for trainers: each id once, attached to by whoever asks again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.payloads import parse
+from slime_plugins.rollout_buffer.remote_rollout.agent_loop import play_rollout
+from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody, check_text_only
+from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
+from slime_plugins.rollout_buffer.remote_rollout.refusals import RolloutConflictError
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
+from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorBox, ToolBox
+
+__all__ = ["AgentSide", "OpenBox"]
+
+OpenBox = Callable[[RolloutBody], ToolBox]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    fingerprint: bytes
+    task: asyncio.Task[dict[str, Any]]
+    ended_at: float | None = None
+
+
+class AgentSide:
+    """Plays rollouts. One object on one event loop; ``open_box`` gives each rollout its tools."""
+
+    def __init__(
+        self,
+        settings: AgentSettings | None = None,
+        *,
+        tokenizers: TokenizerCatalog | None = None,
+        open_box: OpenBox | None = None,
+        tool_schemas: Sequence[Mapping[str, Any]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``tool_schemas`` is what ``GET /tools`` lists; the calculator's when neither it nor ``open_box`` is given."""
+        self.settings = settings or AgentSettings()
+        self._tokenizers = tokenizers or TokenizerCatalog(self.settings.tokenizers)
+        self._hosts = CallbackHosts(self.settings.callback_hosts)
+        self._open_box = open_box or (lambda request: CalculatorBox())
+        self.tool_schemas = tuple(tool_schemas if tool_schemas is not None else CalculatorBox().schemas)
+        self._clock = clock
+        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Plays the rollout and returns its final response; the same call again waits for the same one.
+
+        A caller that goes away does not end the rollout.
+
+        Raises:
+            RequestError: a field is wrong, the callback host or the tokenizer is refused, or the id has other work.
+            UnavailableError: too many rollouts are under way.
+        """
+        request = parse(RolloutBody, body)
+        fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).digest()
+        self._forget_old()
+        run = self._runs.get(request.rollout_id)
+        if run is None:
+            run = self._start(request, fingerprint)
+        elif run.fingerprint != fingerprint:
+            raise RolloutConflictError(
+                f"rollout {request.rollout_id!r} is there already, with another request: give new work a new rollout_id"
+            )
+        return await asyncio.shield(run.task)
+
+    def state_of(self, rollout_id: str) -> dict[str, Any]:
+        """Returns whether a rollout is running, and its final response once it has one.
+
+        Raises:
+            NotFoundError: it is not known, or its result is forgotten.
+        """
+        self._forget_old()
+        run = self._runs.get(rollout_id)
+        if run is None:
+            raise NotFoundError(f"there is no rollout {rollout_id!r}")
+        done = run.task.done() and not run.task.cancelled() and run.task.exception() is None
+        state = {"rollout_id": rollout_id, "state": "done" if done else "running"}
+        return {**state, "response": run.task.result()} if done else state
+
+    async def close(self) -> None:
+        """Ends every rollout that is under way, and the connections."""
+        tasks = [run.task for run in self._runs.values() if not run.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def _start(self, request: RolloutBody, fingerprint: bytes) -> _Run:
+        running = sum(not run.task.done() for run in self._runs.values())
+        if running >= self.settings.max_running:
+            raise UnavailableError(f"{running} rollouts are under way, which is the limit: try again later")
+        if request.max_turns > self.settings.max_turns:
+            raise InvalidPayloadError(f"max_turns: this server plays {self.settings.max_turns} turns at most")
+        check_text_only(request.messages)
+        server_url = self._hosts.checked(request.server_url)
+        run = _Run(fingerprint=fingerprint, task=asyncio.create_task(self._play(request, server_url)))
+        self._runs[request.rollout_id] = run
+        run.task.add_done_callback(lambda done: self._ended(request.rollout_id, run, done))
+        return run
+
+    async def _play(self, request: RolloutBody, server_url: str) -> dict[str, Any]:
+        tokens = await self._tokenizers.get(request.tokenizer_name, request.tokenizer_revision)
+        box = self._open_box(request)
+        return await play_rollout(request, server_url, tokens, box, self._http(), self.settings)
+
+    def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:
+        """Keeps a result; a request that was refused after all leaves nothing behind, so that it can be mended."""
+        run.ended_at = self._clock()
+        if self._runs.get(rollout_id) is not run:
+            return
+        if done.cancelled() or done.exception() is not None:
+            del self._runs[rollout_id]
+        else:
+            self._runs.move_to_end(rollout_id)
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        ended = [(name, run.ended_at) for name, run in self._runs.items() if run.ended_at is not None]
+        surplus = len(ended) - self.settings.max_kept
+        for place, (name, ended_at) in enumerate(ended):
+            if place < surplus or now - ended_at > self.settings.keep_result_s:
+                del self._runs[name]
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # No proxies from the environment and no connection used twice: a call that fails is never a stale socket.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        return self._session

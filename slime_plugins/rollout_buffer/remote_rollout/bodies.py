@@ -1,0 +1,179 @@
+"""The bodies that both sides take, checked field by field. Unknown fields of strangers are taken and ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.payloads import Count, Identifier, Number
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["CompletionBody", "EndBody", "OpenBody", "RolloutBody", "check_text_only"]
+
+MAX_MESSAGES = 20_000
+ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
+
+
+def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for place, message in enumerate(messages):
+        if message.get("role") not in ROLES:
+            raise ValueError(f"message {place} needs a role: one of {', '.join(sorted(ROLES))}")
+        content = message.get("content")
+        if content is not None and not isinstance(content, str | list):
+            raise ValueError(f"message {place}: content must be a text, a list of parts, or null")
+        if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+            raise ValueError(f"message {place}: every part of its content must be an object")
+        if not isinstance(message.get("tool_calls"), list | None):
+            raise ValueError(f"message {place}: tool_calls must be a list")
+    return messages
+
+
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_messages)]
+Text = Annotated[str, StringConstraints(max_length=100_000)]
+Tools = Annotated[list[dict[str, Any]], Field(max_length=1000)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_missing(cls, body: Any) -> Any:
+        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class RolloutBody(_Body):
+    """The body of ``POST /rollout``."""
+
+    rollout_id: Identifier
+    """Names the rollout; the same id with the same body attaches to it."""
+    server_url: Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+    """The trainer; turns go to ``server_url/v1/chat/completions``."""
+    messages: Messages
+    """The conversation that the first turn is sampled after."""
+    sampling_params: dict[str, Any] = {}
+    """Goes into the body of every turn as it is."""
+    tokenizer_name: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """The trainer's tokenizer; the server's default when it is missing."""
+    tokenizer_revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    """Its revision."""
+    max_turns: Annotated[Count, Field(ge=1)] = 10
+    """Turns that are sampled at most."""
+    max_tokens_total: Annotated[Count, Field(ge=1)] = 8192
+    """Tokens of the whole sequence at most, prompt and every reply."""
+    callback_api_key: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[\x21-\x7e]*$")] | None = None
+    """Sent to the trainer as a bearer token."""
+    tools: Tools | None = None
+    """OpenAI tools to send with every turn; without them, tools are named by the messages or the trainer alone."""
+    metadata: dict[str, Any] = {}
+    """Comes back in the answer; tools may read it."""
+
+
+class CompletionBody(_Body):
+    """The body of a turn: ``POST /v1/chat/completions`` with a ``rollout_id``."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+
+    rollout_id: Identifier
+    """Whose turn it is."""
+    messages: Messages
+    """The whole conversation as it stands now."""
+    response_mask: Any = None
+    """Null on the first turn; afterwards one 0 for each token that entered since the last one."""
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """Cap of this turn."""
+    max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """The same by OpenAI's newer name."""
+    max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """The same by SGLang's name."""
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    """Sampling temperature; 1 when it is missing."""
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    """Nucleus sampling; 1 when it is missing."""
+    tools: Tools | None = None
+    """OpenAI tools that the template shows; calls then come back as ``tool_calls``."""
+    n: Literal[1] | None = None
+    """One reply a turn."""
+    stream: Literal[False] | None = None
+    """Turns are not streamed."""
+
+
+class OpenBody(_Body):
+    """The body of ``POST /rollouts``: opens a session before its first turn."""
+
+    rollout_id: Identifier
+    """Names the session."""
+    job_id: Identifier | None = None
+    """The job of task type ``external`` that the trajectory is written to."""
+    instance_id: Identifier | None = None
+    """Whose group it belongs to."""
+    uid: Identifier | None = None
+    """The trajectory's uid; the ``rollout_id`` when it is missing."""
+    api_key: Annotated[str, StringConstraints(min_length=8, max_length=4096)] | None = None
+    """What turns must bring as a bearer token."""
+    tokenizer_name: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """The policy's tokenizer; the server's default when it is missing."""
+    tokenizer_revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    """Its revision."""
+    tools: Tools = []
+    """OpenAI tools that the template shows at every turn."""
+    max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
+    """Cap of every turn."""
+
+
+class EndBody(_Body):
+    """The body of ``POST /rollouts/<rollout_id>/end``: a reward, and what the rollout server answered, if at hand."""
+
+    reward: Number | None = None
+    """What the trajectory earns. Needed, unless the rollout failed."""
+    raw_reward: Number | None = None
+    """What the episode earned, where that is something else."""
+    status: str | None = None
+    """``COMPLETED`` or ``ERROR``; an error makes no trajectory."""
+    finish_reason: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """``stop``, ``max_turns``, ``max_tokens``, ``error``, or another word, which counts as ``stop``."""
+    error_message: Text | None = None
+    """Why it failed."""
+    final_messages: Messages | None = None
+    """The conversation at its end; tool results after the last turn are kept from it."""
+    metrics: dict[str, Any] = {}
+    """Kept with the trajectory."""
+    final_response: dict[str, Any] | None = None
+    """The rollout server's whole answer, in place of the five fields above."""
+    job_id: Identifier | None = None
+    """As in ``POST /rollouts``, for a session that was opened by its first turn."""
+    instance_id: Identifier | None = None
+    """As there."""
+    uid: Identifier | None = None
+    """As there."""
+    extra_info: dict[str, Any] = {}
+    """Kept with the trajectory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_the_final_response(cls, body: Any) -> Any:
+        final = body.get("final_response") if isinstance(body, dict) else None
+        if not isinstance(final, dict):
+            return body
+        told = {key: final[key] for key in ("status", "finish_reason", "error_message", "metrics") if key in final}
+        messages = {"final_messages": final["final_messages"]} if final.get("final_messages") else {}
+        return {**{key: value for key, value in told.items() if value is not None}, **messages, **body}
+
+    @property
+    def failed(self) -> bool:
+        """True when the rollout server said that the rollout broke."""
+        return (self.status or "").upper() in ("ERROR", "FAILED") or self.finish_reason == "error"
+
+
+def check_text_only(messages: list[Message]) -> None:
+    """Refuses what a text conversation cannot hold.
+
+    Raises:
+        InvalidPayloadError: a message shows an image or a video.
+    """
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if isinstance(content, list) and any(part.get("type") != "text" for part in content):
+            raise InvalidPayloadError(f"message {place}: remote rollouts are text; a part of its content is none")

@@ -1,0 +1,151 @@
+"""The reference tools: arithmetic, worked out by a parser of its own. Nothing is ever evaluated as a program.
+
+``calculate`` takes a whole expression; ``add``, ``subtract``, ``multiply`` and ``divide`` take two numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, Final
+
+__all__ = ["CALCULATOR_SCHEMAS", "calculator", "work_out"]
+
+LONGEST_EXPRESSION: Final = 500
+DEEPEST: Final = 60
+LARGEST_EXPONENT: Final = 1000
+MOST_DIGITS: Final = 400
+
+_BINARY: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda left, right: Fraction(left // right),
+    ast.Mod: operator.mod,
+}
+_TWO_NUMBERS: Final = {"add": ast.Add, "subtract": ast.Sub, "multiply": ast.Mult, "divide": ast.Div}
+
+
+def calculator(name: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the result of one of the calculator's tools as text.
+
+    Raises:
+        ValueError: unknown tool, missing or wrong arguments, or a sum without a result; says which.
+    """
+    if name == "calculate":
+        expression = arguments.get("expression")
+        if not isinstance(expression, str):
+            raise ValueError("calculate needs an expression, a text like '15 * 23'")
+        return work_out(expression)
+    if name not in _TWO_NUMBERS:
+        raise ValueError(f"there is no tool {name!r}")
+    left, right = _number(arguments, "a"), _number(arguments, "b")
+    return _written(_apply(_TWO_NUMBERS[name], left, right))
+
+
+def work_out(expression: str) -> str:
+    """Returns the value of an arithmetic expression as text: exact where it is whole, else as a decimal number.
+
+    Raises:
+        ValueError: no arithmetic, too long, too deep, too large, or a division by zero.
+    """
+    if len(expression) > LONGEST_EXPRESSION:
+        raise ValueError(f"the expression has {len(expression)} characters; {LONGEST_EXPRESSION} are allowed")
+    plain = expression.replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip()
+    try:
+        tree = ast.parse(plain, mode="eval")
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{expression!r} is not an arithmetic expression") from error
+    return _written(_value(tree.body, DEEPEST))
+
+
+def _value(node: ast.expr, depth: int) -> Fraction:
+    if depth == 0:
+        raise ValueError(f"the expression is nested more than {DEEPEST} levels deep")
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return _fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        value = _value(node.operand, depth - 1)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        return _apply(type(node.op), _value(node.left, depth - 1), _value(node.right, depth - 1))
+    raise ValueError("only numbers, + - * / // % ** and brackets are arithmetic")
+
+
+def _apply(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
+    if kind is ast.Pow:
+        return _checked(_power(left, right))
+    if kind not in _BINARY:
+        raise ValueError("only + - * / // % and ** are arithmetic")
+    if right == 0 and kind in (ast.Div, ast.FloorDiv, ast.Mod):
+        raise ValueError("division by zero")
+    return _checked(_BINARY[kind](left, right))
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or abs(exponent) > LARGEST_EXPONENT:
+        raise ValueError(f"exponents must be whole numbers up to {LARGEST_EXPONENT}")
+    if base == 0 and exponent < 0:
+        raise ValueError("division by zero")
+    bits = max(abs(base.numerator).bit_length(), base.denominator.bit_length()) * abs(int(exponent))
+    if bits > 4 * MOST_DIGITS:
+        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    return base ** int(exponent)
+
+
+def _checked(value: Fraction) -> Fraction:
+    if max(abs(value.numerator), value.denominator).bit_length() > 4 * MOST_DIGITS:
+        raise ValueError(f"the result has more than {MOST_DIGITS} digits")
+    return value
+
+
+def _number(arguments: Mapping[str, Any], key: str) -> Fraction:
+    value: Any = arguments.get(key)
+    if isinstance(value, str):
+        text = value[:MOST_DIGITS]
+        try:
+            value = float(text) if "." in text or "e" in text.lower() else int(text)
+        except ValueError as error:
+            raise ValueError(f"{key} must be a number, not {text[:40]!r}") from error
+    if type(value) not in (int, float):
+        raise ValueError(f"{key} must be a number")
+    return _fraction(value)
+
+
+def _fraction(value: Any) -> Fraction:
+    """A number as people wrote it: 0.1 is a tenth."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("numbers must be finite")
+    return _checked(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
+
+
+def _written(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    try:
+        return repr(float(value))
+    except OverflowError as error:
+        raise ValueError("the result is too large for a decimal number") from error
+
+
+def _schema(name: str, description: str, **parameters: tuple[str, str]) -> dict[str, Any]:
+    properties = {key: {"type": kind, "description": text} for key, (kind, text) in parameters.items()}
+    shape = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": shape}}
+
+
+CALCULATOR_SCHEMAS: Final[tuple[dict[str, Any], ...]] = (
+    _schema(
+        "calculate",
+        "Work out an arithmetic expression",
+        expression=("string", "Numbers, + - * / // % ** and brackets, like 15 * 23"),
+    ),
+    _schema("add", "Add two numbers", a=("number", "First number"), b=("number", "Second number")),
+    _schema("subtract", "Subtract b from a", a=("number", "First number"), b=("number", "What is subtracted")),
+    _schema("multiply", "Multiply two numbers", a=("number", "First number"), b=("number", "Second number")),
+    _schema("divide", "Divide a by b", a=("number", "Numerator"), b=("number", "Denominator, not zero")),
+)

@@ -1,0 +1,107 @@
+"""Which addresses a rollout server calls back. A ``server_url`` comes from outside: without a list, anybody could make
+this server call whatever it can reach. Pure: nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urlsplit
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.remote_rollout.refusals import CallbackRefusedError
+
+__all__ = ["CallbackHosts"]
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_COMPLETIONS = ("/v1/chat/completions", "/v1")
+
+
+class CallbackHosts:
+    """The list of hosts. A name is allowed by its name alone, whatever it resolves to; an address by its number.
+
+    ``127.0.0.1`` does not allow ``localhost``, nor other spellings of the number. Without a port in the entry every
+    port is allowed.
+
+    Raises:
+        ConfigError: an entry is none of ``host``, ``host:port``, ``*.domain`` or a network.
+    """
+
+    def __init__(self, entries: Sequence[str]) -> None:
+        self._networks = [network for entry in entries if (network := _network(entry)) is not None]
+        self._names = [_split_entry(entry) for entry in entries if _network(entry) is None]
+
+    def checked(self, server_url: str) -> str:
+        """Returns the base URL to call, without a trailing ``/v1/chat/completions``.
+
+        Raises:
+            CallbackRefusedError: not an http address, with more than scheme, host, port and path, or not on the list.
+        """
+        parts = _split(server_url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port or _DEFAULT_PORTS[parts.scheme]
+        if not self._allows(host, port):
+            raise CallbackRefusedError(
+                f"server_url {server_url!r} is refused: {host}:{port} is not among the callback hosts of this server; "
+                "whoever runs it can add it to the list",
+                {"host": host, "port": port},
+            )
+        path = parts.path.rstrip("/")
+        for ending in _COMPLETIONS:
+            path = path.removesuffix(ending)
+        return f"{parts.scheme}://{parts.netloc}{path}"
+
+    def _allows(self, host: str, port: int) -> bool:
+        address = _address(host)
+        if address is not None and any(address in network for network in self._networks):
+            return True
+        return any(_fits(name, host) and wanted in (None, port) for name, wanted in self._names)
+
+
+def _split(server_url: str) -> SplitResult:
+    refusal = f"server_url {server_url!r} is refused"
+    try:
+        parts = urlsplit(server_url)
+        _ = parts.port
+    except ValueError as error:
+        raise CallbackRefusedError(f"{refusal}: {error}") from error
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise CallbackRefusedError(f"{refusal}: it must look like http://host:port")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise CallbackRefusedError(f"{refusal}: it must not hold a user, a password, a query or a fragment")
+    if not server_url.isascii() or not server_url.isprintable() or "\\" in server_url or " " in server_url:
+        raise CallbackRefusedError(f"{refusal}: it holds characters that a URL must not have")
+    return parts
+
+
+def _fits(name: str, host: str) -> bool:
+    if name.startswith("*."):
+        return host.endswith(name[1:]) and _address(host) is None
+    address = _address(name)
+    return name == host if address is None else address == _address(host)
+
+
+def _split_entry(entry: str) -> tuple[str, int | None]:
+    try:
+        parts = urlsplit(f"//{entry}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"callback host {entry!r}: {error}") from error
+    if not host or parts.path or parts.query or parts.fragment or parts.username is not None:
+        raise ConfigError(f"callback host {entry!r} must be host, host:port, *.domain or a network like 10.0.0.0/8")
+    return host.rstrip("."), port
+
+
+def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    if "/" not in entry:
+        return None
+    try:
+        return ipaddress.ip_network(entry)
+    except ValueError as error:
+        raise ConfigError(f"callback host {entry!r} is not a network: {error}") from error
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

@@ -1,0 +1,173 @@
+"""A conversation of strangers as token ids: what a template writes, what has entered since a turn was sampled.
+
+    held ids   … <|im_start|>assistant\\n sampled … <|im_end|>
+    bridge     \\n<|im_start|>user\\n<tool_response>\\n345 … <|im_end|>\\n<|im_start|>assistant\\n
+
+Sampling stops at the end-of-turn token; the newline that templates write after it belongs to the bridge, and so does
+the end of turn itself where a turn was cut. Held ids are never tokenised again, so a bridge is counted exactly,
+whatever the tokenizer would make of the sampled text. Pure, but for the tokenizer that is passed in.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["ConversationTokens", "Tools", "common_prefix", "is_same_message", "is_same_reply", "plain_message"]
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class ConversationTokens:
+    """Renders conversations with one tokenizer and its own chat template. Holds no conversation; safe across threads.
+
+    Raises:
+        ConfigError: the tokenizer has no chat template, or its template does not end a turn with a token of its own.
+    """
+
+    def __init__(self, tokenizer: Any, template_options: Mapping[str, Any] | None = None) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError("the tokenizer has no chat template")
+        self.tokenizer = tokenizer
+        self._options = dict(template_options or {})
+        self._reply_text = f"reply-{secrets.token_hex(16)}"  # nobody's message can hold it
+        self.end_of_turn_id = self._find_end_of_turn()
+        eos = getattr(tokenizer, "eos_token_id", None)
+        self._ends = frozenset({self.end_of_turn_id} | ({eos} if isinstance(eos, int) else set()))
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Returns the ids of ``messages`` with the generation prompt, as the template writes them.
+
+        Raises:
+            InvalidPayloadError: the template refuses the messages.
+        """
+        return self.encode(self._render(messages, tools))
+
+    def bridge(
+        self, before: Sequence[Message], added: Sequence[Message], held: Sequence[int], tools: Tools = ()
+    ) -> list[int]:
+        """Returns the ids from the end of the last turn of ``held`` through ``added`` to the next generation prompt.
+
+        ``before`` are the messages that the turn was sampled after.
+
+        Raises:
+            InvalidPayloadError: the template refuses the messages.
+        """
+        ids = self.encode(self._text_after_reply(before, added, tools))
+        is_closed = bool(held) and held[-1] == self.end_of_turn_id
+        return ids[1:] if is_closed and ids[:1] == [self.end_of_turn_id] else ids
+
+    def text(self, output_ids: Sequence[int]) -> str:
+        """Returns what a sampled turn says, without the token that ended it and with every other token as it is."""
+        said = output_ids[:-1] if output_ids and output_ids[-1] in self._ends else output_ids
+        return str(self.tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a piece of text, without anything put around it."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _find_end_of_turn(self) -> int:
+        after = self._text_after_reply([{"role": "user", "content": "task"}], [{"role": "user", "content": "next"}], ())
+        first = self.encode(after)[0]
+        written = str(self.tokenizer.decode([first], skip_special_tokens=False))
+        if not written.strip() or not after.startswith(written):
+            raise ConfigError(f"the chat template does not end a turn with a token of its own, but with {after[:20]!r}")
+        return first
+
+    def _text_after_reply(self, before: Sequence[Message], added: Sequence[Message], tools: Tools) -> str:
+        reply = {"role": "assistant", "content": self._reply_text}
+        _, found, after = self._render([*before, reply, *added], tools).rpartition(self._reply_text)
+        if not found:
+            raise ConfigError("the chat template leaves out the text of an assistant turn")
+        return after
+
+    def _render(self, messages: Sequence[Message], tools: Tools) -> str:
+        """Renders the messages as they are; refused ones once more in the form that stricter templates want."""
+        try:
+            return self._apply(messages, tools)
+        except Exception as first:  # noqa: BLE001 - templates are programs of others, and may raise anything
+            try:
+                return self._apply([_strict(message) for message in messages], tools)
+            except Exception:  # noqa: BLE001 - as above; the first complaint is about what really came
+                raise InvalidPayloadError(f"the chat template refuses the messages: {first}") from first
+
+    def _apply(self, messages: Sequence[Message], tools: Tools) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self._options,
+            )
+        )
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Returns how many leading ids two sequences share."""
+    shorter = min(len(left), len(right))
+    if list(left[:shorter]) == list(right[:shorter]):
+        return shorter
+    return next(at for at in range(shorter) if left[at] != right[at])
+
+
+def plain_message(message: Message) -> dict[str, Any]:
+    """Returns a message without what says nothing: null fields, empty tool calls, the spelling of arguments as JSON."""
+    plain = {key: value for key, value in message.items() if value is not None and value != []}
+    plain["content"] = plain.get("content", "")
+    if "tool_calls" in plain:
+        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
+    return plain
+
+
+def is_same_message(left: Message, right: Message) -> bool:
+    """Tells whether two messages say the same."""
+    return left == right or plain_message(left) == plain_message(right)
+
+
+def is_same_reply(sampled: Message, returned: Message) -> bool:
+    """Tells whether an agent gave back the reply it was sent; spaces around its text may be gone."""
+    ours, theirs = plain_message(sampled), plain_message(returned)
+    keys = ("role", "content", "tool_calls")
+    return all(_stripped(ours.get(key)) == _stripped(theirs.get(key)) for key in keys)
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+def _plain_call(call: Any) -> Any:
+    """A tool call by its name and arguments; its id is only there to be answered to."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    return {"name": function.get("name"), "arguments": _parsed(function.get("arguments"))}
+
+
+def _strict(message: Message) -> Message:
+    strict = {key: value for key, value in message.items() if value is not None}
+    strict.setdefault("content", "")
+    if isinstance(strict.get("tool_calls"), list):
+        strict["tool_calls"] = [_with_parsed_arguments(call) for call in strict["tool_calls"]]
+    return strict
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": _parsed(function.get("arguments"))}}
+
+
+def _parsed(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments

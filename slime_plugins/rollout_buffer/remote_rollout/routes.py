@@ -1,0 +1,181 @@
+"""Both sides on HTTP, as routes that any aiohttp application can mount.
+
+    add_agent_routes(app, agent)      POST /rollout, GET /rollout/<id>, GET /tools
+    add_trainer_routes(app, trainer)  POST /v1/chat/completions, POST and GET /rollouts, GET /rollouts/<id>,
+                                      POST /rollouts/<id>/end
+
+An application that has a ``/v1/chat/completions`` of its own mounts the trainer's with ``with_completions=False`` and
+hands bodies with a ``rollout_id`` to ``answer_turn``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.errors import (
+    InvalidPayloadError,
+    PayloadTooLargeError,
+    RolloutBufferError,
+    UnauthorizedError,
+)
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.session_views import coloured, described, listed, shown_page
+from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide, is_right_key
+from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
+
+__all__ = ["add_agent_routes", "add_trainer_routes", "answer_turn", "create_app"]
+
+LARGEST_BODY: Final = 64 * 1024 * 1024
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    *, agent: AgentSide | None = None, trainer: TrainerSide | None = None, max_body_bytes: int = LARGEST_BODY
+) -> web.Application:
+    """Returns an application with one side or both, and ``GET /health``."""
+    app = web.Application(client_max_size=max_body_bytes)
+    app.router.add_get("/health", _health)
+    if agent is not None:
+        add_agent_routes(app, agent)
+    if trainer is not None:
+        add_trainer_routes(app, trainer)
+    return app
+
+
+def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
+    """Mounts the agent's side; it is closed with the application."""
+
+    async def rollout(request: web.Request) -> web.Response:
+        _check_key(request, agent.settings.api_key)
+        return _json(await agent.rollout(await _body(request)))
+
+    async def state(request: web.Request) -> web.Response:
+        _check_key(request, agent.settings.api_key)
+        return _json(agent.state_of(request.match_info["rollout_id"]))
+
+    async def tools(request: web.Request) -> web.Response:
+        return _json({"tools": [dict(schema) for schema in agent.tool_schemas]})
+
+    app.router.add_post("/rollout", _answered(rollout))
+    app.router.add_get("/rollout/{rollout_id:.+}", _answered(state))
+    app.router.add_get("/tools", _answered(tools))
+    app.on_cleanup.append(_closing(agent.close))
+
+
+def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_completions: bool = True) -> None:
+    """Mounts the trainer's side; it is closed with the application."""
+
+    async def turn(request: web.Request) -> web.Response:
+        return await answer_turn(trainer, request, await _body(request))
+
+    async def open_session(request: web.Request) -> web.Response:
+        trainer.authorize(None, request.headers.get("Authorization"))
+        return _json(listed(await trainer.open(await _body(request))))
+
+    async def list_sessions(request: web.Request) -> web.Response:
+        trainer.authorize(None, request.headers.get("Authorization"))
+        return _json({"rollouts": [listed(session) for session in trainer.sessions()]})
+
+    async def show(request: web.Request) -> web.Response:
+        session = trainer.get_session(request.match_info["rollout_id"])
+        trainer.authorize(session, request.headers.get("Authorization"))
+        return _view(request, session)
+
+    async def end(request: web.Request) -> web.Response:
+        rollout_id = request.match_info["rollout_id"]
+        trainer.authorize_end(rollout_id, request.headers.get("Authorization"))
+        return _json(await trainer.end(rollout_id, await _body(request)))
+
+    if with_completions:
+        app.router.add_post("/v1/chat/completions", _answered(turn))
+    app.router.add_post("/rollouts", _answered(open_session))
+    app.router.add_get("/rollouts", _answered(list_sessions))
+    app.router.add_post("/rollouts/{rollout_id:.+}/end", _answered(end))
+    app.router.add_get("/rollouts/{rollout_id:.+}", _answered(show))
+    app.on_cleanup.append(_closing(trainer.close))
+
+
+async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[str, Any]) -> web.Response:
+    """Answers a ``/v1/chat/completions`` whose body has a ``rollout_id``.
+
+    Raises:
+        RolloutBufferError: refused; ``error_response`` makes the reply of it.
+    """
+    told = request.headers.get(TURN_HEADER)
+    if told is not None and not (told.isascii() and told.isdigit() and len(told) < 10):
+        raise InvalidPayloadError(f"the header {TURN_HEADER} must be the number of the turn, from 1")
+    completion = await trainer.complete(
+        body, authorization=request.headers.get("Authorization"), asked_turn=None if told is None else int(told)
+    )
+    return _json(completion, headers={} if told is None else {TURN_HEADER: told})
+
+
+def error_response(error: RolloutBufferError) -> web.Response:
+    """Returns the project's error reply."""
+    said = {"code": error.code, "message": error.message, "detail": error.detail}
+    return _json({"error": said}, status=error.http_status)
+
+
+def _view(request: web.Request, session: Any) -> web.Response:
+    wanted = request.query.get("view", "json")
+    if wanted == "json":
+        return _json(described(session))
+    if wanted == "html":
+        return web.Response(text=shown_page(session), content_type="text/html")
+    if wanted == "text":
+        return web.Response(text=coloured(session), content_type="text/plain")
+    raise InvalidPayloadError(f"view is {wanted[:40]!r}; there are json, html and text")
+
+
+def _answered(handler: Handler) -> Handler:
+    async def answered(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except RolloutBufferError as error:
+            return error_response(error)
+
+    return answered
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        content = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise PayloadTooLargeError(f"the body is larger than this server takes: {error.text}") from error
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise InvalidPayloadError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidPayloadError("the body must be a JSON object")
+    return body
+
+
+def _check_key(request: web.Request, key: str | None) -> None:
+    if key and not is_right_key(request.headers.get("Authorization"), (key,)):
+        raise UnauthorizedError("the bearer token is missing or wrong")
+
+
+def _json(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(body), status=status, content_type="application/json", headers=dict(headers or {})
+    )
+
+
+def _closing(close: Callable[[], Awaitable[None]]) -> Callable[[web.Application], Awaitable[None]]:
+    async def on_cleanup(app: web.Application) -> None:
+        await close()
+
+    return on_cleanup
+
+
+async def _health(request: web.Request) -> web.Response:
+    return _json({"status": "ok"})

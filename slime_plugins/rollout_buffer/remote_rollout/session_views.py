@@ -1,0 +1,100 @@
+"""A session for people and programs: what was sampled, what entered, and which tokens are trained after what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slime_plugins.rollout_buffer.mask_view import Category, Section, coloured_text, page, pieces_of
+from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, Turn, counts_of
+
+__all__ = ["coloured", "described", "listed", "shown_page"]
+
+
+def listed(session: TrainerSession) -> dict[str, Any]:
+    """Returns a session in a few words."""
+    return {
+        "rollout_id": session.rollout_id,
+        "state": session.state.value,
+        "reason": session.reason or None,
+        "turns": len(session.turns),
+        "tokens": len(session.held_ids),
+        "job_id": session.binding.job_id,
+        "instance_id": session.binding.instance_id,
+        "uid": session.binding.uid,
+        "reward": session.reward,
+        "opened_at": session.opened_at,
+        **counts_of(session.turns),
+    }
+
+
+def described(session: TrainerSession) -> dict[str, Any]:
+    """Returns everything: messages, ids, mask, log-probs, turn by turn, and the training rows it packs into."""
+    mask = session.response_mask
+    return {
+        **listed(session),
+        "messages": session.messages,
+        "prompt_ids": list(session.turns[0].new_ids) if session.turns else [],
+        "response_ids": session.response_ids,
+        "response_mask": mask,
+        "log_probs": session.response_log_probs,
+        "sampled_tokens": sum(mask),
+        "entered_tokens": len(mask) - sum(mask),
+        "turn_list": [_turn(number, turn) for number, turn in enumerate(session.turns, 1)],
+        "rows": [
+            {
+                "token_ids": row.token_ids,
+                "loss_mask": row.loss_mask,
+                "log_probs": row.log_probs,
+                "response_length": row.response_length,
+                "turns": [index + 1 for index in row.generation_indices],
+            }
+            for row in session.rows()
+        ],
+    }
+
+
+def coloured(session: TrainerSession) -> str:
+    """Returns the rows for a terminal."""
+    return coloured_text(list(_sections(session)))
+
+
+def shown_page(session: TrainerSession) -> str:
+    """Returns the rows as a page that needs nothing but itself."""
+    return page(list(_sections(session)))
+
+
+def _turn(number: int, turn: Turn) -> dict[str, Any]:
+    return {
+        "turn": number,
+        "kind": turn.kind.value,
+        "entered_tokens": len(turn.entered_ids),
+        "sampled_tokens": len(turn.reply.output_ids),
+        "kept_tokens": turn.kept,
+        "counted_by": turn.counted_by.value,
+        "finish_reason": turn.reply.finish_reason,
+        "weight_version": turn.reply.weight_version,
+        "seconds": round(turn.seconds, 6),
+    }
+
+
+def _sections(session: TrainerSession) -> Iterator[Section]:
+    for number, row in enumerate(session.rows(), 1):
+        categories = [Category.TRAINED if value else Category.CONTEXT for value in row.loss_mask]
+        turns = ", ".join(str(index + 1) for index in row.generation_indices)
+        title = (
+            f"{session.rollout_id}, row {number}, turns {turns}: {sum(row.loss_mask)} of {len(row.loss_mask)} trained"
+        )
+        pieces = list(pieces_of(row.token_ids, categories, session.tokens.tokenizer.decode, row.log_probs))
+        yield Section(title, pieces, _remarks(session, row.generation_indices))
+
+
+def _remarks(session: TrainerSession, indices: tuple[int, ...]) -> list[str]:
+    remarks = []
+    for index in indices:
+        turn = session.turns[index]
+        if turn.kind.value == "edited":
+            remarks.append(f"turn {index + 1}: the context was edited, {turn.kept} tokens are as they were")
+        if turn.counted_by.value != "ids":
+            remarks.append(f"turn {index + 1}: its mask was counted by {turn.counted_by.value}; the one kept is exact")
+    return remarks

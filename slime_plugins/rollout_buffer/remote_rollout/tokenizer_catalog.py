@@ -1,0 +1,132 @@
+"""The tokenizers that requests name: found, loaded once, kept while they are used.
+
+A name is a folder under one of the configured roots, or a name of a model hub. Loading runs in a thread; requests for
+the same one wait for the same load. Only names on the list may bring code of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
+from slime_plugins.rollout_buffer.remote_rollout.refusals import TokenizerRefusedError
+from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
+
+__all__ = ["TokenizerCatalog"]
+
+DEMO_NAME: Final = "demo"
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?", re.ASCII)
+_REVISION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
+_MAIN: Final = "main"
+
+logger = logging.getLogger(__name__)
+
+Load = Callable[[str, str | None, bool, bool], Any]
+Key = tuple[str, str | None, bool]
+
+
+class TokenizerCatalog:
+    """Gives conversations their tokens by name and revision. ``load`` is replaced in tests."""
+
+    def __init__(self, settings: TokenizerSettings | None = None, *, load: Load | None = None) -> None:
+        self._settings = settings or TokenizerSettings()
+        self._load = load or _load
+        self._kept: OrderedDict[Key, asyncio.Task[ConversationTokens]] = OrderedDict()
+
+    async def get(self, name: str | None, revision: str | None = None) -> ConversationTokens:
+        """Returns the named tokenizer, loading it when it is not held.
+
+        Raises:
+            TokenizerRefusedError: unknown, outside of the roots, without a chat template, or code of its own.
+        """
+        key = self._find(name or self._settings.default_name, revision)
+        task = self._kept.get(key)
+        if task is None:
+            task = self._kept[key] = asyncio.create_task(self._loaded(key, name or ""))
+            task.add_done_callback(lambda done: self._forget_failed(key, done))
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._settings.max_cached:
+            self._kept.popitem(last=False)
+        return await asyncio.shield(task)
+
+    @property
+    def held(self) -> int:
+        """How many tokenizers are kept."""
+        return len(self._kept)
+
+    def _find(self, name: str | None, revision: str | None) -> Key:
+        if not name:
+            raise TokenizerRefusedError("tokenizer_name is missing, and this server has no default tokenizer")
+        if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
+            raise TokenizerRefusedError(f"tokenizer_revision {revision[:80]!r} is not the name of a revision")
+        folder = self._folder(name)
+        if folder is None:
+            self._check_hub_name(name)
+            return name, revision, name in self._settings.remote_code_names
+        if revision not in (None, _MAIN):
+            raise TokenizerRefusedError(
+                f"tokenizer {name!r} is a folder and has no revision {revision!r}: leave tokenizer_revision out"
+            )
+        return str(folder), None, name in self._settings.remote_code_names
+
+    def _folder(self, name: str) -> Path | None:
+        """The local folder that is meant, if one is."""
+        if name == DEMO_NAME or Path(name) == DEMO_TOKENIZER_PATH:
+            return DEMO_TOKENIZER_PATH
+        if name in self._settings.folders:
+            return Path(self._settings.folders[name])
+        if "\x00" in name or len(name) > 1024:
+            return None
+        for root in (root.resolve() for root in self._settings.roots):
+            folder = (root / name).resolve()
+            if folder.is_relative_to(root) and folder.is_dir():
+                return folder
+        return None
+
+    def _check_hub_name(self, name: str) -> None:
+        if not _HUB_NAME.fullmatch(name) or ".." in name:
+            raise TokenizerRefusedError(
+                f"tokenizer {name[:200]!r} is neither a name of a model hub nor a folder under the tokenizer roots"
+            )
+        if Path(name).exists():  # the library would take a folder of the working directory for the name
+            raise TokenizerRefusedError(f"tokenizer {name!r} is a path outside of this server's tokenizer roots")
+
+    async def _loaded(self, key: Key, asked: str) -> ConversationTokens:
+        name, revision, trusted = key
+        try:
+            tokenizer = await asyncio.to_thread(self._load, name, revision, trusted, self._settings.download)
+            tokens = ConversationTokens(tokenizer)
+        except ConfigError as error:
+            raise TokenizerRefusedError(f"tokenizer {asked!r} cannot be used: {error.message}") from error
+        except Exception as error:
+            version = f" at revision {revision!r}" if revision else ""
+            raise TokenizerRefusedError(
+                f"tokenizer {asked!r}{version} cannot be loaded: {_first_line(error)}"
+            ) from error
+        logger.info("loaded tokenizer %s%s", name, f" at {revision}" if revision else "")
+        return tokens
+
+    def _forget_failed(self, key: Key, done: asyncio.Task[ConversationTokens]) -> None:
+        """A load that failed is tried again when it is asked for again."""
+        failed = done.cancelled() or done.exception() is not None
+        if failed and self._kept.get(key) is done:
+            del self._kept[key]
+
+
+def _load(name: str, revision: str | None, trusted: bool, download: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    options = {} if revision is None else {"revision": revision}
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trusted, local_files_only=not download, **options)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,510 @@
+"""The trainer's side of the remote rollout protocol: turns in, samples out, a trajectory at the end.
+
+A stranger's rollout server calls ``/v1/chat/completions`` with a ``rollout_id``. Each call is one turn of that session:
+its mask is checked, the prompt is sampled through our engine with exact ids, and the session keeps everything. What is
+refused changes nothing, so a corrected call may follow. A repeated call gets the same answer and samples nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import (
+    EngineError,
+    InvalidPayloadError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from slime_plugins.rollout_buffer.payloads import parse
+from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools
+from slime_plugins.rollout_buffer.remote_rollout.masks import Count, check_mask
+from slime_plugins.rollout_buffer.remote_rollout.refusals import RolloutConflictError, SessionEndedError
+from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
+from slime_plugins.rollout_buffer.remote_rollout.tool_calls import message_with_calls
+from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import (
+    Binding,
+    PlannedTurn,
+    SessionState,
+    TrainerSession,
+    Turn,
+    plan_turn,
+)
+from slime_plugins.rollout_buffer.remote_rollout.trajectories import TrajectorySink, item_of, trajectory_of
+from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
+
+__all__ = ["FixedPolicy", "Policy", "PolicySource", "TrainerSide", "is_right_key"]
+
+_ENGINE_OPTIONS: Final = (
+    "stop", "stop_token_ids", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "ignore_eos", "min_new_tokens",
+)  # fmt: skip
+"""Sampling parameters of a turn that the engine knows by the same name."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """What a session samples with: an engine, and the tokenizer of its model."""
+
+    engine: Engine
+    tokens: ConversationTokens
+
+
+class PolicySource(Protocol):
+    """Finds the policy of a session that is opened: one for all, or that of the session's job."""
+
+    async def policy_of(self, session: OpenBody) -> Policy:
+        """Returns the policy.
+
+        Raises:
+            RolloutBufferError: there is none, its tokenizer is unknown, or it cannot be had now.
+        """
+        ...
+
+
+class FixedPolicy:
+    """One engine for all sessions; the tokenizer is the one a session names, or the catalog's default."""
+
+    def __init__(self, engine: Engine, tokenizers: TokenizerCatalog) -> None:
+        self._engine = engine
+        self._tokenizers = tokenizers
+
+    async def policy_of(self, session: OpenBody) -> Policy:
+        """Returns the engine with the tokenizer that the session names.
+
+        Raises:
+            TokenizerRefusedError: it cannot be used.
+        """
+        tokens = await self._tokenizers.get(session.tokenizer_name, session.tokenizer_revision)
+        return Policy(engine=self._engine, tokens=tokens)
+
+
+class TrainerSide:
+    """Keeps the sessions. One object on one event loop; ``sink`` takes finished trajectories, if they go anywhere."""
+
+    def __init__(
+        self,
+        policies: PolicySource,
+        settings: TrainerSettings | None = None,
+        *,
+        sink: TrajectorySink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or TrainerSettings()
+        self._policies = policies
+        self._sink = sink
+        self._clock = clock
+        self._open: OrderedDict[str, TrainerSession] = OrderedDict()
+        self._closed: OrderedDict[str, TrainerSession] = OrderedDict()
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    # --- sessions ----------------------------------------------------------------------------------------------------
+
+    async def open(self, body: Mapping[str, Any]) -> TrainerSession:
+        """Opens a session, or returns the one that is open under this id with the same binding.
+
+        Raises:
+            RequestError: a field is wrong, the id is taken by other work or was ended, the tokenizer is unknown.
+            UnavailableError: too many sessions are open.
+        """
+        asked = parse(OpenBody, body)
+        binding = Binding(job_id=asked.job_id, instance_id=asked.instance_id, uid=asked.uid)
+        async with self._opening.setdefault(asked.rollout_id, asyncio.Lock()):
+            try:
+                return await self._open_once(asked, binding)
+            finally:
+                self._opening.pop(asked.rollout_id, None)
+
+    def get_session(self, rollout_id: str) -> TrainerSession:
+        """Returns a session, open or ended.
+
+        Raises:
+            NotFoundError: unknown, or ended so long ago that it is forgotten.
+        """
+        self.expire()
+        session = self._open.get(rollout_id) or self._closed.get(rollout_id)
+        if session is None:
+            raise NotFoundError(f"there is no rollout {rollout_id!r}")
+        return session
+
+    def sessions(self) -> list[TrainerSession]:
+        """Returns all sessions that are held, the open ones first."""
+        self.expire()
+        return [*self._open.values(), *self._closed.values()]
+
+    def authorize(self, session: TrainerSession | None, authorization: str | None) -> None:
+        """Lets a call pass that brings the key of the session, or without one the key of this server.
+
+        Raises:
+            UnauthorizedError: it does not.
+        """
+        accepted = [key for key in ((session.api_key if session else None), self.settings.api_key) if key]
+        if accepted and not is_right_key(authorization, accepted):
+            raise UnauthorizedError("the bearer token is missing or wrong")
+
+    def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
+        """Lets a call pass that may give a reward: with this server's key, or where it has none, with the session's.
+
+        Raises:
+            NotFoundError: there is no such session.
+            UnauthorizedError: it may not.
+        """
+        self.authorize(None if self.settings.api_key else self.get_session(rollout_id), authorization)
+
+    def expire(self) -> None:
+        """Closes sessions that nobody called for too long and forgets those that ended long ago."""
+        now = self._clock()
+        for session in list(self._open.values()):
+            if now - session.used_at <= self.settings.idle_s:
+                break
+            if session.in_flight is None:
+                self._close(session, SessionState.EXPIRED, f"no call came for {self.settings.idle_s:g} s")
+            else:
+                self._touch(session)
+        while self._closed:
+            oldest = next(iter(self._closed.values()))
+            if len(self._closed) <= self.settings.max_ended and now - oldest.used_at <= self.settings.keep_ended_s:
+                break
+            del self._closed[oldest.rollout_id]
+
+    async def close(self) -> None:
+        """Ends turns that are being sampled."""
+        running = [session.in_flight for session in self._open.values() if session.in_flight is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    async def complete(
+        self, body: Mapping[str, Any], *, authorization: str | None = None, asked_turn: int | None = None
+    ) -> dict[str, Any]:
+        """Samples one turn and returns the completion. The same call again returns the same completion.
+
+        ``asked_turn`` is the turn's number as the caller counts (header ``X-Rollout-Turn``), None when it does not say.
+
+        Raises:
+            RequestError: refused, with a sentence that names the turn; nothing was changed.
+            UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
+        """
+        asked = parse(CompletionBody, body)
+        self.expire()
+        known = self._open.get(asked.rollout_id)
+        self.authorize(known or self._closed.get(asked.rollout_id), authorization)
+        session = known or await self._first_seen(asked)
+        self._touch(session)
+        fingerprint = _fingerprint(asked.messages, asked.response_mask, asked.tools)
+        repeated = self._repeated(session, fingerprint, asked_turn)
+        if repeated is not None:
+            return await repeated
+        task = asyncio.create_task(self._sample(session, asked, fingerprint))
+        session.in_flight, session.in_flight_fingerprint = task, fingerprint
+        task.add_done_callback(lambda done: _no_longer_in_flight(session, done))
+        return await asyncio.shield(task)  # a caller that goes away may come back for the answer
+
+    def _repeated(
+        self, session: TrainerSession, fingerprint: bytes, asked_turn: int | None
+    ) -> Awaitable[dict[str, Any]] | None:
+        """An awaitable of the answer, when this call was made before."""
+        done = len(session.turns)
+        if session.in_flight is not None:
+            if fingerprint == session.in_flight_fingerprint and asked_turn in (None, done + 1):
+                return asyncio.shield(session.in_flight)
+            raise RolloutConflictError(f"turn {done + 1} of this rollout is being sampled; one turn at a time")
+        reply = session.last_reply if fingerprint == session.fingerprint else None
+        if asked_turn is not None and asked_turn != done + 1 and not (asked_turn == done and reply):
+            raise RolloutConflictError(
+                f"this call says it is turn {asked_turn}, but turn {done + 1} is next"
+                + (f", and turn {done} was asked with another body" if asked_turn == done else ""),
+                {"next_turn": done + 1},
+            )
+        return _as_is(reply) if reply and asked_turn in (None, done) else None
+
+    async def _first_seen(self, asked: CompletionBody) -> TrainerSession:
+        ended = self._closed.get(asked.rollout_id)
+        if ended is not None:
+            raise SessionEndedError(
+                f"rollout {asked.rollout_id!r} is {ended.state.value}{_because(ended)}: it takes no more turns"
+            )
+        if not self.settings.open_unknown:
+            raise NotFoundError(f"there is no rollout {asked.rollout_id!r}: open it with POST /rollouts")
+        return await self.open({"rollout_id": asked.rollout_id})
+
+    async def _sample(self, session: TrainerSession, asked: CompletionBody, fingerprint: bytes) -> dict[str, Any]:
+        number = len(session.turns) + 1
+        tools = list(asked.tools if asked.tools is not None else session.tools)
+        plan, counted_by = await asyncio.to_thread(self._checked_plan, session, asked, number, tools)
+        prompt = plan.prompt_ids(session.held_ids)
+        start = time.monotonic()
+        reply = await self._generate(session, prompt, self._sampling(session, asked, number, len(prompt)), number)
+        if session.state is not SessionState.OPEN:
+            raise SessionEndedError(f"turn {number}: the rollout was {session.state.value} while it was sampled")
+        session.add_turn(
+            Turn(
+                kind=plan.kind,
+                kept=plan.kept,
+                new_ids=plan.new_ids,
+                reply=reply,
+                counted_by=counted_by,
+                seconds=time.monotonic() - start,
+            )
+        )
+        session.asked_messages = [dict(one) for one in asked.messages]
+        session.reply_message = self._message(session, reply, number, has_tools=bool(tools))
+        session.last_tools, session.fingerprint = tools, fingerprint
+        session.last_reply = _completion(session, prompt, self.settings.model)
+        self._touch(session)
+        return session.last_reply
+
+    def _checked_plan(
+        self, session: TrainerSession, asked: CompletionBody, number: int, tools: Tools
+    ) -> tuple[PlannedTurn, Count]:
+        if number > self.settings.max_turns:
+            raise InvalidPayloadError(f"turn {number}: a rollout has {self.settings.max_turns} turns at most")
+        if session.recorded_tokens > self.settings.max_session_tokens:
+            raise InvalidPayloadError(
+                f"turn {number}: the rollout holds {session.recorded_tokens} tokens; "
+                f"{self.settings.max_session_tokens} is the limit"
+            )
+        try:
+            check_text_only(asked.messages)
+            plan = plan_turn(session, asked.messages, tools, text_counts=self.settings.text_counts)
+        except InvalidPayloadError as error:
+            raise InvalidPayloadError(f"turn {number}: {error.message}", error.detail) from error
+        return plan, check_mask(asked.response_mask, number, plan.entered)
+
+    def _sampling(
+        self, session: TrainerSession, asked: CompletionBody, number: int, prompt_tokens: int
+    ) -> SamplingParams:
+        room = self.settings.max_context_tokens - prompt_tokens
+        if room <= 0:
+            raise InvalidPayloadError(
+                f"turn {number}: the prompt has {prompt_tokens} tokens; "
+                f"a sequence has {self.settings.max_context_tokens} at most"
+            )
+        caps = [room, self.settings.max_new_tokens, session.max_new_tokens]
+        caps += [asked.max_new_tokens, asked.max_completion_tokens, asked.max_tokens]
+        told = asked.model_extra or {}
+        return SamplingParams(
+            max_new_tokens=min(cap for cap in caps if cap is not None),
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            extra={key: told[key] for key in _ENGINE_OPTIONS if told.get(key) is not None},
+        )
+
+    async def _generate(
+        self, session: TrainerSession, prompt: list[int], sampling: SamplingParams, number: int
+    ) -> GenerateReply:
+        request = GenerateRequest(
+            input_ids=prompt, sampling_params=sampling, session_id=session.binding.uid or session.rollout_id
+        )
+        try:
+            reply = await session.engine.generate(request)
+        except EngineError as error:
+            raise UnavailableError(f"turn {number} was not sampled: {error.message}", error.detail) from error
+        if not reply.output_ids or reply.finish_reason == "abort":
+            raise UnavailableError(
+                f"turn {number} was not sampled: the engine ended it with {reply.finish_reason!r} "
+                f"after {len(reply.output_ids)} tokens"
+            )
+        return reply
+
+    def _message(self, session: TrainerSession, reply: GenerateReply, number: int, *, has_tools: bool) -> Message:
+        text = session.tokens.text(reply.output_ids)
+        return message_with_calls(text, number) if has_tools else {"role": "assistant", "content": text}
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def end(self, rollout_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ends a session and writes its trajectory to its job, if it has one. The same call again changes nothing.
+
+        Raises:
+            RequestError: unknown, without turns or reward, ended in another way before, or refused by its job.
+            UnavailableError: the job cannot take it now; the session stays open, and the call may be repeated.
+        """
+        end = parse(EndBody, body)
+        session = self.get_session(rollout_id)
+        fingerprint = _fingerprint(dict(body))
+        if session.result is not None:
+            if session.result_fingerprint != fingerprint:
+                raise RolloutConflictError(f"rollout {rollout_id!r} was ended before, with another body")
+            return session.result
+        if session.state is not SessionState.OPEN:
+            raise SessionEndedError(f"rollout {rollout_id!r} is {session.state.value}{_because(session)}")
+        if session.in_flight is not None:
+            raise RolloutConflictError(f"turn {len(session.turns) + 1} of rollout {rollout_id!r} is being sampled")
+        result = self._failed(session, end) if end.failed else await self._written(session, end)
+        session.result, session.result_fingerprint = result, fingerprint
+        return result
+
+    def finish(self, session: TrainerSession, end: EndBody) -> Trajectory:
+        """Ends a session in this process and returns its trajectory instead of writing it anywhere.
+
+        Raises:
+            InvalidPayloadError: it has no turns, or was given no reward.
+        """
+        trajectory = self._trajectory(session, end)
+        self._close(session, SessionState.ENDED, "")
+        session.reward = trajectory.reward
+        return trajectory
+
+    def drop(self, session: TrainerSession, reason: str) -> None:
+        """Ends a session without a trajectory; turns that still come for it are refused."""
+        if session.state is SessionState.OPEN:
+            self._close(session, SessionState.FAILED, reason)
+
+    async def _written(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
+        trajectory = self._trajectory(session, end)
+        binding = session.binding.filled_by(end.job_id, end.instance_id, end.uid)
+        written: dict[str, Any] | None = None
+        if binding.job_id is not None:
+            written = await self._write(binding, trajectory)
+        session.binding = Binding(job_id=binding.job_id, instance_id=trajectory.instance_id, uid=trajectory.uid)
+        session.reward = trajectory.reward
+        if session.state is SessionState.OPEN:
+            self._close(session, SessionState.ENDED, "")
+        rows = session.rows()
+        return {
+            "rollout_id": session.rollout_id,
+            "state": SessionState.ENDED.value,
+            "uid": trajectory.uid,
+            "instance_id": trajectory.instance_id,
+            "job_id": binding.job_id,
+            "reward": trajectory.reward,
+            "turns": len(session.turns),
+            "rows": len(rows),
+            "trained_tokens": sum(sum(row.loss_mask) for row in rows),
+            "written": written,
+        }
+
+    async def _write(self, binding: Binding, trajectory: Trajectory) -> dict[str, Any]:
+        if self._sink is None:
+            raise InvalidPayloadError("this server writes to no buffer: leave job_id out, or start it with one")
+        if binding.instance_id is None:
+            raise InvalidPayloadError("instance_id is missing: whose group the trajectory belongs to")
+        try:
+            return await self._sink.write([item_of(trajectory)], job_id=binding.job_id)
+        except (OSError, TimeoutError) as error:
+            raise UnavailableError(f"the buffer cannot be reached ({type(error).__name__}: {error})") from error
+
+    def _trajectory(self, session: TrainerSession, end: EndBody) -> Trajectory:
+        if not session.turns:
+            raise InvalidPayloadError(f"rollout {session.rollout_id!r} has sampled no turn: there is nothing to train")
+        if end.reward is None:
+            raise InvalidPayloadError("reward is missing: what the trajectory earns")
+        return trajectory_of(session, end, reward=end.reward)
+
+    def _failed(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
+        reason = end.error_message or "the rollout server reported an error"
+        self._close(session, SessionState.FAILED, reason)
+        return {
+            "rollout_id": session.rollout_id,
+            "state": SessionState.FAILED.value,
+            "reason": reason,
+            "turns": len(session.turns),
+            "written": None,
+        }
+
+    # --- housekeeping ------------------------------------------------------------------------------------------------
+
+    async def _open_once(self, asked: OpenBody, binding: Binding) -> TrainerSession:
+        known = self._open.get(asked.rollout_id)
+        if known is not None:
+            if known.binding != binding or known.api_key != asked.api_key:
+                raise RolloutConflictError(f"rollout {asked.rollout_id!r} is open already, with another binding or key")
+            return known
+        if asked.rollout_id in self._closed:
+            raise SessionEndedError(f"rollout {asked.rollout_id!r} was there before; open it under a new id")
+        if len(self._open) >= self.settings.max_sessions:
+            raise UnavailableError(f"{len(self._open)} sessions are open, which is the limit: try again later")
+        policy = await self._policies.policy_of(asked)
+        session = TrainerSession(
+            rollout_id=asked.rollout_id,
+            engine=policy.engine,
+            tokens=policy.tokens,
+            binding=binding,
+            tools=tuple(asked.tools),
+            api_key=asked.api_key,
+            max_new_tokens=asked.max_new_tokens,
+            used_at=self._clock(),
+        )
+        self._open[session.rollout_id] = session
+        return session
+
+    def _touch(self, session: TrainerSession) -> None:
+        session.used_at = self._clock()
+        if session.rollout_id in self._open:
+            self._open.move_to_end(session.rollout_id)
+
+    def _close(self, session: TrainerSession, state: SessionState, reason: str) -> None:
+        session.state, session.reason, session.used_at = state, reason, self._clock()
+        session.last_reply = None
+        if self._open.pop(session.rollout_id, None) is not None:
+            self._closed[session.rollout_id] = session
+        if reason:
+            logger.info("rollout %s is %s: %s", session.rollout_id, state.value, reason)
+
+
+def _no_longer_in_flight(session: TrainerSession, done: asyncio.Task[dict[str, Any]]) -> None:
+    if session.in_flight is done:
+        session.in_flight = None
+    if not done.cancelled():
+        done.exception()  # seen: whoever waits gets it, and nobody may be waiting
+
+
+async def _as_is(reply: dict[str, Any]) -> dict[str, Any]:
+    return reply
+
+
+def _because(session: TrainerSession) -> str:
+    return f" ({session.reason})" if session.reason else ""
+
+
+def is_right_key(authorization: str | None, keys: Sequence[str]) -> bool:
+    """Tells whether an ``Authorization`` header brings one of the keys, in a time that tells nothing about them."""
+    scheme, _, given = (authorization or "").partition(" ")
+    told = given.strip().encode("utf-8", "replace")
+    matches = [hmac.compare_digest(told, key.encode("utf-8", "replace")) for key in keys]
+    return scheme.lower() == "bearer" and any(matches)
+
+
+def _fingerprint(*parts: Any) -> bytes:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode("ascii")).digest()
+
+
+def _completion(session: TrainerSession, prompt: list[int], model: str) -> dict[str, Any]:
+    """The answer to the session's last turn."""
+    turn, message = session.turns[-1], session.reply_message or {}
+    reply = turn.reply
+    sampled = len(reply.output_ids)
+    reason = "length" if reply.finish_reason == "length" else "tool_calls" if message.get("tool_calls") else "stop"
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+        "usage": {"prompt_tokens": len(prompt), "completion_tokens": sampled, "total_tokens": len(prompt) + sampled},
+        "token_ids": list(reply.output_ids),
+        "logprobs": list(reply.output_log_probs),
+        "prompt_token_ids": prompt,
+        "rollout_id": session.rollout_id,
+        "turn": len(session.turns),
+        "entered_tokens": len(turn.entered_ids),
+        "weight_version": reply.weight_version,
+    }

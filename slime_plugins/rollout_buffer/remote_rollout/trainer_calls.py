@@ -1,0 +1,129 @@
+"""One turn over HTTP: ``POST server_url/v1/chat/completions``, bounded in time, tries and bytes.
+
+A turn must not be sampled twice without the trainer knowing. So a call is made again only when it certainly did nothing
+(no connection, HTTP 429 or 503), or when the trainer recognises turns: every call names its turn in the header
+``X-Rollout-Turn``, and a trainer that sends the header back gives the same answer to the same turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply, sentence_of
+
+__all__ = ["TURN_HEADER", "MaskRefusedError", "TrainerCalls"]
+
+TURN_HEADER: Final = "X-Rollout-Turn"
+_DID_NOTHING: Final = frozenset({429, 503})
+_REFUSED_MASK: Final = frozenset({400, 409, 422})
+
+
+class MaskRefusedError(TrainerReplyError):
+    """The trainer refused a turn after the first with a status that says that the request was wrong."""
+
+
+class _NotTakenError(Exception):
+    """This call did nothing; it may be made again. Ends in ``TrainerCalls``."""
+
+
+class _UnansweredError(Exception):
+    """Nobody knows what this call did. It may be made again to a trainer that recognises turns."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Address:
+    url: str
+    headers: Mapping[str, str]
+
+
+class TrainerCalls:
+    """The calls of one rollout to its trainer."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, server_url: str, api_key: str | None, settings: AgentSettings
+    ) -> None:
+        headers = {"Content-Type": "application/json"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        self._session = session
+        self._address = _Address(url=f"{server_url}/v1/chat/completions", headers=headers)
+        self._settings = settings
+        self._knows_turns = False
+
+    async def sample(self, body: Mapping[str, Any], turn: int) -> TrainerReply:
+        """Returns the trainer's reply to a turn.
+
+        Raises:
+            MaskRefusedError: the trainer refused the call as wrong.
+            TrainerReplyError: it stayed silent, failed, or sent what is no reply; names the turn.
+        """
+        try:
+            async with asyncio.timeout(self._settings.turn_timeout_s):
+                return await self._try_until_answered(orjson.dumps(body), turn)
+        except TimeoutError as error:
+            raise TrainerReplyError(
+                f"turn {turn}: the trainer did not answer within {self._settings.turn_timeout_s:g} s"
+            ) from error
+
+    async def _try_until_answered(self, body: bytes, turn: int) -> TrainerReply:
+        for tried in range(1, self._settings.tries + 1):
+            try:
+                return await self._exchange(body, turn)
+            except (_NotTakenError, _UnansweredError) as error:
+                known = isinstance(error, _NotTakenError) or self._knows_turns
+                if not known:
+                    raise TrainerReplyError(
+                        f"turn {turn}: the trainer {error}; the turn may have been sampled, so it is not asked again"
+                    ) from error
+                if tried == self._settings.tries:
+                    raise TrainerReplyError(f"turn {turn}: the trainer {error}; tried {tried} times") from error
+            await asyncio.sleep(self._settings.backoff_s * 2 ** (tried - 1))
+        raise AssertionError("the loop above returns or raises")
+
+    async def _exchange(self, body: bytes, turn: int) -> TrainerReply:
+        headers = {**self._address.headers, TURN_HEADER: str(turn)}
+        try:
+            async with self._session.post(
+                self._address.url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                content = await self._read(response, turn)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise _NotTakenError(f"cannot be reached ({error})") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _UnansweredError(f"broke off the answer ({type(error).__name__}: {error})") from error
+        self._knows_turns = self._knows_turns or response.headers.get(TURN_HEADER) == str(turn)
+        _check_status(response.status, content, turn)
+        return read_reply(content, turn, knows_turns=self._knows_turns)
+
+    async def _read(self, response: aiohttp.ClientResponse, turn: int) -> bytes:
+        limit = self._settings.max_reply_bytes
+        pieces: list[bytes] = []
+        size = 0
+        async for piece in response.content.iter_chunked(1 << 16):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise TrainerReplyError(f"turn {turn}: the trainer's reply is larger than {limit} bytes")
+        return b"".join(pieces)
+
+
+def _check_status(status: int, content: bytes, turn: int) -> None:
+    if status == 200:
+        return
+    said = f"answered {status}: {sentence_of(content)}"
+    if status in _DID_NOTHING:
+        raise _NotTakenError(said)
+    if status >= 500:
+        raise _UnansweredError(said)
+    if 300 <= status < 400:
+        raise TrainerReplyError(f"turn {turn}: the trainer answered with a redirect ({status}), which is not followed")
+    kind = MaskRefusedError if status in _REFUSED_MASK else TrainerReplyError
+    raise kind(f"turn {turn}: the trainer {said}")

@@ -1,0 +1,139 @@
+"""What a trainer answers to a turn, read out of the places where trainers put it. Pure.
+
+The guide's form has ``token_ids``, ``prompt_token_ids`` and ``logprobs`` beside ``choices``; others put them into the
+choice, or the log-probs into OpenAI's ``logprobs.content``. All are read; a reply without token ids is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["TrainerReply", "read_reply", "sentence_of"]
+
+_TOKEN_IDS = ("token_ids", "output_ids", "response_ids", "completion_token_ids")
+_PROMPT_IDS = ("prompt_token_ids", "prompt_ids")
+_LOG_PROBS = ("logprobs", "log_probs", "token_logprobs", "output_log_probs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerReply:
+    """One sampled turn. ``prompt_ids`` and ``prompt_tokens`` are None where the trainer does not tell.
+
+    ``knows_turns`` is true when the trainer showed that it recognises a repeated turn.
+    """
+
+    message: Message
+    finish_reason: str
+    token_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    log_probs: tuple[float, ...] | None = None
+    knows_turns: bool = False
+
+
+def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerReply:
+    """Returns the turn that a trainer's HTTP 200 holds.
+
+    Raises:
+        TrainerReplyError: no JSON, no message, no token ids, or numbers that do not belong together; names the turn.
+    """
+    reply = _object(body, turn)
+    choice = _choice(reply, turn)
+    token_ids = _ids(_first(_TOKEN_IDS, reply, choice), turn, "token_ids")
+    if token_ids is None:
+        raise TrainerReplyError(f"turn {turn}: the trainer's reply has no token_ids")
+    if not token_ids:
+        raise TrainerReplyError(f"turn {turn}: the trainer's reply has an empty list of token_ids")
+    usage = reply.get("usage")
+    told = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return TrainerReply(
+        message=_message(choice, turn),
+        finish_reason=str(choice.get("finish_reason") or "stop"),
+        token_ids=token_ids,
+        prompt_ids=_ids(_first(_PROMPT_IDS, reply, choice), turn, "prompt_token_ids"),
+        prompt_tokens=told if type(told) is int else None,
+        log_probs=_log_probs(_first(_LOG_PROBS, reply, choice), len(token_ids), turn),
+        knows_turns=knows_turns,
+    )
+
+
+def sentence_of(body: bytes) -> str:
+    """Returns what an error reply says, in any of the usual forms, shortened."""
+    try:
+        said: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = body[:500].decode("utf-8", "replace").strip()
+    for _ in range(3):
+        if isinstance(said, dict):
+            said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), str(said))
+    return str(said)[:500] or "(no text)"
+
+
+def _object(body: bytes, turn: int) -> dict[str, Any]:
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise TrainerReplyError(f"turn {turn}: the trainer's reply is not JSON: {error}") from error
+    if not isinstance(reply, dict):
+        raise TrainerReplyError(f"turn {turn}: the trainer's reply is not one JSON object")
+    return reply
+
+
+def _choice(reply: Mapping[str, Any], turn: int) -> dict[str, Any]:
+    choices = reply.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        raise TrainerReplyError(f"turn {turn}: the trainer's reply must have choices with exactly one entry")
+    return choices[0]
+
+
+def _message(choice: Mapping[str, Any], turn: int) -> Message:
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        raise TrainerReplyError(f"turn {turn}: the trainer's reply has no message")
+    if message.get("role", "assistant") != "assistant" or not isinstance(message.get("content"), str | list | None):
+        raise TrainerReplyError(f"turn {turn}: the trainer's message is not an assistant's text")
+    kept = {key: value for key, value in message.items() if value is not None}
+    return {**kept, "role": "assistant", "content": message.get("content")}
+
+
+def _first(keys: tuple[str, ...], reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
+    message = choice.get("message")
+    places = (reply, choice, message if isinstance(message, dict) else {})
+    return next((place[key] for place in places for key in keys if place.get(key) is not None), None)
+
+
+def _ids(value: Any, turn: int, name: str) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
+        raise TrainerReplyError(f"turn {turn}: {name} must be a list of token ids")
+    return tuple(value)
+
+
+def _log_probs(value: Any, sampled: int, turn: int) -> tuple[float, ...] | None:
+    if isinstance(value, dict):
+        value = value.get("content") if value.get("content") is not None else value.get("token_logprobs")
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise TrainerReplyError(f"turn {turn}: the log-probs must be a list")
+    if len(value) != sampled:
+        raise TrainerReplyError(
+            f"turn {turn}: the trainer sent {sampled} token_ids and {len(value)} log-probs: they do not belong together"
+        )
+    return tuple(_log_prob(entry, turn, place) for place, entry in enumerate(value))
+
+
+def _log_prob(entry: Any, turn: int, place: int) -> float:
+    number: Any = entry.get("logprob") if isinstance(entry, dict) else entry
+    if type(number) not in (int, float) or not math.isfinite(number):
+        raise TrainerReplyError(f"turn {turn}: the log-prob of sampled token {place} is no finite number")
+    return float(number)

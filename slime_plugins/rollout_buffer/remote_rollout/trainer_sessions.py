@@ -1,0 +1,256 @@
+"""Sessions of the trainer side: what one ``rollout_id`` was shown and what it sampled, turn by turn.
+
+A session holds ids. A conversation that only grew goes on from the ids that are held; a conversation that was edited or
+cut is rendered anew and opens a new training row, because its prompt no longer starts with what was held. Which of the
+two it is, the messages say; what entered, the ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows
+from slime_plugins.rollout_buffer.engine import Engine, GenerateReply
+from slime_plugins.rollout_buffer.remote_rollout.conversation import (
+    ConversationTokens,
+    Tools,
+    common_prefix,
+    is_same_message,
+    is_same_reply,
+)
+from slime_plugins.rollout_buffer.remote_rollout.masks import Count, Entered
+from slime_plugins.rollout_buffer.remote_rollout.tool_calls import message_with_calls
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["Binding", "PlannedTurn", "SessionState", "TrainerSession", "Turn", "TurnKind", "counts_of", "plan_turn"]
+
+
+class SessionState(StrEnum):
+    """Where a session stands."""
+
+    OPEN = "open"  # takes turns
+    ENDED = "ended"  # has its reward; its trajectory was made
+    FAILED = "failed"  # the rollout server said that it broke: no trajectory, no reward
+    EXPIRED = "expired"  # nobody called for too long: as failed
+
+
+class TurnKind(StrEnum):
+    """How a turn's prompt came about."""
+
+    FIRST = "first"  # the whole prompt, from the template
+    CONTINUED = "continued"  # what was held, and a bridge
+    EDITED = "edited"  # the conversation was changed behind our back: rendered anew, a new row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One sampled turn. Its prompt is the first ``kept`` ids of the turn before, prompt and output, and ``new_ids``."""
+
+    kind: TurnKind
+    kept: int
+    new_ids: tuple[int, ...]
+    reply: GenerateReply
+    counted_by: Count
+    seconds: float
+
+    @property
+    def entered_ids(self) -> tuple[int, ...]:
+        """What entered since the turn before; nothing at the first one, whose prompt was there from the start."""
+        return () if self.kind is TurnKind.FIRST else self.new_ids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Binding:
+    """Where a session's trajectory belongs; None where it was not said."""
+
+    job_id: str | None = None
+    instance_id: str | None = None
+    uid: str | None = None
+
+    def filled_by(self, job_id: str | None, instance_id: str | None, uid: str | None) -> Binding:
+        """Returns the binding with what was missing filled in."""
+        return Binding(job_id=self.job_id or job_id, instance_id=self.instance_id or instance_id, uid=self.uid or uid)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerSession:
+    """What one rollout has done so far. Changed by one turn at a time, on one event loop."""
+
+    rollout_id: str
+    engine: Engine
+    tokens: ConversationTokens
+    binding: Binding = field(default_factory=Binding)
+    tools: Tools = ()
+    api_key: str | None = None
+    max_new_tokens: int | None = None
+    state: SessionState = SessionState.OPEN
+    reason: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    held_ids: list[int] = field(default_factory=list)
+    """Prompt and output of the last turn: what the next one goes on from."""
+    recorded_tokens: int = 0
+    asked_messages: list[Message] = field(default_factory=list)
+    reply_message: Message | None = None
+    last_tools: Tools = ()
+    fingerprint: bytes = b""
+    last_reply: dict[str, Any] | None = None
+    in_flight: asyncio.Task[dict[str, Any]] | None = None
+    in_flight_fingerprint: bytes = b""
+    result: dict[str, Any] | None = None
+    result_fingerprint: bytes = b""
+    reward: float | None = None
+    opened_at: float = field(default_factory=time.time)
+    used_at: float = field(default_factory=time.monotonic)
+
+    def add_turn(self, turn: Turn) -> None:
+        """Takes a turn that was sampled."""
+        self.turns.append(turn)
+        self.held_ids = [*self.held_ids[: turn.kept], *turn.new_ids, *turn.reply.output_ids]
+        self.recorded_tokens += len(turn.new_ids) + len(turn.reply.output_ids)
+
+    @property
+    def generations(self) -> list[Generation]:
+        """Every turn as the engine was given and gave it."""
+        found: list[Generation] = []
+        held: list[int] = []
+        for turn in self.turns:
+            prompt = [*held[: turn.kept], *turn.new_ids]
+            found.append(_generation(prompt, turn.reply))
+            held = [*prompt, *turn.reply.output_ids]
+        return found
+
+    @property
+    def response_ids(self) -> list[int]:
+        """Everything after the first prompt in order of time: what was sampled, and what entered in between."""
+        return [one for turn in self.turns for one in (*turn.entered_ids, *turn.reply.output_ids)]
+
+    @property
+    def response_mask(self) -> list[int]:
+        """1 for each sampled token of ``response_ids``, 0 for each that entered."""
+        return [
+            value
+            for turn in self.turns
+            for value in (*([0] * len(turn.entered_ids)), *([1] * len(turn.reply.output_ids)))
+        ]
+
+    @property
+    def response_log_probs(self) -> list[float]:
+        """The engine's log-prob of each sampled token of ``response_ids``, 0.0 for those that entered."""
+        return [
+            value for turn in self.turns for value in (*([0.0] * len(turn.entered_ids)), *turn.reply.output_log_probs)
+        ]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as it stands: what was sent last, and the reply to it."""
+        return [*self.asked_messages, *([self.reply_message] if self.reply_message is not None else [])]
+
+    def rows(self) -> list[TrainingRow]:
+        """Returns the training rows that this session packs into."""
+        return pack_training_rows(self.generations)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTurn:
+    """The prompt of a turn that was asked for, and what entered with it."""
+
+    kind: TurnKind
+    kept: int
+    new_ids: tuple[int, ...]
+    entered: Entered
+
+    def prompt_ids(self, held: Sequence[int]) -> list[int]:
+        """Returns the whole prompt."""
+        return [*held[: self.kept], *self.new_ids]
+
+
+def plan_turn(session: TrainerSession, messages: Sequence[Message], tools: Tools, *, text_counts: bool) -> PlannedTurn:
+    """Works out the next prompt and what enters with it. Changes nothing.
+
+    Raises:
+        InvalidPayloadError: the template refuses the messages.
+    """
+    if not session.turns:
+        prompt = session.tokens.prompt(messages, tools)
+        return PlannedTurn(kind=TurnKind.FIRST, kept=0, new_ids=tuple(prompt), entered=Entered(count=0))
+    if _continues(session, messages) and list(tools) == list(session.last_tools):
+        return _continued(session, messages, tools, text_counts)
+    return _edited(session, messages, tools)
+
+
+def _continues(session: TrainerSession, messages: Sequence[Message]) -> bool:
+    """True when the messages are those of the last turn, our reply to it, and then none of the assistant's."""
+    asked, reply = session.asked_messages, session.reply_message
+    if reply is None or len(messages) <= len(asked) or not _is_our_reply(session, messages[len(asked)]):
+        return False
+    if any(message.get("role") == "assistant" for message in messages[len(asked) + 1 :]):
+        return False
+    return all(is_same_message(left, right) for left, right in zip(asked, messages, strict=False))
+
+
+def _is_our_reply(session: TrainerSession, message: Message) -> bool:
+    """True for the reply as we gave it, and for the same text with its tool calls taken out of it, or beside it."""
+    if session.reply_message is None or message.get("role") != "assistant":
+        return False
+    text = session.tokens.text(session.turns[-1].reply.output_ids)
+    taken_out = message_with_calls(text, len(session.turns))
+    beside = {**taken_out, "content": text}
+    return any(is_same_reply(form, message) for form in (session.reply_message, taken_out, beside))
+
+
+def _continued(session: TrainerSession, messages: Sequence[Message], tools: Tools, text_counts: bool) -> PlannedTurn:
+    held = session.held_ids
+    added = messages[len(session.asked_messages) + 1 :]
+    bridge = session.tokens.bridge(session.asked_messages, added, held, tools)
+    others: tuple[tuple[Count, Callable[[], int]], ...] = ()
+    if text_counts:
+        others = ((Count.TEXT, lambda: _count_by_text(session, messages, tools)),)
+    return PlannedTurn(
+        kind=TurnKind.CONTINUED,
+        kept=len(held),
+        new_ids=tuple(bridge),
+        entered=Entered(count=len(bridge), others=others),
+    )
+
+
+def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> int:
+    """The guide's formula: the conversation rendered now, minus its render at the last turn and what was sampled."""
+    before = len(session.tokens.prompt(session.asked_messages, session.last_tools))
+    sampled = len(session.turns[-1].reply.output_ids)
+    return len(session.tokens.prompt(messages, tools)) - before - sampled
+
+
+def _edited(session: TrainerSession, messages: Sequence[Message], tools: Tools) -> PlannedTurn:
+    held, prompt = session.held_ids, session.tokens.prompt(messages, tools)
+    kept = common_prefix(held, prompt)
+    entered = tuple(prompt[kept:])
+    how = "" if kept == len(held) else f" (the context was edited: of {len(held)} tokens held, {kept} are left)"
+    return PlannedTurn(
+        kind=TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED,
+        kept=kept,
+        new_ids=entered,
+        entered=Entered(count=len(entered), how=how),
+    )
+
+
+def _generation(prompt: Sequence[int], reply: GenerateReply) -> Generation:
+    return Generation(
+        prompt_ids=prompt,
+        output_ids=reply.output_ids,
+        output_log_probs=reply.output_log_probs,
+        finish_reason=reply.finish_reason,
+        weight_version=reply.weight_version,
+        weight_version_spans=reply.weight_version_spans,
+        prompt_tokens=reply.prompt_tokens,
+    )
+
+
+def counts_of(turns: Sequence[Turn]) -> Mapping[str, int]:
+    """Returns how many turns were of each kind, and how many were counted by text."""
+    kinds = {kind.value: sum(turn.kind is kind for turn in turns) for kind in TurnKind}
+    return {**kinds, "counted_by_text": sum(turn.counted_by is Count.TEXT for turn in turns)}

@@ -1,0 +1,92 @@
+"""From a session that ended to a trajectory of its group, and from there to a job of task type ``external``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody
+from slime_plugins.rollout_buffer.remote_rollout.conversation import is_same_message
+from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, counts_of
+from slime_plugins.rollout_buffer.types import Message, Outcome, StopReason, Trajectory
+
+__all__ = ["BufferSink", "TrajectorySink", "item_of", "trajectory_of"]
+
+_ENDINGS = {
+    "max_turns": (Outcome.TRUNCATED, StopReason.MAX_TURNS),
+    "max_tokens": (Outcome.TRUNCATED, StopReason.MAX_CONTEXT),
+    "length": (Outcome.TRUNCATED, StopReason.MAX_TOKENS),
+}
+
+
+class TrajectorySink(Protocol):
+    """Where finished trajectories go. Writing one uid twice is writing it once."""
+
+    async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
+        """Writes the items into a job and returns what became of each.
+
+        Raises:
+            RolloutBufferError: they were refused, or cannot be written now.
+        """
+        ...
+
+
+BufferSink = AsyncRolloutBufferClient
+"""The sink for a buffer somewhere: its client, which posts to ``/buffer/write``."""
+
+
+def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Trajectory:
+    """Returns the trajectory of a session: its own messages and generations, with the reward it was given."""
+    finish_reason = end.finish_reason or "stop"
+    if finish_reason == "stop" and session.turns[-1].reply.finish_reason == "length":
+        finish_reason = "length"
+    outcome, stop_reason = _ENDINGS.get(finish_reason, (Outcome.COMPLETED, StopReason.STOP))
+    binding = session.binding.filled_by(end.job_id, end.instance_id, end.uid)
+    told = {key: value for key, value in end.extra_info.items() if key not in ("outcome", "stop_reason")}
+    return Trajectory(
+        uid=binding.uid or session.rollout_id,
+        instance_id=binding.instance_id or session.rollout_id,
+        messages=_messages(session, end.final_messages or ()),
+        reward=reward,
+        raw_reward=end.raw_reward,
+        outcome=outcome,
+        stop_reason=stop_reason,
+        generations=tuple(session.generations),
+        extra_info={
+            **told,
+            "finish_reason": finish_reason,
+            "remote_rollout": {
+                "rollout_id": session.rollout_id,
+                "turns": len(session.turns),
+                **counts_of(session.turns),
+                "metrics": dict(end.metrics),
+            },
+        },
+        timings_s={"generate": sum(turn.seconds for turn in session.turns)},
+    )
+
+
+def item_of(trajectory: Trajectory) -> dict[str, Any]:
+    """Returns a trajectory as an item of ``/buffer/write``."""
+    return {
+        "uid": trajectory.uid,
+        "instance_id": trajectory.instance_id,
+        "reward": trajectory.reward,
+        "raw_reward": trajectory.raw_reward,
+        "outcome": trajectory.outcome.value,
+        "stop_reason": trajectory.stop_reason.value,
+        **wire.encode_body(trajectory),
+    }
+
+
+def _messages(session: TrainerSession, final: Sequence[Message]) -> list[Message]:
+    """Our own record, and from the other side only what came behind it, such as the results of the last tool calls."""
+    ours = session.messages
+    behind = final[len(ours) :]
+    grew = len(final) > len(ours) and all(
+        is_same_message(left, right) for left, right in zip(ours[:-1], final, strict=False)
+    )
+    added = behind if grew and all(message.get("role") != "assistant" for message in behind) else ()
+    return [*ours, *(dict(message) for message in added)]

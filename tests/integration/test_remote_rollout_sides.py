@@ -1,0 +1,708 @@
+"""Both sides of the remote rollout protocol over real sockets: against each other, and against strangers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from aiohttp import web
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionBox
+from slime_plugins.rollout_buffer.wire import decode_written_item
+from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
+from tests.remote_rollout_strangers import Said, StrangeRolloutServer, StrangeTrainer, rendered
+
+QUICK = AgentSettings(backoff_s=0.01, turn_timeout_s=5, tool_timeout_s=0.3)
+
+
+@functools.cache
+def demo_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+
+
+def engine(*script: Any) -> FakeEngine:
+    return FakeEngine(script, tokenizer=demo_tokenizer())
+
+
+def agent_app(settings: AgentSettings = QUICK, **options: Any) -> web.Application:
+    return create_app(agent=AgentSide(settings, **options))
+
+
+class KeptItems:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str | None, dict[str, Any]]] = []
+        self.failures: list[Exception] = []
+
+    async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.written += [(job_id, dict(item)) for item in items]
+        return {"job_id": job_id, "items": len(items)}
+
+
+# --- our sides against each other ------------------------------------------------------------------------------------
+
+
+async def test_the_calculator_walk_through_ends_in_one_row_with_zeros_where_the_tool_spoke() -> None:
+    trainer, sink = trainer_side(engine(CALL, ANSWER), sink=(sink := KeptItems())), sink
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        await call("POST", f"{trainer_url}/rollouts", {"rollout_id": "r", "job_id": "j", "instance_id": "15x23"})
+        status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
+        assert (status, final["status"], final["finish_reason"]) == (200, "COMPLETED", "stop")
+        assert [m["role"] for m in final["final_messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+        assert final["final_messages"][3]["content"] == "345"
+        session = trainer.get_session("r")
+        status, ended = await call("POST", f"{trainer_url}/rollouts/r/end", {"reward": 1.0, "final_response": final})
+    tokenizer = demo_tokenizer()
+    first = tokenizer.encode(CALL + "<|im_end|>", add_special_tokens=False)
+    last = tokenizer.encode(ANSWER + "<|im_end|>", add_special_tokens=False)
+    entered = len(session.response_ids) - len(first) - len(last)
+    assert session.response_mask == [1] * len(first) + [0] * entered + [1] * len(last)
+    assert session.response_ids[: len(first)] == first
+    assert session.response_ids[-len(last) :] == last
+    assert tokenizer.decode(session.response_ids[len(first) : -len(last)]) == (
+        "\n<|im_start|>user\n<tool_response>\n345\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (ended["rows"], ended["trained_tokens"]) == (1, len(first) + len(last))
+    ((job_id, item),) = sink.written
+    assert (job_id, item["instance_id"], item["uid"], item["reward"]) == ("j", "15x23", "r", 1.0)
+    written = decode_written_item(item)
+    assert [list(g.output_ids) for g in written.generations] == [first, last]
+    assert written.generations[0].output_log_probs is not None
+
+
+async def test_metrics_count_calls_tools_tokens_and_time() -> None:
+    trainer = trainer_side(engine(CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
+    session, metrics = trainer.get_session("r"), final["metrics"]
+    assert (metrics["num_llm_calls"], metrics["num_tool_calls"]) == (2, 1)
+    assert metrics["response_tokens"] == sum(session.response_mask)
+    assert metrics["prompt_tokens"] + metrics["response_tokens"] == len(session.held_ids)
+    assert metrics["max_context_tokens"] == len(session.held_ids)
+    assert metrics["total_latency_ms"] >= metrics["llm_latency_ms"] > 0
+
+
+async def test_a_turn_cut_by_its_cap_ends_with_max_tokens_and_its_trajectory_is_truncated() -> None:
+    trainer, sink = trainer_side(engine(ANSWER * 20), sink=(sink := KeptItems())), sink
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        body = rollout_body(trainer_url, "r", sampling_params={"max_tokens": 7})
+        _, final = await call("POST", f"{agent_url}/rollout", body)
+        ending = {"reward": 0.0, "job_id": "j", "instance_id": "i", "final_response": final}
+        await call("POST", f"{trainer_url}/rollouts/r/end", ending)
+    assert final["finish_reason"] == "max_tokens"
+    assert (sink.written[0][1]["outcome"], sink.written[0][1]["stop_reason"]) == ("truncated", "max_context")
+
+
+async def test_noncanonical_ids_are_kept_as_they_were_sampled_and_counted_by_ids() -> None:
+    tokenizer = demo_tokenizer()
+    pieces = [one for letter in CALL for one in tokenizer.encode(letter, add_special_tokens=False)]
+    sampled = [*pieces, *tokenizer.encode("<|im_end|>", add_special_tokens=False)]
+    assert tokenizer.encode(CALL, add_special_tokens=False) != pieces
+    trainer = trainer_side(engine(sampled, ANSWER))
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        body = rollout_body(trainer_url, "r", sampling_params={"max_tokens": 1000})
+        _, final = await call("POST", f"{agent_url}/rollout", body)
+    assert (final["status"], final["error_message"]) == ("COMPLETED", None)
+    session = trainer.get_session("r")
+    assert session.response_ids[: len(sampled)] == sampled
+    assert [turn.counted_by.value for turn in session.turns] == ["ids", "ids"]
+    assert len(session.rows()) == 1
+
+
+async def test_tools_that_the_trainer_shows_are_found_out_from_its_first_prompt() -> None:
+    trainer = trainer_side(engine(CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        _, listed = await call("GET", f"{agent_url}/tools")
+        opening = {"rollout_id": "r", "tools": listed["tools"], "api_key": "a-secret-of-the-trainer"}
+        await call("POST", f"{trainer_url}/rollouts", opening)
+        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
+    assert [tool["function"]["name"] for tool in listed["tools"]][:2] == ["calculate", "add"]
+    assert (final["status"], final["metrics"]["num_tool_calls"]) == ("COMPLETED", 1)
+    assert final["final_messages"][2]["tool_calls"][0]["function"]["name"] == "multiply"
+    assert "multiply" in demo_tokenizer().decode(trainer.get_session("r").held_ids[:600])
+
+
+async def test_any_function_can_be_a_tool() -> None:
+    def box(request: Any) -> FunctionBox:
+        return FunctionBox([], {"multiply": lambda a, b: f"{a} and {b} in {request.metadata['place']}"})
+
+    trainer = trainer_side(engine(CALL, ANSWER))
+    app = agent_app(open_box=box, tool_schemas=[])
+    async with served(create_app(trainer=trainer)) as trainer_url, served(app) as agent_url:
+        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, metadata={"place": "a room"}))
+    assert final["final_messages"][3]["content"] == "15 and 23 in a room"
+    assert final["extra_fields"] == {"metadata": {"place": "a room"}}
+
+
+# --- the agent's side against a stranger's trainer -------------------------------------------------------------------
+
+
+async def play(script: Sequence[Said], settings: AgentSettings = QUICK, **changes: Any) -> tuple[Any, StrangeTrainer]:
+    tools = changes.pop("trainer_tools", None)
+    tokenizer = changes.pop("trainer_tokenizer", None) or demo_tokenizer()
+    trainer = StrangeTrainer(tokenizer, script, tools=tools)
+    async with served(trainer.app()) as trainer_url, served(agent_app(settings)) as agent_url:
+        status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, **changes))
+        assert status == 200, final
+    return final, trainer
+
+
+async def test_a_strangers_trainer_gets_the_guides_bodies() -> None:
+    final, trainer = await play([Said(CALL), Said(ANSWER)])
+    assert (final["status"], final["finish_reason"], final["rollout_id"]) == ("COMPLETED", "stop", "demo-1234")
+    assert trainer.mismatches == []
+    first, second = trainer.calls
+    assert first["response_mask"] is None
+    assert set(second["response_mask"]) == {0}
+    assert {key: first[key] for key in ("temperature", "top_p", "max_tokens", "logprobs")} == {
+        "temperature": 0.7, "top_p": 0.9, "max_tokens": 128, "logprobs": True,
+    }  # fmt: skip
+    assert first["messages"] == QUESTION
+    assert second["messages"][-1]["role"] == "tool"
+    assert trainer.headers[0]["Authorization"] == "Bearer a-secret-of-the-trainer"
+    session = trainer.sessions["demo-1234"]
+    assert len(session.response_ids) == len(session.response_mask)
+
+
+async def test_calls_that_the_trainer_parsed_are_counted_as_it_renders_them() -> None:
+    """The guide's own mock: the ids hold the text alone, the template writes the call behind it."""
+    function = {"name": "multiply", "arguments": '{"a": 15, "b": 23}'}
+    calls = [{"id": "call_abcd1234", "type": "function", "function": function}]
+    final, trainer = await play([Said("I'll calculate that for you.", tool_calls=calls, with_end=False), Said(ANSWER)])
+    assert final["error_message"] is None
+    assert trainer.mismatches == []
+    assert final["final_messages"][3] == {"role": "tool", "tool_call_id": "call_abcd1234", "content": "345"}
+
+
+async def test_ids_that_are_not_the_text_are_counted_by_the_guides_formula() -> None:
+    final, trainer = await play([Said(CALL, changes={"token_ids": [4, 5, 6, 7, 8], "logprobs": None}), Said(ANSWER)])
+    assert final["error_message"] is None
+    prompt = len(rendered(demo_tokenizer(), QUESTION))
+    assert len(trainer.calls[1]["response_mask"]) == len(rendered(demo_tokenizer(), trainer.calls[1]["messages"])) - (
+        prompt + 5
+    )
+
+
+async def test_a_reply_without_an_end_of_turn_is_closed_by_what_enters() -> None:
+    final, trainer = await play([Said(CALL, with_end=False), Said(ANSWER, with_end=False)])
+    assert (final["status"], trainer.mismatches) == ("COMPLETED", [])
+
+
+async def test_parallel_calls_are_answered_in_order_and_counted_together() -> None:
+    two = CALL + '\n<tool_call>\n{"name": "divide", "arguments": {"a": 1, "b": 0}}\n</tool_call>'
+    final, trainer = await play([Said(two), Said(ANSWER)])
+    assert [m["content"] for m in final["final_messages"][3:5]] == ["345", "Error: division by zero"]
+    assert trainer.mismatches == []
+    assert final["metrics"]["num_tool_calls"] == 2
+
+
+@pytest.mark.parametrize("place", ["choice", "openai", "counts alone"])
+async def test_ids_and_log_probs_are_found_where_others_put_them(place: str) -> None:
+    tokenizer = demo_tokenizer()
+    sampled = tokenizer.encode(ANSWER + "<|im_end|>", add_special_tokens=False)
+    prompt = rendered(tokenizer, QUESTION)
+    choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": ANSWER}, "finish_reason": "stop"}
+    changes: dict[str, Any] = {"token_ids": None, "prompt_token_ids": None, "logprobs": None}
+    choice |= {"token_ids": sampled}
+    if place == "choice":
+        choice |= {"prompt_token_ids": prompt}
+    if place == "openai":
+        choice |= {"logprobs": {"content": [{"token": "x", "logprob": -0.1}] * len(sampled)}}
+        changes |= {"prompt_token_ids": prompt}
+    if place == "counts alone":
+        changes |= {"usage": {"prompt_tokens": len(prompt), "completion_tokens": len(sampled)}}
+    final, _ = await play([Said(ANSWER, changes={**changes, "choices": [choice]})])
+    assert final["error_message"] is None
+    assert final["metrics"]["response_tokens"] == len(sampled)
+
+
+PROMPT_OF_ANOTHER = {"prompt_token_ids": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (PROMPT_OF_ANOTHER, r"turn 1: the trainer's prompt has 3 tokens, our own count is \d+"),
+        ({"prompt_token_ids": None, "usage": {"prompt_tokens": 3}}, r"turn 1: the trainer counted 3 .* count is \d+"),
+        ({"token_ids": None}, "turn 1: the trainer's reply has no token_ids"),
+        ({"token_ids": []}, "turn 1: the trainer's reply has an empty list"),
+        ({"token_ids": ["1"]}, "turn 1: token_ids must be a list of token ids"),
+        ({"token_ids": [10**6], "logprobs": None}, "turn 1: the trainer sampled token 1000000, our tokenizer has"),
+        ({"logprobs": [0.5]}, r"turn 1: the trainer sent \d+ token_ids and 1 log-probs"),
+        ({"choices": []}, "turn 1: the trainer's reply must have choices"),
+        ({"choices": [{"message": None}]}, "turn 1: the trainer's reply has no message"),
+    ],
+)
+async def test_a_reply_that_contradicts_our_count_ends_the_rollout_with_a_sentence(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    import re
+
+    final, _ = await play([Said(ANSWER, changes=changes)])
+    assert (final["status"], final["finish_reason"]) == ("ERROR", "error")
+    assert re.match(sentence, final["error_message"]), final["error_message"]
+
+
+async def test_a_disagreement_later_on_names_its_turn_and_both_numbers() -> None:
+    final, _ = await play([Said(CALL), Said(ANSWER, changes={"prompt_token_ids": [1] * 7})])
+    assert final["error_message"].startswith("turn 2: the trainer's prompt has 7 tokens, our own count is ")
+    assert len(final["final_messages"]) == 4  # what was agreed on is there
+
+
+async def test_the_same_number_of_other_tokens_is_a_disagreement_too() -> None:
+    prompt = rendered(demo_tokenizer(), QUESTION)
+    final, _ = await play([Said(ANSWER, changes={"prompt_token_ids": [*prompt[:-1], prompt[-1] + 1]})])
+    assert f"differ first at {len(prompt) - 1}" in final["error_message"]
+
+
+async def test_turns_end_at_max_turns_and_the_sequence_at_max_tokens_total() -> None:
+    final, trainer = await play([Said(CALL)] * 3, max_turns=2)
+    assert (final["finish_reason"], final["status"], len(trainer.calls)) == ("max_turns", "COMPLETED", 2)
+    room = len(rendered(demo_tokenizer(), QUESTION)) + 40
+    final, trainer = await play([Said(CALL)] * 3, max_tokens_total=room)
+    assert (final["finish_reason"], len(trainer.calls)) == ("max_tokens", 1)
+    assert trainer.calls[0]["max_tokens"] == 40
+
+
+async def test_a_trainer_that_is_down_is_tried_again_and_then_an_error() -> None:
+    async with served(agent_app()) as agent_url:
+        _, final = await call("POST", f"{agent_url}/rollout", rollout_body("http://127.0.0.1:1"))
+    assert final["status"] == "ERROR"
+    assert "turn 1: the trainer cannot be reached" in final["error_message"]
+    assert "tried 4 times" in final["error_message"]
+
+
+@pytest.mark.parametrize("status", [503, 429])
+async def test_a_turn_that_was_not_taken_is_asked_again(status: int) -> None:
+    final, trainer = await play([Said("", status=status), Said(ANSWER)])
+    assert (final["status"], len(trainer.calls)) == ("COMPLETED", 2)
+    assert trainer.headers[1]["X-Rollout-Turn"] == "1"
+
+
+@pytest.mark.parametrize("status", [500, 502, 401, 302])
+async def test_a_turn_that_may_have_been_sampled_or_was_refused_is_not_asked_again(status: int) -> None:
+    final, trainer = await play([Said("", status=status), Said(ANSWER)])
+    assert (final["status"], len(trainer.calls)) == ("ERROR", 1)
+    assert final["error_message"].startswith("turn 1: the trainer answered")
+
+
+async def test_a_trainer_that_recognises_turns_is_asked_again_after_a_broken_answer() -> None:
+    trainer = trainer_side(engine(CALL, ANSWER))
+    inner = create_app(trainer=trainer)
+    broken: list[int] = []
+
+    @web.middleware
+    async def break_once(request: web.Request, handler: Any) -> web.StreamResponse:
+        response: web.StreamResponse = await handler(request)
+        if request.headers.get("X-Rollout-Turn") == "2" and not broken:
+            broken.append(1)
+            assert request.transport is not None
+            request.transport.close()
+        return response
+
+    inner.middlewares.append(break_once)
+    async with served(inner) as trainer_url, served(agent_app()) as agent_url:
+        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
+    assert (final["status"], final["error_message"]) == ("COMPLETED", None)
+    assert broken
+    assert len(trainer.get_session("r").turns) == 2  # sampled once, answered twice
+
+
+async def test_rubbish_and_silence_are_errors_and_no_hang() -> None:
+    async def rubbish(request: web.Request) -> web.Response:
+        return web.Response(text="<html>no</html>")
+
+    async def silence(request: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    for handler, sentence in ((rubbish, "is not JSON"), (silence, "did not answer within 0.2 s")):
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", handler)
+        async with served(app) as trainer_url, served(agent_app(AgentSettings(turn_timeout_s=0.2))) as agent_url:
+            _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
+        assert final["status"] == "ERROR"
+        assert sentence in final["error_message"]
+
+
+async def test_a_tool_that_hangs_is_an_answer_to_the_model() -> None:
+    async def never(**arguments: Any) -> str:
+        await asyncio.sleep(30)
+        return ""
+
+    trainer = StrangeTrainer(demo_tokenizer(), [Said(CALL), Said(ANSWER)])
+    app = agent_app(open_box=lambda request: FunctionBox([], {"multiply": never}))
+    async with served(trainer.app()) as trainer_url, served(app) as agent_url:
+        _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
+    assert final["final_messages"][3]["content"] == "Error: multiply did not answer within 0.3 s"
+
+
+async def test_the_same_rollout_id_attaches_while_it_runs_and_afterwards() -> None:
+    trainer = trainer_side(FakeEngine([CALL, ANSWER], tokenizer=demo_tokenizer(), delay_s=0.2))
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        body = rollout_body(trainer_url, "r")
+        answers = await asyncio.gather(*(call("POST", f"{agent_url}/rollout", body) for _ in range(3)))
+        later = await call("POST", f"{agent_url}/rollout", body)
+        other = await call("POST", f"{agent_url}/rollout", {**body, "max_turns": 3})
+        _, state = await call("GET", f"{agent_url}/rollout/r")
+    assert answers[0] == answers[1] == answers[2] == later
+    assert len(trainer.get_session("r").turns) == 2
+    assert other[0] == 409
+    assert "with another request" in other[1]["error"]["message"]
+    assert state["response"] == later[1]
+
+
+async def test_a_caller_that_goes_away_comes_back_to_the_same_rollout() -> None:
+    trainer = trainer_side(FakeEngine([CALL, ANSWER], tokenizer=demo_tokenizer(), delay_s=0.2))
+    async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
+        body = rollout_body(trainer_url, "r")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await call("POST", f"{agent_url}/rollout", body)
+        _, final = await call("POST", f"{agent_url}/rollout", body)
+    assert final["metrics"]["num_llm_calls"] == 2
+    assert len(trainer.get_session("r").turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "sentence"),
+    [
+        ({"server_url": "http://169.254.169.254/latest"}, 403, "is not among the callback hosts"),
+        ({"server_url": "file:///etc/passwd"}, 403, "must look like http://host:port"),
+        ({"tokenizer_name": "no-such/tokenizer"}, 400, "'no-such/tokenizer'"),
+        ({"tokenizer_name": "/etc"}, 400, "neither a name of a model hub nor a folder"),
+        ({"tokenizer_name": None}, 400, "tokenizer_name is missing"),
+        ({"tokenizer_revision": "v2"}, 400, "has no revision 'v2'"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": [{"role": "wizard", "content": "?"}]}, 400, "needs a role"),
+        ({"max_turns": 0}, 400, "max_turns"),
+        ({"rollout_id": ""}, 400, "rollout_id"),
+        ({"callback_api_key": "two\nlines"}, 400, "callback_api_key"),
+    ],
+)
+async def test_a_wrong_request_is_a_4xx_that_says_so_and_leaves_nothing(
+    changes: dict[str, Any], status: int, sentence: str
+) -> None:
+    async with served(agent_app()) as agent_url:
+        body = {**rollout_body("http://127.0.0.1:1"), **changes}
+        refused, answer = await call("POST", f"{agent_url}/rollout", body)
+        assert refused == status, answer
+        assert sentence in answer["error"]["message"]
+        assert (await call("GET", f"{agent_url}/rollout/demo-1234"))[0] == 404
+
+
+async def test_a_key_of_the_rollout_server_is_asked_for() -> None:
+    async with served(agent_app(AgentSettings(api_key="the-key-of-the-server"))) as agent_url:
+        assert (await call("POST", f"{agent_url}/rollout", rollout_body("http://127.0.0.1:1")))[0] == 401
+        headers = {"Authorization": "Bearer the-key-of-the-server"}
+        status, _ = await call("POST", f"{agent_url}/rollout", rollout_body("ftp://x"), headers=headers)
+    assert status == 403
+
+
+# --- the trainer's side against a stranger's rollout server ----------------------------------------------------------
+
+
+async def test_a_strangers_rollout_server_goes_through_and_its_masks_are_the_sessions() -> None:
+    trainer = trainer_side(engine(CALL, CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as url:
+        server = StrangeRolloutServer(demo_tokenizer(), url)
+        messages = await server.rollout("theirs", QUESTION)
+    assert server.status == 200, server.reply
+    assert messages[-1]["content"] == ANSWER
+    session = trainer.get_session("theirs")
+    assert session.response_mask.count(0) == sum(len(mask or []) for mask in server.masks)
+    assert session.response_mask.count(1) == sum(len(turn.reply.output_ids) for turn in session.turns)
+    assert len(session.response_ids) == len(session.response_mask) == len(session.response_log_probs)
+    assert [turn.counted_by.value for turn in session.turns] == ["ids"] * 3
+
+
+async def test_a_strangers_count_by_text_is_taken_where_sampled_ids_are_not_canonical() -> None:
+    tokenizer = demo_tokenizer()
+    halves = ("I'll use the calc", "ulator tool" + CALL.removeprefix("I'll use the calculator tool") + "<|im_end|>")
+    sampled = [one for half in halves for one in tokenizer.encode(half, add_special_tokens=False)]
+    assert len(sampled) > len(tokenizer.encode("".join(halves), add_special_tokens=False))
+    strict = TrainerSettings(text_counts=False)
+    for settings, status in ((None, 200), (strict, 422)):
+        trainer = trainer_side(engine(sampled, CALL, ANSWER), settings=settings)
+        async with served(create_app(trainer=trainer)) as url:
+            server = LenientServer(tokenizer, url)
+            await server.rollout("r", QUESTION, max_tokens=1000)
+        assert server.status == status, server.reply
+        session = trainer.get_session("r")
+        assert session.response_ids[: len(sampled)] == sampled
+        if status == 200:
+            assert [turn.counted_by.value for turn in session.turns] == ["ids", "text", "ids"]
+            assert len(session.rows()) == 1
+
+
+class LenientServer(StrangeRolloutServer):
+    """Does not compare the length of the trainer's prompt with its own."""
+
+    async def call_llm(self, rollout_id: str, sampling_params: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await super().call_llm(rollout_id, sampling_params)
+        except AssertionError:
+            current = len(rendered(self.tokenizer, self.messages))
+            self.last_prompt_length = current + len(self.reply["token_ids"])
+            return self.reply
+
+
+def without_mask(turn: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key != "response_mask"}
+
+
+def with_mask(at: int, change: Any) -> Any:
+    def spoil(turn: int, body: dict[str, Any]) -> dict[str, Any]:
+        return {**body, "response_mask": change(body["response_mask"])} if turn == at else body
+
+    return spoil
+
+
+def cut_context(turn: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "messages": body["messages"][-2:]} if turn == 2 else body
+
+
+@pytest.mark.parametrize(
+    ("spoil", "turn", "words"),
+    [
+        (without_mask, 2, ["response_mask is missing", "entered since turn 1"]),
+        (with_mask(2, lambda mask: None), 2, ["response_mask is missing"]),
+        (with_mask(2, lambda mask: []), 2, ["has 0 values"]),
+        (with_mask(2, lambda mask: mask[:-1]), 2, ["expected", "given"]),
+        (with_mask(2, lambda mask: [*mask, 0]), 2, ["expected", "given"]),
+        (with_mask(2, lambda mask: [1] * len(mask)), 2, ["says 1 at", "none of them was sampled"]),
+        (with_mask(2, lambda mask: [*mask[:-1], 1]), 2, ["says 1 at 1 of"]),
+        (with_mask(2, lambda mask: [0.0] * len(mask)), 2, ["every value must be the integer 0"]),
+        (with_mask(2, lambda mask: [False] * len(mask)), 2, ["every value must be the integer 0"]),
+        (with_mask(2, lambda mask: "000"), 2, ["must be a list"]),
+        (with_mask(2, lambda mask: [0] * 5), 2, ["has 5 values"]),
+        (with_mask(1, lambda mask: [0, 0, 0]), 1, ["on the first turn nothing has entered"]),
+        (cut_context, 2, ["the context was edited", "are left"]),
+    ],
+)
+async def test_a_planted_error_is_refused_with_a_sentence_that_names_the_turn(
+    spoil: Any, turn: int, words: list[str]
+) -> None:
+    trainer = trainer_side(fake := engine(CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as url:
+        server = StrangeRolloutServer(demo_tokenizer(), url)
+        server.spoil = spoil
+        await server.rollout("r", QUESTION)
+    assert server.status == 422, server.reply
+    message = server.reply["error"]["message"]
+    assert message.startswith(f"turn {turn}: "), message
+    assert all(word in message for word in words), message
+    assert server.reply["error"]["code"] == "wrong_response_mask"
+    assert server.reply["error"]["detail"]["turn"] == turn
+    assert len(fake.requests) == turn - 1  # nothing was sampled for it
+
+
+async def test_another_tokenizer_is_refused() -> None:
+    from tests.chat_tokenizers import load
+
+    trainer = trainer_side(engine(CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as url:
+        server = LenientServer(load("small-plain"), url)
+        await server.rollout("r", QUESTION)
+    assert server.status == 422
+    assert server.reply["error"]["message"].startswith("turn 2: response_mask has ")
+
+
+async def test_a_refused_turn_changes_nothing_and_may_be_corrected() -> None:
+    trainer = trainer_side(engine(CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as url:
+        server = StrangeRolloutServer(demo_tokenizer(), url)
+        server.spoil = with_mask(2, lambda mask: mask[1:])
+        await server.rollout("r", QUESTION)
+        assert server.status == 422
+        server.spoil = lambda turn, body: body
+        reply = await server.call_llm("r", {"max_tokens": 50})
+    assert reply["turn"] == 2
+    assert trainer.get_session("r").response_mask.count(1) > 0
+
+
+async def test_a_cut_context_with_the_right_count_opens_a_new_row() -> None:
+    trainer = trainer_side(engine(CALL, ANSWER))
+    async with served(create_app(trainer=trainer)) as url:
+        server = StrangeRolloutServer(demo_tokenizer(), url)
+
+        def cut(turn: int, body: dict[str, Any]) -> dict[str, Any]:
+            if turn == 1:
+                return body
+            messages = [body["messages"][0], *body["messages"][-2:]]
+            held = trainer.get_session("r").held_ids
+            prompt = rendered(demo_tokenizer(), messages)
+            kept = next(at for at, (left, right) in enumerate(zip(held, prompt, strict=False)) if left != right)
+            return {**body, "messages": messages, "response_mask": [0] * (len(prompt) - kept)}
+
+        server.spoil = cut
+        with pytest.raises(AssertionError):  # the stranger still counts the whole conversation
+            await server.rollout("r", QUESTION)
+        _, shown = await call("GET", f"{url}/rollouts/r")
+    session = trainer.get_session("r")
+    assert [turn.kind.value for turn in session.turns] == ["first", "edited"]
+    rows = session.rows()
+    assert [row.generation_indices for row in rows] == [(0,), (1,)]
+    assert sum(sum(row.loss_mask) for row in rows) == session.response_mask.count(1)
+    assert shown["turn_list"][1]["kept_tokens"] < shown["turn_list"][0]["sampled_tokens"] + len(shown["prompt_ids"])
+
+
+async def test_a_repeated_call_gets_the_same_answer_and_samples_nothing() -> None:
+    trainer = trainer_side(fake := engine(CALL, ANSWER))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None, "max_tokens": 64}
+    async with served(create_app(trainer=trainer)) as url:
+        address = f"{url}/v1/chat/completions"
+        first = await call("POST", address, body)
+        again = await call("POST", address, body, headers={"X-Rollout-Turn": "1"})
+        both = await asyncio.gather(call("POST", address, body), call("POST", address, body))
+        early = await call("POST", address, body, headers={"X-Rollout-Turn": "3"})
+        other = await call("POST", address, {**body, "messages": QUESTION[1:]}, headers={"X-Rollout-Turn": "1"})
+    assert first == again == both[0] == both[1]
+    assert len(fake.requests) == 1
+    assert (early[0], other[0]) == (409, 409)
+    assert "turn 2 is next" in early[1]["error"]["message"]
+    assert "turn 1 was asked with another body" in other[1]["error"]["message"]
+
+
+async def test_a_turn_under_way_is_attached_to_and_another_is_refused() -> None:
+    trainer = trainer_side(slow := FakeEngine([ANSWER], tokenizer=demo_tokenizer(), delay_s=0.3))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
+    async with served(create_app(trainer=trainer)) as url:
+        address = f"{url}/v1/chat/completions"
+        calls = asyncio.gather(call("POST", address, body), call("POST", address, body))
+        await asyncio.sleep(0.1)
+        other = await call("POST", address, {**body, "messages": QUESTION[1:]})
+        first, second = await calls
+    assert first == second
+    assert len(slow.requests) == 1
+    assert other[0] == 409
+
+
+async def test_an_engine_that_breaks_leaves_the_session_as_it_was() -> None:
+    trainer = trainer_side(engine(EngineError("it is gone"), CALL))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
+    async with served(create_app(trainer=trainer)) as url:
+        status, refused = await call("POST", f"{url}/v1/chat/completions", body)
+        assert (status, refused["error"]["message"]) == (503, "turn 1 was not sampled: it is gone")
+        assert (await call("POST", f"{url}/v1/chat/completions", body))[0] == 200
+
+
+async def test_keys_guard_turns_rewards_and_views() -> None:
+    trainer = trainer_side(engine(ANSWER), settings=TrainerSettings(api_key="key-of-the-server"))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
+    ours, theirs = {"Authorization": "Bearer key-of-the-server"}, {"Authorization": "Bearer key-of-session"}
+    async with served(create_app(trainer=trainer)) as url:
+        opening = {"rollout_id": "r", "api_key": "key-of-session"}
+        assert (await call("POST", f"{url}/rollouts", opening))[0] == 401
+        assert (await call("POST", f"{url}/rollouts", opening, headers=ours))[0] == 200
+        assert (await call("POST", f"{url}/v1/chat/completions", body))[0] == 401
+        assert (await call("POST", f"{url}/v1/chat/completions", body, headers=theirs))[0] == 200
+        assert (await call("GET", f"{url}/rollouts/r", headers=theirs))[0] == 200
+        assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=theirs))[0] == 401
+        assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=ours))[0] == 200
+
+
+async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
+    trainer, sink = trainer_side(engine(ANSWER, ANSWER), sink=(sink := KeptItems())), sink
+    sink.failures.append(OSError("no route"))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
+    end = {"reward": 0.5, "job_id": "j", "instance_id": "i", "uid": "u"}
+    async with served(create_app(trainer=trainer)) as url:
+        assert (await call("POST", f"{url}/rollouts/r/end", end))[0] == 404
+        await call("POST", f"{url}/v1/chat/completions", body)
+        assert (await call("POST", f"{url}/rollouts/r/end", {"job_id": "j"}))[0] == 400
+        assert (await call("POST", f"{url}/rollouts/r/end", end))[0] == 503  # stays open
+        first = await call("POST", f"{url}/rollouts/r/end", end)
+        again = await call("POST", f"{url}/rollouts/r/end", end)
+        other = await call("POST", f"{url}/rollouts/r/end", {**end, "reward": 1})
+        late = await call("POST", f"{url}/v1/chat/completions", {**body, "messages": QUESTION[1:]})
+    assert first == again
+    assert first[0] == 200
+    assert [item["uid"] for _, item in sink.written] == ["u"]
+    assert (other[0], late[0]) == (409, 409)
+    assert "takes no more turns" in late[1]["error"]["message"]
+
+
+async def test_a_rollout_that_failed_makes_no_trajectory() -> None:
+    trainer, sink = trainer_side(engine(ANSWER), sink=(sink := KeptItems())), sink
+    async with served(create_app(trainer=trainer)) as url:
+        await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "r", "messages": QUESTION})
+        final = {"rollout_id": "r", "status": "ERROR", "finish_reason": "error", "error_message": "a tool broke"}
+        _, ended = await call("POST", f"{url}/rollouts/r/end", {"reward": 1, "job_id": "j", "final_response": final})
+    assert (ended["state"], ended["reason"], sink.written) == ("failed", "a tool broke", [])
+
+
+async def test_the_view_shows_the_mask_as_json_page_and_text() -> None:
+    trainer = trainer_side(engine(CALL, "<b>345</b>"))
+    async with served(create_app(trainer=trainer)) as url:
+        server = StrangeRolloutServer(demo_tokenizer(), url)
+        await server.rollout("r", QUESTION)
+        _, shown = await call("GET", f"{url}/rollouts/r")
+        _, page = await call("GET", f"{url}/rollouts/r?view=html")
+        _, text = await call("GET", f"{url}/rollouts/r?view=text")
+        _, listed = await call("GET", f"{url}/rollouts")
+        assert (await call("GET", f"{url}/rollouts/other"))[0] == 404
+        assert (await call("GET", f"{url}/rollouts/r?view=pdf"))[0] == 400
+    session = trainer.get_session("r")
+    assert shown["response_mask"] == session.response_mask
+    assert shown["response_ids"] == session.response_ids
+    assert shown["rows"][0]["loss_mask"][len(shown["prompt_ids"]) :] == session.response_mask
+    assert 'class="trained"' in page
+    assert "<b>345" not in page
+    assert "\x1b[" in text
+    assert [entry["rollout_id"] for entry in listed["rollouts"]] == ["r"]
+
+
+async def test_sessions_expire_and_are_bounded() -> None:
+    now = [0.0]
+    settings = TrainerSettings(idle_s=10, keep_ended_s=5, max_sessions=2)
+    trainer = trainer_side(engine(ANSWER, ANSWER, ANSWER, ANSWER), settings=settings, clock=lambda: now[0])
+    turn = {"messages": QUESTION, "response_mask": None}
+    for name in ("a", "b"):
+        await trainer.complete({"rollout_id": name, **turn})
+    async with served(create_app(trainer=trainer)) as url:
+        assert (await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "c", **turn}))[0] == 503
+        now[0] = 11
+        assert (await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "c", **turn}))[0] == 200
+        status, gone = await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "a", **turn})
+        assert (status, gone["error"]["code"]) == (409, "session_ended")
+        assert "is expired (no call came for 10 s)" in gone["error"]["message"]
+        now[0] = 17
+        assert (await call("GET", f"{url}/rollouts/a"))[0] == 404
+
+
+async def test_a_reply_of_an_aborted_engine_is_no_turn() -> None:
+    aborted = GenerateReply(output_ids=(1, 2), output_log_probs=(-1.0, -1.0), finish_reason="abort")
+    trainer = trainer_side(engine(aborted))
+    async with served(create_app(trainer=trainer)) as url:
+        status, said = await call("POST", f"{url}/v1/chat/completions", {"rollout_id": "r", "messages": QUESTION})
+    assert (status, trainer.get_session("r").turns) == (503, [])
+    assert "turn 1 was not sampled" in said["error"]["message"]
+
+
+async def test_the_engine_is_asked_with_ids_and_the_turns_own_parameters() -> None:
+    fake = engine(ANSWER)
+    trainer = trainer_side(fake, settings=TrainerSettings(max_new_tokens=50))
+    body = {
+        "rollout_id": "r", "messages": QUESTION, "temperature": 0.3, "top_p": 0.5, "max_tokens": 999,
+        "stop": ["\n\n"], "logprobs": True, "model": "default",
+    }  # fmt: skip
+    await trainer.complete(body)
+    request: GenerateRequest = fake.requests[0]
+    assert list(request.input_ids) == rendered(demo_tokenizer(), QUESTION)
+    params = request.sampling_params
+    assert (params.temperature, params.top_p, params.max_new_tokens, params.extra) == (0.3, 0.5, 50, {"stop": ["\n\n"]})
