@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT
 from slime_plugins.rollout_buffer.progress import job_table
 
 app = typer.Typer(
@@ -46,6 +47,21 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+AndroidConfig = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG",
+        help="File with the settings of Android World and its devices. [default: the one that ships]",
+    ),
+]
+AndroidSetting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--android",
+        metavar="KEY=VALUE",
+        help="One of these settings, before file and environment; repeatable. Sections with dots.",
+    ),
+]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
 
 
@@ -125,6 +141,12 @@ def serve(
         str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
     ] = None,
     ray_num_cpus: Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")] = None,
+    gateway_port: Annotated[
+        int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
+    ] = None,
+    scoring_host: Annotated[
+        list[str] | None, typer.Option(help="Host that a gateway session's scoring_url may name; repeatable.")
+    ] = None,
 ) -> None:
     """Serve the buffer: the supervisor with its gunicorn workers and its runners, until SIGTERM or Ctrl-C."""
     from slime_plugins.rollout_buffer.supervisor import Supervisor
@@ -145,9 +167,64 @@ def serve(
             generator_dirs=tuple(generator_dir or ()),
             ray_address=ray_address,
             ray_num_cpus=ray_num_cpus,
+            gateway_port=gateway_port,
+            scoring_hosts=tuple(scoring_host or ()),
         )
         errors.print(f"settings: {settings.model_dump_json()}", highlight=False, soft_wrap=True)
         Supervisor(settings, on_ready=lambda url: errors.print(f"rollout buffer serving on {url}")).run()
+
+
+@app.command()
+def gateway(
+    data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host.")] = Path(
+        "rollout_buffer_data"
+    ),
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")
+    ] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="Port to serve on.")] = DEFAULT_GATEWAY_PORT,
+    public_url: Annotated[
+        str | None, typer.Option(help="Where agents reach it. [default: the address they opened the session at]")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the bearer token that opens sessions.")
+    ] = None,
+    scoring_host: Annotated[
+        list[str] | None, typer.Option(help="Host that a session's scoring_url may name; repeatable.")
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions that may be open at once.")] = 4096,
+    idle_timeout_s: Annotated[float, typer.Option(help="Seconds without a request after which one expires.")] = 900.0,
+    session_timeout_s: Annotated[float, typer.Option(help="Seconds that one may live.")] = 14400.0,
+    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 64 * 1024 * 1024,
+    max_data_bytes: Annotated[int | None, typer.Option(help="As of `serve`. [default: unlimited]")] = None,
+) -> None:
+    """Serve the OpenAI-compatible gateway alone, beside a buffer on this host, until SIGTERM or Ctrl-C."""
+    from slime_plugins.rollout_buffer.gateway import main as gateway_main
+    from slime_plugins.rollout_buffer.gateway.settings import build_gateway_settings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with _said_plainly():
+        settings = build_gateway_settings(
+            data_dir=data_dir,
+            host=host,
+            port=port,
+            public_url=public_url,
+            token_file=token_file,
+            scoring_hosts=tuple(scoring_host or ()),
+            max_sessions=max_sessions,
+            idle_timeout_s=idle_timeout_s,
+            session_timeout_s=session_timeout_s,
+            max_body_bytes=max_body_bytes,
+            max_data_bytes=max_data_bytes,
+        )
+        gateway_main.serve(settings, on_ready=lambda url: errors.print(f"gateway serving on {url}"))
+
+
+def _set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
+    """Checks the settings and puts them into the environment, where the runners find them."""
+    from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
+
+    os.environ.update(environment_for(config, assignments or []))
 
 
 @app.command()
@@ -347,6 +424,8 @@ def doctor(
     engine_url: Annotated[
         str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
     ] = None,
+    android_config: AndroidConfig = None,
+    android: AndroidSetting = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
@@ -354,6 +433,7 @@ def doctor(
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     with _said_plainly():
+        _set_android_settings(android_config, android)
         settings = load_settings({})
     findings = examine(Examination(settings=settings, data_dir=data_dir, engine_url=engine_url))
     if as_json:

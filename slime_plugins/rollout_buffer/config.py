@@ -43,6 +43,10 @@ class ServeSettings(BaseModel):
     """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
     ray_num_cpus: int | None = Field(default=None, ge=1)
     """CPUs of the local Ray cluster. None lets it be what the devices need."""
+    gateway_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the OpenAI-compatible gateway. None starts none: nothing listens that nobody asked for."""
+    scoring_hosts: tuple[str, ...] = ()
+    """Hosts that a gateway session's ``scoring_url`` may name."""
 
     @model_validator(mode="after")
     def _only_loopback_without_a_token(self) -> ServeSettings:

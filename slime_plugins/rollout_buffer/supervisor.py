@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer import retention
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.mending import mend
 from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
@@ -54,6 +55,7 @@ LEFTOVER_PATIENCE_S = 15.0
 """After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
 LET_GO_PATIENCE_S = 30.0
 SERVER_NAME = "server"
+GATEWAY_NAME = "gateway"
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ class Supervisor:
     _server: ChildProcess | None = field(init=False, default=None)
     _server_started_at: float = field(init=False, default=0.0)
     _ray: ChildProcess | None = field(init=False, default=None)
+    _gateway: ChildProcess | None = field(init=False, default=None)
+    _gateway_not_before: float = field(init=False, default=0.0)
     _catalog: dict[str, Any] = field(init=False, default_factory=dict)
     _records: ChildRecords = field(init=False)
     _leftovers: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
@@ -123,11 +127,14 @@ class Supervisor:
         left_behind = [mark for mark in self._records.left_behind() if mark.members()]
         for mark in left_behind:
             logger.warning("the last supervisor left its %s behind, process %d", mark.name, mark.pid)
-            if mark.name == SERVER_NAME:
+            if mark.name in (SERVER_NAME, GATEWAY_NAME):
                 mark.kill()
         deadline = time.monotonic() + LEFTOVER_PATIENCE_S
-        self._leftovers = [(mark, deadline) for mark in left_behind if mark.name != SERVER_NAME]
-        _wait_for_port(self.settings.host, self.settings.port, PORT_PATIENCE_S if left_behind else 0.0)
+        self._leftovers = [(mark, deadline) for mark in left_behind if mark.name not in (SERVER_NAME, GATEWAY_NAME)]
+        patience_s = PORT_PATIENCE_S if left_behind else 0.0
+        _wait_for_port(self.settings.host, self.settings.port, patience_s)
+        if self.settings.gateway_port is not None:
+            _wait_for_port(self.settings.host, self.settings.gateway_port, patience_s)
 
     def _loop(self) -> None:
         every = {
@@ -136,6 +143,7 @@ class Supervisor:
             self._forget: RETENTION_INTERVAL_S,
             self._end_leftovers: CLOCK_INTERVAL_S,
             self._watch_server: 0.0,
+            self._watch_gateway: 0.0,
             self._reconcile_runners: 0.0,
         }
         due = dict.fromkeys(every, 0.0)
@@ -171,7 +179,8 @@ class Supervisor:
 
     def _record_children(self) -> None:
         runners = [slot.process for slot in self._runners.values()]
-        children = [process for process in (self._server, self._ray, *runners) if process is not None]
+        others = (self._server, self._gateway, self._ray)
+        children = [process for process in (*others, *runners) if process is not None]
         self._records.keep([*(child.mark for child in children), *(mark for mark, _ in self._leftovers)])
 
     def _beat(self) -> None:
@@ -193,6 +202,19 @@ class Supervisor:
             if time.monotonic() - self._server_started_at < RESTART_BASE_S:
                 time.sleep(RESTART_BASE_S)
             self._start_server()
+
+    def _watch_gateway(self) -> None:
+        """Keeps the gateway running. It starts beside the server, and the server does not wait for it."""
+        if self.settings.gateway_port is None or time.monotonic() < self._gateway_not_before:
+            return
+        if self._gateway is None:
+            self._start_gateway(self.settings.gateway_port)
+        elif (code := self._gateway.exit_code()) is not None:
+            logger.error("the gateway ended with exit code %s, starting it again:\n%s",
+                         code, self._gateway.last_words())  # fmt: skip
+            self._gateway.kill()
+            self._gateway = None
+            self._gateway_not_before = time.monotonic() + RESTART_BASE_S
 
     def _reconcile_runners(self) -> None:
         wanted = {job.key: job for job in self._buffer.unfinished_jobs() if job.has_runner}
@@ -268,6 +290,22 @@ class Supervisor:
         environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
         self._server_started_at = time.monotonic()
         self._server = ChildProcess(SERVER_NAME, command, log_file=self._log_file(SERVER_NAME), environment=environment)
+        self._record_children()
+
+    def _start_gateway(self, port: int) -> None:
+        settings_file = self.settings.data_dir.resolve() / "gateway_settings.json"
+        settings = GatewaySettings(
+            data_dir=self.settings.data_dir.resolve(),
+            host=self.settings.host,
+            port=port,
+            token_file=None if self.settings.token_file is None else self.settings.token_file.resolve(),
+            scoring_hosts=self.settings.scoring_hosts,
+            max_body_bytes=self.settings.max_body_bytes,
+            max_data_bytes=self.settings.max_data_bytes,
+        )
+        settings_file.write_text(settings.model_dump_json(), encoding="utf-8")
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.gateway.main", str(settings_file)]
+        self._gateway = ChildProcess(GATEWAY_NAME, command, log_file=self._log_file(GATEWAY_NAME))
         self._record_children()
 
     def _start_runner(self, job: JobRecord, slot: _RunnerSlot) -> None:
@@ -349,10 +387,10 @@ class Supervisor:
         """
         self._do(self._say_goodbye)
         runners = [slot.process for slot in self._runners.values() if slot.process is not None]
-        for process in (self._server, *runners):
+        for process in (self._server, self._gateway, *runners):
             if process is not None:
                 process.ask_to_stop()
-        for process in (self._server, *runners, self._ray):
+        for process in (self._server, self._gateway, *runners, self._ray):
             if process is not None:
                 process.stop(STOP_PATIENCE_S)
         for mark, _ in self._leftovers:
@@ -381,7 +419,7 @@ def _wait_for_port(host: str, port: int, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     while (taken := _why_taken(host, port)) is not None:
         if time.monotonic() >= deadline:
-            raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port")
+            raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port (or --gateway-port)")
         time.sleep(TICK_S)
 
 

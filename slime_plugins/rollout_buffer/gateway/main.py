@@ -83,7 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """What the supervisor starts, with a file of settings as its only argument; returns the exit code."""
     (settings_file,) = sys.argv[1:] if arguments is None else arguments
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    serve(GatewaySettings.model_validate_json(Path(settings_file).read_bytes()))
+    try:
+        serve(GatewaySettings.model_validate_json(Path(settings_file).read_bytes()))
+    except ConfigError as error:
+        logger.error("%s", error.message)
+        return 2
     return 0
 
 
