@@ -414,6 +414,10 @@ class Buffer:
 
     def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
         """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
+        if job_id is not None and len(items) == 1:
+            known = tables.has_trajectory_of_job(self.store.look(), job_id, items[0].uid)
+            if known is not None:
+                return {items[0].uid} if known else set()
         with self.store.read() as connection:
             job = self._job_for_write(connection, job_id)
             return {item.uid for item in items if tables.has_trajectory(connection, job.key, item.uid)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 __all__ = ["GroupCommit", "Ticket"]
@@ -19,15 +18,19 @@ MAX_BATCH = 64
 Work = TypeVar("Work")
 
 
-@dataclass(slots=True, eq=False)
 class Ticket(Generic[Work]):
     """One caller's work and, once its batch is processed, what came of it: a result or an error."""
 
-    work: Work
-    result: Any = None
-    error: BaseException | None = None
-    done: bool = False
-    woken: threading.Event = field(default_factory=threading.Event)
+    __slots__ = ("done", "error", "result", "sleep", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.sleep = threading.Lock()
+        """Held until the caller is woken; lighter than an event, of which every write would need two."""
+        self.sleep.acquire()
 
 
 class GroupCommit(Generic[Work]):
@@ -46,12 +49,12 @@ class GroupCommit(Generic[Work]):
         Raises:
             Exception: whatever the work, or the processing of its batch, raised.
         """
-        ticket = Ticket(work=work)
+        ticket = Ticket(work)
         with self._lock:
             self._waiting.append(ticket)
             leads, self._led = not self._led, True
         if not leads:
-            ticket.woken.wait()
+            ticket.sleep.acquire()
         if not ticket.done:
             self._lead()
         if ticket.error is not None:
@@ -75,6 +78,6 @@ class GroupCommit(Generic[Work]):
             self._led = successor is not None
         for ticket in batch:
             ticket.done = True
-            ticket.woken.set()
+            ticket.sleep.release()
         if successor is not None:
-            successor.woken.set()
+            successor.sleep.release()

@@ -67,10 +67,12 @@ class Kept:
         Raises:
             UnavailableError: a screenshot that was there has just been forgotten; the same write brings it again.
         """
-        if tables.use_images(connection, self.known, now) != len(self.known):
+        if self.known and tables.use_images(connection, self.known, now) != len(self.known):
             raise UnavailableError("a screenshot was forgotten while it was being named: write the item again")
-        tables.insert_images(connection, self.images, now)
-        tables.use_packs(connection, [*self.images.values(), *([self.place] if self.place is not None else [])])
+        if self.images:
+            tables.insert_images(connection, self.images, now)
+        if self.images or self.place is not None:
+            tables.use_packs(connection, [*self.images.values(), *([self.place] if self.place is not None else [])])
 
 
 class Contents:

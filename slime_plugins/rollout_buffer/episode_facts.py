@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.types import Generation
@@ -31,7 +31,7 @@ class EpisodeFacts:
 
     def columns(self) -> dict[str, float | int | None]:
         """Returns the facts by column."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def facts_of(

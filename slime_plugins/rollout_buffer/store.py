@@ -3,12 +3,14 @@
 Order of a write: payloads and screenshots into a pack, fsync, then the rows, then the commit (WAL with
 ``synchronous=FULL``: the commit is an fsync), then the answer. A reader that sees a row therefore finds its bytes,
 whatever was killed in between. Writes that wait at the same time share both fsyncs. Every process opens its own
-``Store``; every thread gets its own connection.
+``Store``; every thread gets its own connection to read with, and writes in turn with one that all share: what it has
+in its cache is then what the last writer left there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import re
 import sqlite3
@@ -78,6 +80,7 @@ class Store:
         _refuse_network_file_system(self.data_dir)
         self._local = threading.local()
         self._open_connections: list[sqlite3.Connection] = []
+        self._writing: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._commits: GroupCommit[Work] = GroupCommit(self._commit_batch)
         self._turns = WriterTurns(self.data_dir)
@@ -95,8 +98,8 @@ class Store:
             StorageFullError: the disk is full. Nothing of the block was kept.
             UnavailableError: other writers held the database for longer than ``BUSY_TIMEOUT_S``.
         """
-        connection = self._connection()
-        with _translated_errors(), self._turns.turn():
+        with _TRANSLATED_ERRORS, self._turns.turn():
+            connection = self._writing = self._writing or self._connect()
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -119,6 +122,9 @@ class Store:
 
     def _commit_batch(self, batch: Sequence[Ticket[Work]]) -> None:
         with self.write() as connection:
+            if len(batch) == 1:
+                batch[0].result = batch[0].work(connection)  # undone with its transaction, should it raise
+                return
             for ticket in batch:
                 _run_in_savepoint(connection, ticket)
 
@@ -126,13 +132,17 @@ class Store:
     def read(self) -> Iterator[sqlite3.Connection]:
         """Runs a block on one consistent snapshot."""
         connection = self._connection()
-        with _translated_errors():
+        with _TRANSLATED_ERRORS:
             connection.execute("BEGIN")
             try:
                 yield connection
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+
+    def look(self) -> sqlite3.Connection:
+        """Returns a connection for one single SELECT, which needs no transaction around it."""
+        return self._connection()
 
     def data_version(self) -> int:
         """Returns a number that changes when another connection commits: the cheapest way to wait for news."""
@@ -148,7 +158,7 @@ class Store:
             StorageFullError: the disk is full, or its quota used up. Nothing of it was kept.
         """
         self.check_quota()
-        with _translated_errors():
+        with _TRANSLATED_ERRORS:
             return self._writer.append(blobs)
 
     def check_quota(self) -> None:
@@ -209,6 +219,7 @@ class Store:
         for connection in connections:
             connection.close()
         self._local = threading.local()
+        self._writing = None
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -217,8 +228,6 @@ class Store:
         if connection is None:
             connection = self._connect()
             self._local.connection = connection
-            with self._lock:
-                self._open_connections.append(connection)
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -232,6 +241,8 @@ class Store:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        with self._lock:
+            self._open_connections.append(connection)
         return connection
 
     def _create_or_migrate(self) -> None:
@@ -317,20 +328,23 @@ def _run_script(connection: sqlite3.Connection, script: str) -> None:
             connection.execute(statement)
 
 
-@contextlib.contextmanager
-def _translated_errors() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "full" in str(error):
+class _TranslatedErrors:
+    """Makes the database's and the disk's errors the buffer's; a class, because every write passes it twice."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, sqlite3.OperationalError):
+            if "full" in str(error):
+                raise StorageFullError(f"the disk under the data directory is full: {error}") from error
+            if "locked" in str(error) or "busy" in str(error):
+                raise UnavailableError(f"the store is busy: {error}") from error
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFullError(f"the disk under the data directory is full: {error}") from error
-        if "locked" in str(error) or "busy" in str(error):
-            raise UnavailableError(f"the store is busy: {error}") from error
-        raise
-    except OSError as error:
-        if error.errno in (28, 122):  # ENOSPC, EDQUOT
-            raise StorageFullError(f"the disk under the data directory is full: {error}") from error
-        raise
+
+
+_TRANSLATED_ERRORS = _TranslatedErrors()
 
 
 def _refuse_network_file_system(folder: Path) -> None:
