@@ -147,6 +147,8 @@ def serve(
     scoring_host: Annotated[
         list[str] | None, typer.Option(help="Host that a gateway session's scoring_url may name; repeatable.")
     ] = None,
+    android_config: AndroidConfig = None,
+    android: AndroidSetting = None,
 ) -> None:
     """Serve the buffer: the supervisor with its gunicorn workers and its runners, until SIGTERM or Ctrl-C."""
     from slime_plugins.rollout_buffer.supervisor import Supervisor
@@ -170,6 +172,7 @@ def serve(
             gateway_port=gateway_port,
             scoring_hosts=tuple(scoring_host or ()),
         )
+        _set_android_settings(android_config, android)
         errors.print(f"settings: {settings.model_dump_json()}", highlight=False, soft_wrap=True)
         Supervisor(settings, on_ready=lambda url: errors.print(f"rollout buffer serving on {url}")).run()
 

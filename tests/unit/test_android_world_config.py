@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.android_world import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.config import (
     CONFIG_VARIABLE,
     JOB_KEYS,
+    SETTING_PREFIX,
     SHIPPED_CONFIG,
     AndroidWorldSettings,
+    environment_for,
     load_settings,
     read_settings,
 )
@@ -70,7 +75,16 @@ def test_a_wrong_override_is_named(overrides: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("num_workers: 2\nmax_turn: 5\n", "mine.yaml: line 2: max_turn is not a setting"),
+        ("num_workers: 2\nmax_turn: 5\n", "mine.yaml: line 2: max_turn is not a setting; did you mean max_turns?"),
+        ("\nnum_cpus: 5\n", "line 2: num_cpus is not a setting; did you mean resources_per_worker.num_cpus?"),
+        ("toaster: 5\n", "mine.yaml: line 1: toaster is not a setting"),
+        ("resources_per_worker:\n  num_cpu: 1\n", "line 2: resources_per_worker.num_cpu is not a setting; did you"),
+        (
+            "resources_per_worker:\n  num_cpus: 1\n  custom:\n    phone: 0\n",
+            "line 4: resources_per_worker.custom.phone:",
+        ),
+        ("resources_per_worker: 4\n", "line 1: resources_per_worker: "),
+        ("evaluation_share: 1\n", "line 1: evaluation_share: Input should be less than 1, not 1"),
         ("# one\n\nmax_turns: many\n", "mine.yaml: line 3: max_turns: "),
         ("reward:\n  step_decay: -1\n", "mine.yaml: line 2: reward.step_decay: "),
         ("num_workers: 2\nnum_workers: 3\n", "mine.yaml: line 2: num_workers was already set in line 1"),
@@ -105,3 +119,85 @@ def test_devices_do_not_care_what_jobs_override() -> None:
 def test_image_tokens_are_estimated_upwards_from_the_pixel_cap() -> None:
     assert AndroidWorldSettings(screenshot_max_pixels=1025).image_tokens == 2
     assert AndroidWorldSettings().image_tokens == 633
+
+
+# ---- layers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_environment_comes_before_the_file_and_the_command_line_before_both(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file.write_text("num_workers: 3\nspare_devices: 3\nmax_turns: 3\nquarantine_s: 3\n", encoding="utf-8")
+    monkeypatch.setenv(f"{SETTING_PREFIX}SPARE_DEVICES", "4")
+    monkeypatch.setenv(f"{SETTING_PREFIX}MAX_TURNS", "4")
+    for name, value in environment_for(config_file, ["max_turns=5", "reward.step_decay=0.5"]).items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings({"android_world": {"history_images": 6}})
+    found = (settings.num_workers, settings.spare_devices, settings.max_turns, settings.history_images)
+    assert found == (3, 4, 5, 6)
+    assert (settings.quarantine_s, settings.reward.step_decay, settings.recycle_after_episodes) == (3, 0.5, None)
+    assert load_settings({"android_world": {"max_turns": 7}}).max_turns == 7
+
+
+def test_variables_reach_into_sections_and_hold_any_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RESOURCES_PER_WORKER__NUM_CPUS": "4",
+        "RESOURCES_PER_WORKER__CUSTOM": "{phone: 1}",
+        "MAX_TURNS": "null",
+        "BAN_VISION_TOKENS": "false",
+        "BASE_AVD_NAME_PATTERN": "'mine_{}'",
+        "ADB_PATH": "/opt/adb",
+    }.items():
+        monkeypatch.setenv(SETTING_PREFIX + name, value)
+    settings = load_settings({})
+    assert settings.resources_per_worker.as_ray_names_them() == {"CPU": 4, "phone": 1}
+    assert (settings.max_turns, settings.ban_vision_tokens) == (None, False)
+    assert (settings.base_avd_name_pattern, settings.adb_path) == ("mine_{}", "/opt/adb")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("NUM_WORKER", "4", "num_worker is not a setting; did you mean num_workers?"),
+        ("NUM_WORKERS", "many", "num_workers: Input should be a valid integer"),
+        ("NUM_WORKERS", "[1", "the value is not valid YAML"),
+        ("REWARD__STEP_DECAY", "-1", "reward.step_decay: "),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
+    monkeypatch.setenv(SETTING_PREFIX + name, value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings({})
+    assert caught.value.message.startswith(f"environment variable {SETTING_PREFIX}{name}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("num_workers", "--android num_workers: must be KEY=VALUE"),
+        ("=4", "--android =4: must be KEY=VALUE"),
+        ("num_workers=0", "--android num_workers=0: num_workers: Input should be greater than or equal to 1, not 0"),
+        ("reward.step_deca=1", "reward.step_deca is not a setting; did you mean reward.step_decay?"),
+        ("device=toaster", "--android device=toaster: device: must be simulated, android_world"),
+    ],
+)
+def test_a_wrong_option_is_named_before_anything_starts(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        environment_for(None, [assignment])
+    assert message in caught.value.message
+
+
+def test_a_mistake_is_blamed_on_the_layer_that_made_it(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_file.write_text("num_workers: 0\n", encoding="utf-8")
+    monkeypatch.setenv(f"{SETTING_PREFIX}NUM_WORKERS", "-1")
+    with pytest.raises(ConfigError, match=r"^environment variable .*NUM_WORKERS: num_workers: .*, not -1$"):
+        environment_for(config_file, [])
+    assert environment_for(config_file, ["num_workers=1"])[CONFIG_VARIABLE] == str(config_file)
+
+
+@given(st.dictionaries(st.sampled_from(["num_workers", "max_turns", "reward.step_decay"]), st.integers(1, 9)))
+def test_the_command_line_and_the_variables_it_is_passed_on_as_mean_the_same(chosen: dict[str, int]) -> None:
+    assignments = [f"{key}={value}" for key, value in chosen.items()]
+    variables = config_sources.as_variables(assignments, SETTING_PREFIX)
+    passed_on = config_sources.from_variables(variables, SETTING_PREFIX).values
+    assert passed_on == config_sources.from_assignments(assignments, "--android").values

@@ -1,38 +1,43 @@
 """The settings of Android World episodes and of the device farm, validated before anything starts.
 
-They come from ``config.yaml`` beside this file, from the file that ``ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG`` names (read
-when a generator starts), and, for the keys of ``JOB_KEYS`` only, from the job's payload under ``android_world``. What
-runs on the host, where programs lie, and how many devices there are is not a job's to say.
+They come from ``config.yaml`` beside this file or the file that ``ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG`` names, over it
+from environment variables that begin with ``ROLLOUT_BUFFER_ANDROID_WORLD__`` (all read when a generator starts; the
+command line sets them for its children), and, for the keys of ``JOB_KEYS`` only, from the job's payload under
+``android_world``. What runs on the host, where programs lie, and how many devices there are is not a job's to say.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.android_world import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.image_tokens import ImageFamily, family_with
 
 __all__ = [
     "CONFIG_VARIABLE",
     "JOB_KEYS",
+    "SETTING_PREFIX",
     "AndroidWorldSettings",
     "ImageFormat",
     "PoolKind",
     "RolloutMode",
     "WorkerResources",
+    "environment_for",
     "load_settings",
     "read_settings",
 ]
 
 CONFIG_VARIABLE = "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"
+SETTING_PREFIX = "ROLLOUT_BUFFER_ANDROID_WORLD__"
+COMMAND_LINE_OPTION = "--android"
 SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")
 
 JOB_KEYS = frozenset(
@@ -47,8 +52,6 @@ JOB_KEYS = frozenset(
     }
 )
 """What a job may override. All else names programs, paths, ports or sizes of the host that runs the devices."""
-
-_Path = tuple[str | int, ...]
 
 
 class RolloutMode(StrEnum):
@@ -166,28 +169,52 @@ class AndroidWorldSettings(_Section):
 
 
 def load_settings(job_options: Mapping[str, Any]) -> AndroidWorldSettings:
-    """Returns the settings for a job: the host's file, or the shipped one, with the job's overrides.
+    """Returns the settings for a job: the host's file, or the shipped one, the environment, and the job's overrides.
 
     Raises:
-        ConfigError: a file cannot be read, or a key is unknown, misplaced or out of range. Names the key, and in a file
-            its line.
+        ConfigError: a file cannot be read, or a key is unknown, misplaced or out of range. Names the key, and its line
+            in a file or its variable.
     """
-    host_path = os.environ.get(CONFIG_VARIABLE)
-    settings = read_settings(Path(host_path) if host_path else SHIPPED_CONFIG)
-    return _with_job_options(settings, job_options)
+    return _with_job_options(_host_settings(os.environ, []), job_options)
+
+
+def environment_for(config: Path | None, assignments: Sequence[str]) -> dict[str, str]:
+    """Returns the variables with which ``load_settings`` finds ``config``, and ``key=value`` texts on top of it all.
+
+    ``assignments`` come from the command line's option ``--android``.
+
+    Raises:
+        ConfigError: as ``load_settings``, for the settings that come out.
+    """
+    file = {} if config is None else {CONFIG_VARIABLE: str(config.absolute())}
+    _host_settings({**os.environ, **file}, assignments)
+    return {**file, **config_sources.as_variables(assignments, SETTING_PREFIX)}
 
 
 def read_settings(path: Path) -> AndroidWorldSettings:
-    """Returns the settings of a YAML file; keys that it leaves out have their defaults.
+    """Returns the settings of a YAML file alone; keys that it leaves out have their defaults.
 
     Raises:
         ConfigError: as ``load_settings``.
     """
-    values, lines = _read_yaml(path)
+    return _validated(config_sources.from_file(path))
+
+
+def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -> AndroidWorldSettings:
+    path = environment.get(CONFIG_VARIABLE)
+    layers = [
+        config_sources.from_file(Path(path) if path else SHIPPED_CONFIG),
+        config_sources.from_variables(environment, SETTING_PREFIX),
+        config_sources.from_assignments(assignments, COMMAND_LINE_OPTION),
+    ]
+    return _validated(config_sources.merged(layers))
+
+
+def _validated(layer: config_sources.Layer) -> AndroidWorldSettings:
     try:
-        return AndroidWorldSettings.model_validate(values)
+        return AndroidWorldSettings.model_validate(layer.values)
     except ValidationError as error:
-        raise ConfigError(_sentences(error, f"{path.name}: ", lines)) from error
+        raise ConfigError(_sentences(error, layer)) from error
 
 
 def _with_job_options(settings: AndroidWorldSettings, options: Mapping[str, Any]) -> AndroidWorldSettings:
@@ -200,64 +227,21 @@ def _with_job_options(settings: AndroidWorldSettings, options: Mapping[str, Any]
             f"android_world.{refused[0]} belongs to the host and cannot be set by a job: "
             f"set it in the file that {CONFIG_VARIABLE} names"
         )
-    try:
-        return AndroidWorldSettings.model_validate(_merged(settings.model_dump(), overrides))
-    except ValidationError as error:
-        raise ConfigError(_sentences(error, "android_world.", {})) from error
+    below = config_sources.Layer(values=settings.model_dump())
+    layer = config_sources.merged([below, config_sources.Layer(values=dict(overrides), places={(): "android_world."})])
+    return _validated(layer)
 
 
-def _merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base`` with ``overrides`` put over it, section by section."""
-    merged = dict(base)
-    for key, value in overrides.items():
-        below = merged.get(key)
-        sections = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(cast("Mapping[str, Any]", below), value) if sections else value
-    return merged
+def _sentences(error: ValidationError, layer: config_sources.Layer) -> str:
+    names = list(_setting_names(AndroidWorldSettings))
+    return "; ".join(config_sources.told(dict(problem), layer, names) for problem in error.errors())
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[_Path, int]]:
-    """Returns the file's values, and for each key the line it stands on."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the Android World config {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the Android World config {path} is not valid YAML: {error}") from error
-    if values is None:
-        return {}, {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"the Android World config {path} must be a list of `key: value` lines")
-    return values, dict(_key_lines(path, root, ()))
-
-
-def _key_lines(path: Path, node: yaml.Node | None, above: _Path) -> list[tuple[_Path, int]]:
-    """Returns the line of every key below ``node``; a key that stands twice would silently hide the first."""
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    found: dict[_Path, int] = {}
-    for key_node, value_node in node.value:
-        key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
-        if key in found:
-            raise ConfigError(f"{path.name}: line {line}: {key[-1]} was already set in line {found[key]}")
-        found[key] = line
-        found.update(_key_lines(path, value_node, key))
-    return list(found.items())
-
-
-def _sentences(error: ValidationError, prefix: str, lines: Mapping[_Path, int]) -> str:
-    return "; ".join(_sentence(dict(problem), prefix, lines) for problem in error.errors())
-
-
-def _sentence(problem: Mapping[str, Any], prefix: str, lines: Mapping[_Path, int]) -> str:
-    """Says where and what in one sentence: ``config.yaml: line 3: max_turns: Input should be …, not 'x'``."""
-    location = tuple(problem["loc"])
-    line = lines.get(location)
-    where = f"line {line}: " if line else ""
-    key = ".".join(str(part) for part in location) or "the settings"
-    if problem["type"] == "extra_forbidden":
-        return f"{prefix}{where}{key} is not a setting"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{prefix}{where}{key}: {message}, not {problem['input']!r}"
+def _setting_names(section: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yields every setting, sections with dots."""
+    for name, described in section.model_fields.items():
+        below = described.annotation
+        if isinstance(below, type) and issubclass(below, BaseModel):
+            yield from _setting_names(below, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"

@@ -1,0 +1,179 @@
+"""Where settings come from, layer over layer, and which layer a wrong one is to blame on.
+
+    defaults  <  YAML file  <  environment  <  command line
+
+Each layer remembers where every key stands, so that a mistake is named with its line, variable or option. What the
+keys mean is not known here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["Layer", "as_variables", "from_assignments", "from_file", "from_variables", "merged", "suggestion", "told"]
+
+Address = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """Values, nested as the settings are, and where each stands: ``config.yaml: line 3: ``, say."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[Address, str] = field(default_factory=dict)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_file(path: Path) -> Layer:
+    """Returns the settings in a YAML file; each key stands in its line.
+
+    Raises:
+        ConfigError: the file cannot be read, is no mapping, or sets a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the Android World config {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the Android World config {path} is not valid YAML: {error}") from error
+    if values is None:
+        return Layer()
+    if not isinstance(values, dict):
+        raise ConfigError(f"the Android World config {path} must be a list of `key: value` lines")
+    lines = dict(_key_lines(path, root, ()))
+    return Layer(values=values, places={key: f"{path.name}: line {line}: " for key, line in lines.items()})
+
+
+def from_variables(environment: Mapping[str, str], prefix: str) -> Layer:
+    """Returns the settings in environment variables: ``{prefix}REWARD__STEP_DECAY`` is ``reward.step_decay``.
+
+    Raises:
+        ConfigError: a value is not valid YAML.
+    """
+    found = sorted(name for name in environment if name.startswith(prefix))
+    assigned = [
+        (tuple(name.removeprefix(prefix).lower().split("__")), environment[name], f"environment variable {name}: ")
+        for name in found
+    ]
+    return _assigned(assigned)
+
+
+def from_assignments(assignments: Sequence[str], option: str) -> Layer:
+    """Returns the settings in ``key=value`` texts, sections with dots: ``reward.step_decay=0.2``.
+
+    Raises:
+        ConfigError: a text has no ``=``, or its value is not valid YAML.
+    """
+    assigned = []
+    for text in assignments:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f"{option} {text}: must be KEY=VALUE, as in num_workers=8")
+        assigned.append((tuple(key.strip().split(".")), value, f"{option} {text}: "))
+    return _assigned(assigned)
+
+
+def as_variables(assignments: Sequence[str], prefix: str) -> dict[str, str]:
+    """Returns what ``from_assignments`` reads as the variables that ``from_variables`` reads, for child processes."""
+    pairs = (text.partition("=") for text in assignments)
+    return {prefix + key.strip().upper().replace(".", "__"): value for key, _, value in pairs}
+
+
+def _assigned(assigned: Iterable[tuple[tuple[str, ...], str, str]]) -> Layer:
+    layer = Layer()
+    for address, text, place in assigned:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{place}the value is not valid YAML") from error
+        nested: Any = value
+        for key in reversed(address):
+            nested = {key: nested}
+        layer = merged([layer, Layer(values=nested, places=dict.fromkeys(_addresses(nested), place))])
+    return layer
+
+
+def _addresses(values: Any, above: Address = ()) -> Iterator[Address]:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield (*above, str(key))
+            yield from _addresses(value, (*above, str(key)))
+
+
+def _key_lines(path: Path, node: yaml.Node | None, above: Address) -> list[tuple[Address, int]]:
+    """Returns the line of every key below ``node``; a key that stands twice would silently hide the first."""
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    found: dict[Address, int] = {}
+    for key_node, value_node in node.value:
+        key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
+        if key in found:
+            raise ConfigError(f"{path.name}: line {line}: {key[-1]} was already set in line {found[key]}")
+        found[key] = line
+        found.update(_key_lines(path, value_node, key))
+    return list(found.items())
+
+
+# ---- putting together ------------------------------------------------------------------------------------------------
+
+
+def merged(layers: Sequence[Layer]) -> Layer:
+    """Returns the layers put over each other, the last one on top, section by section."""
+    values: dict[str, Any] = {}
+    places: dict[Address, str] = {}
+    for layer in layers:
+        values = _put_over(values, layer.values)
+        places |= layer.places
+    return Layer(values=values, places=places)
+
+
+def _put_over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    put = dict(base)
+    for key, value in top.items():
+        below = put.get(key)
+        sections = isinstance(below, Mapping) and isinstance(value, Mapping)
+        put[key] = _put_over(cast("Mapping[str, Any]", below), value) if sections else value
+    return put
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def told(problem: Mapping[str, Any], layer: Layer, names: Sequence[str]) -> str:
+    """Says in one sentence what pydantic found and where: ``config.yaml: line 3: max_turns: Input should be …``.
+
+    ``names`` are all settings, with dots; a key that is none of them gets the one that was probably meant.
+    """
+    location: Address = tuple(problem["loc"])
+    key = ".".join(str(part) for part in location) or "the settings"
+    place = _place_of(location, layer.places)
+    if problem["type"] == "extra_forbidden":
+        return f"{place}{key} is not a setting{suggestion(key, names)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place}{key}: {message}, not {problem['input']!r}"
+
+
+def suggestion(key: str, names: Sequence[str]) -> str:
+    """Returns ``; did you mean …?`` when a setting is called nearly so, or is so called in another section."""
+    elsewhere = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = elsewhere or difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _place_of(location: Address, places: Mapping[Address, str]) -> str:
+    """Returns where the key stands, or else the section around it, or else all of it."""
+    while location and location not in places:
+        location = location[:-1]
+    return places.get(location, "")
