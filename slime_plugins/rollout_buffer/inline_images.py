@@ -19,6 +19,7 @@ __all__ = ["take_out"]
 
 _KEY_BEFORE = re.compile(rb'"url"[ \t\r\n]*:[ \t\r\n]*\Z')
 _KEY_SPAN = 32
+_USUAL_KEYS = (b'"url": ', b'"url":')
 _HEAD = re.compile(rb"data:(image/(?:png|jpeg|webp));base64,")
 
 
@@ -44,9 +45,15 @@ def take_out(content: bytes | bytearray, size: int | None = None) -> tuple[bytes
     return b"".join([*pieces, content[at:size]]), images
 
 
+def _is_url(content: bytes | bytearray, start: int) -> bool:
+    if content.endswith(_USUAL_KEYS, 0, start):
+        return True
+    return _KEY_BEFORE.search(content[max(0, start - _KEY_SPAN) : start]) is not None
+
+
 def _image_at(content: bytes | bytearray, start: int, end: int) -> Image | None:
     head = _HEAD.match(content, start + 1, end)
-    if head is None or _KEY_BEFORE.search(content[max(0, start - _KEY_SPAN) : start]) is None:
+    if head is None or not _is_url(content, start):
         return None
     try:
         data = pybase64.b64decode(memoryview(content)[head.end() : end], validate=True)

@@ -141,7 +141,7 @@ class _OpenPack:
 
 def _spans(places: Iterable[Place]) -> list[_Span]:
     spans: list[_Span] = []
-    for place in sorted(set(places), key=lambda place: (place.pack, place.offset)):
+    for place in sorted(set(places)):
         start = place.offset // BLOCK_BYTES * BLOCK_BYTES
         end = -(-place.end // BLOCK_BYTES) * BLOCK_BYTES
         last = spans[-1] if spans else None

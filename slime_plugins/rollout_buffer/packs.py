@@ -16,8 +16,8 @@ import struct
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 
@@ -34,8 +34,7 @@ BLOCK_BYTES = 4096
 STAGE_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts."""
 
     pack: int
@@ -57,8 +56,7 @@ class Place:
         return cls(int(pack), int(offset), int(length))
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """Bytes to keep. A ``name`` (the sha256) says that one copy serves everybody who brings the same."""
 
     data: bytes | memoryview
@@ -87,6 +85,11 @@ class Disk:
         """Writes pieces one after the other from ``offset`` on; returns the next whole block's start after them."""
         filled = 0
         for piece in pieces:
+            after = filled + len(piece)
+            if after < STAGE_BYTES:
+                self._stage[filled:after] = piece
+                filled = after
+                continue
             rest = memoryview(piece)
             while rest:
                 part = rest[: STAGE_BYTES - filled]
@@ -142,8 +145,7 @@ def is_locked(descriptor: int) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(NamedTuple):
     """A blob with its header, made by the thread that brings it: checksums of many run side by side."""
 
     blob: Blob

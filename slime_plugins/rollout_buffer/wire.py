@@ -348,9 +348,10 @@ def _take_images_out(message: Message, came: dict[str, Image], shown: dict[str, 
 
 
 def _take_image_out(part: Any, came: dict[str, Image], shown: dict[str, None], where: str) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "image_url" or not isinstance(part.get("image_url"), dict):
+    if not isinstance(part, dict) or part.get("type") != "image_url":
         return part
-    url = part["image_url"].get("url")
+    named = part.get("image_url")
+    url = named.get("url") if isinstance(named, dict) else None
     if not isinstance(url, str):
         return part
     if url.startswith("data:"):
@@ -393,7 +394,10 @@ def encode_data_uri(data: bytes) -> str:
 
 def image_media_type(data: bytes) -> str | None:
     """Tells PNG, JPEG or WebP by the first bytes; None for anything else."""
-    return next((media_type for magic, media_type in _MEDIA_TYPE_BY_MAGIC if data.startswith(magic)), None)
+    for magic, media_type in _MEDIA_TYPE_BY_MAGIC:
+        if data.startswith(magic):
+            return media_type
+    return None
 
 
 _STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
