@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import Connection, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["Inspection", "JobCounts", "StoreCounts", "StoredTrajectory"]
+__all__ = ["CONTAINS", "Inspection", "JobCounts", "StoreCounts", "StoredTrajectory", "find_job", "like_pattern"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +97,7 @@ class Inspection:
             "AS samples FROM deliveries WHERE job_key = ? AND key < ? ORDER BY key DESC LIMIT ?"
         )
         with self.store.read() as connection:
-            job = _find_job(connection, job_id)
+            job = find_job(connection, job_id)
             rows = connection.execute(query, (job.key, _before(page), page.limit + 1)).fetchall()
         return {
             "job_id": job.job_id,
@@ -115,7 +115,9 @@ class Inspection:
         """
         with self.store.read() as connection:
             conditions, values = _conditions(connection, page)
-            query = f"{_LIGHT} WHERE {' AND '.join(conditions)} ORDER BY trajectories.key DESC LIMIT ?"
+            # The index holds every filter: rows, which lie among payloads, are read only for what is shown.
+            found = f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
+            query = f"{_LIGHT} WHERE trajectories.key IN ({found} ORDER BY key DESC LIMIT ?) {_NEWEST_FIRST}"
             rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
         return {"trajectories": [_light(row) for row in rows[: page.limit]], **_next(rows, page)}
 
@@ -128,7 +130,7 @@ class Inspection:
         """
         with self.store.read() as connection:
             # Through the jobs, because uids are indexed within a job.
-            keys = [_find_job(connection, job_id).key] if job_id is not None else _job_keys(connection)
+            keys = [find_job(connection, job_id).key] if job_id is not None else _job_keys(connection)
             marks = ", ".join("?" for _ in keys)
             query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
             rows = connection.execute(query, (*keys, uid)).fetchall()
@@ -161,7 +163,8 @@ _COLUMNS = (
     "SELECT trajectories.key AS key, trajectories.job_key, jobs.job_id, uid, trajectories.instance_id, groups.epoch, "
     "slot, attempt, outcome, "
     "stop_reason, reward, raw_reward, late, groups.state AS group_state, groups.key AS group_index, "
-    "deliveries.delivery_id, body_bytes, trajectories.created_at"
+    "deliveries.delivery_id, body_bytes, trajectories.created_at, success, turns, sampled_tokens, generate_s, "
+    "played_s, oldest_version, versions_behind"
 )
 _TABLES = (
     " FROM trajectories JOIN jobs ON jobs.key = trajectories.job_key "
@@ -169,6 +172,8 @@ _TABLES = (
     "LEFT JOIN deliveries ON deliveries.key = groups.delivery_key"
 )
 _LIGHT = _COLUMNS + _TABLES
+_BY_ORDER = "trajectories_to_look_at"
+_NEWEST_FIRST = "ORDER BY trajectories.key DESC"
 
 
 def _light(row: sqlite3.Row) -> dict[str, Any]:
@@ -181,20 +186,37 @@ def _without_key(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _conditions(connection: Connection, page: TrajectoryPageQuery) -> tuple[list[str], list[Any]]:
-    conditions, values = ["trajectories.key < ?"], [_before(page)]
+    conditions: list[str] = ["key < ?"]
+    values: list[Any] = [_before(page)]
     if page.job_id is not None:
-        # The plus keeps SQLite from gathering the whole job by an index on it only to sort it anew.
-        conditions.append("+trajectories.job_key = ?")
-        values.append(_find_job(connection, page.job_id).key)
+        conditions.append("job_key = ?")
+        values.append(find_job(connection, page.job_id).key)
+    if page.search is not None:
+        conditions.append(f"({CONTAINS.format('instance_id')} OR {CONTAINS.format('uid')})")
+        values += [like_pattern(page.search)] * 2
+    if page.success is not None:
+        conditions.append("success >= 1" if page.success else "success < 1")
     filters = {
-        "trajectories.instance_id = ?": page.instance_id,
+        "instance_id = ?": page.instance_id,
         "outcome = ?": page.outcome,
         "stop_reason = ?": page.stop_reason,
         "reward >= ?": page.min_reward,
         "reward <= ?": page.max_reward,
+        "oldest_version >= ?": page.min_version,
+        "oldest_version <= ?": page.max_version,
     }
     given = {condition: value for condition, value in filters.items() if value is not None}
     return [*conditions, *given], [*values, *given.values()]
+
+
+CONTAINS = "{} LIKE ? ESCAPE '\\'"
+"""The condition that a column contains a text; its value is made by ``like_pattern``."""
+
+
+def like_pattern(text: str) -> str:
+    """Returns what finds the text itself anywhere: its percent signs and underscores stand for themselves."""
+    escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return f"%{escaped}%"
 
 
 def _before(page: PageQuery) -> int:
@@ -205,7 +227,7 @@ def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> dict[str, Any]:
     return {"next_cursor": rows[page.limit - 1]["key"] if len(rows) > page.limit else None}
 
 
-def _find_job(connection: Connection, job_id: str) -> JobRecord:
+def find_job(connection: Connection, job_id: str) -> JobRecord:
     job = tables.find_job(connection, job_id)
     if job is None:
         raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")

@@ -13,8 +13,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slime_plugins.rollout_buffer.payloads import MAX_ITEMS, AckPayload, PollPayload, StartPayload
-from slime_plugins.rollout_buffer.queries import DeliveryQuery, PageQuery, TrajectoryPageQuery, TrajectoryQuery
+from slime_plugins.rollout_buffer.explain import Severity
+from slime_plugins.rollout_buffer.payloads import MAX_ITEMS, AckPayload, PollPayload, SignInPayload, StartPayload
+from slime_plugins.rollout_buffer.queries import (
+    DeliveryQuery,
+    GroupPageQuery,
+    OverviewQuery,
+    PageQuery,
+    SeriesQuery,
+    TokenRowQuery,
+    TrajectoryPageQuery,
+    TrajectoryQuery,
+)
+from slime_plugins.rollout_buffer.series import COUNTED, MEASURED
 from slime_plugins.rollout_buffer.types import GroupState, JobState, Outcome, StopReason
 
 __all__ = ["OPERATIONS", "Operation", "openapi_document"]
@@ -27,6 +38,7 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 ERRORS: Mapping[int, str] = {
     400: "A field is missing or wrong; the message names it. Nothing was changed.",
     401: "The bearer token is missing or wrong.",
+    403: "A page of another site made a browser send it.",
     404: "There is no such thing.",
     409: "The request contradicts what is stored, or names too little to choose by.",
     413: "The body, or the list in it, is larger than the server takes.",
@@ -135,6 +147,18 @@ _STATISTICS = {
     "reward_min": _number(),
     "reward_max": _number(),
 }
+
+_EPISODE_FACTS = {
+    "success": _nullable(_number("In [0, 1]: what the environment said, before any shaping; null when unknown")),
+    "turns": _nullable(_integer()),
+    "sampled_tokens": _nullable(_integer()),
+    "generate_s": _nullable(_number("Seconds it waited for the engine")),
+    "played_s": _nullable(_number("Seconds of all its phases")),
+    "oldest_version": _nullable(_integer("Of the weights that sampled it")),
+    "versions_behind": _nullable(_integer("How far that was behind the job's newest when it was written")),
+}
+_EXPLANATIONS = _array(_ref("Explanation"), "Why it moves or stands still, the most pressing first")
+_NEWEST = {"type": "object", "description": "The newest 200 trajectories: episodes, mean reward, success"}
 
 COMPONENTS: Mapping[str, Schema] = {
     "Error": _object(
@@ -269,6 +293,13 @@ COMPONENTS: Mapping[str, Schema] = {
         late=_integer("Trajectories that came after their group had closed"),
         causes={"type": "object", "description": "Why groups were filtered or failed: state, cause, count"},
         settings={"type": "object", "description": "What the job keeps of its start payload"},
+        devices=_nullable(
+            {
+                "type": "object",
+                "description": "Only for one job: the last report on its devices, `age_s` seconds old: the farm's name "
+                "`pool`, who waits, and for each of `devices` its state, last error, counters and times",
+            }
+        ),
     ),
     "ImageReply": _object(
         "sha256 created",
@@ -293,13 +324,6 @@ COMPONENTS: Mapping[str, Schema] = {
         deliveries=_array(_ref("DeliveryEntry"), "Newest first"),
         next_cursor=_nullable(_integer("Send it as `cursor` for the next page; null on the last one")),
     ),
-        devices=_nullable(
-            {
-                "type": "object",
-                "description": "Only for one job: the last report on its devices, `age_s` seconds old: the farm's name "
-                "`pool`, who waits, and for each of `devices` its state, last error, counters and times",
-            }
-        ),
     "TrajectoryEntry": _object(
         "job_id uid instance_id outcome stop_reason reward late body_bytes created_at",
         job_id=_text(),
@@ -318,6 +342,7 @@ COMPONENTS: Mapping[str, Schema] = {
         delivery_id=_nullable(_text("The delivery its group is in")),
         body_bytes=_integer("Size of the payload without screenshots"),
         created_at=_number(),
+        **_EPISODE_FACTS,
     ),
     "TrajectoryPage": _object(
         "trajectories next_cursor",
@@ -337,6 +362,107 @@ COMPONENTS: Mapping[str, Schema] = {
             ),
         ]
     },
+    "Explanation": _object(
+        "code severity says advice",
+        code=_text("Stable, for programs"),
+        severity=_text("stopped: until somebody acts; wait: it ends by itself", enum=[s.value for s in Severity]),
+        says=_text("What is"),
+        advice=_text("What to do; empty when there is nothing to do"),
+    ),
+    "Overview": _object(
+        "now supervisor_age_s task_types explanation jobs next_cursor needs_token",
+        now=_number(),
+        supervisor_age_s=_nullable(_number("Seconds since its heartbeat; null when there is none")),
+        task_types=_array(_text()),
+        disk_free_bytes=_integer(),
+        explanation=_EXPLANATIONS,
+        jobs=_array(
+            _object("job_id state slots groups explanation", job_id=_text(), explanation=_EXPLANATIONS), "Newest first"
+        ),
+        next_cursor=_nullable(_integer("Send it as `cursor` for the next page; null on the last one")),
+        needs_token={"type": "boolean", "description": "The server asks for a token"},
+    ),
+    "JobExplanation": _object(
+        "job_id now explanation",
+        job_id=_text(),
+        now=_number(),
+        explanation=_EXPLANATIONS,
+        weight_version=_nullable(_integer("The newest that any trajectory was sampled with")),
+        running_attempts=_integer("Episodes that are being played"),
+        trajectory_age_s=_nullable(_number("Seconds since one ended")),
+        poll_age_s=_nullable(_number("Seconds since a trainer asked")),
+        trainer_waits_s=_nullable(_number("Seconds that a trainer has polled in vain; null when none waits")),
+        recent_failures=_counts(None, "Failed attempts of the last ten minutes by error code"),
+        last_failure=_text(),
+        devices={"type": "object", "description": "What the runner says of its devices; empty when it does not"},
+        engine={"type": "object", "description": "What the runner says of its engine; empty when it does not"},
+        newest=_NEWEST,
+    ),
+    "Series": _object(
+        "job_id width_s columns",
+        job_id=_text(),
+        width_s=_integer("Seconds of a bucket"),
+        columns=_object(
+            "t",
+            t=_array(_number(), "Where each bucket starts"),
+            **{name: _array(_integer()) for name in COUNTED},
+            **{name: _array({"type": ["number", "null"]}) for name in MEASURED},
+        ),
+    ),
+    "GroupEntry": _object(
+        "group_index epoch instance_id state cause says group_size members",
+        group_index=_integer("As in a delivered item"),
+        epoch=_integer(),
+        position=_integer("Line of its instance in the input, from 0"),
+        instance_id=_text(),
+        state=_text(enum=[state.value for state in GroupState]),
+        cause=_text("Why it was filtered, failed or skipped"),
+        says=_text("The same as a sentence for people"),
+        group_size=_integer(),
+        opened_at=_nullable(_number()),
+        last_write_at=_nullable(_number()),
+        closed_at=_nullable(_number()),
+        delivery_id=_nullable(_text()),
+        members=_array(
+            _object("uid slot reward outcome late", uid=_text(), reward=_number("As it was written"), **_EPISODE_FACTS),
+            "Its trajectories in slot order",
+        ),
+    ),
+    "GroupPage": _object(
+        "job_id group_size groups next_cursor",
+        job_id=_text(),
+        group_size=_integer(),
+        groups=_array(_ref("GroupEntry"), "The last touched first"),
+        next_cursor=_nullable(_text("Send it as `cursor` for the next page; null on the last one")),
+    ),
+    "Group": {
+        "allOf": [
+            _ref("GroupEntry"),
+            _object(
+                "job_id attempts delivered instance",
+                job_id=_text(),
+                attempts=_array(
+                    _object("slot attempt state", slot=_integer(), attempt=_integer(), state=_text()),
+                    "Every try to fill a slot, with its error when it failed",
+                ),
+                delivered=_array(
+                    _object("ordinal uid remove_sample", ordinal=_integer(), uid=_text()), "What a trainer is given"
+                ),
+                instance={"type": "object", "description": "Its line of the input"},
+            ),
+        ]
+    },
+    "TokenRows": _object(
+        "uid job_id contexts rows row pieces why_no_texts",
+        uid=_text(),
+        job_id=_text(),
+        contexts=_array({"type": "object"}, "For each generation: how its prompt continued the one before"),
+        rows=_array({"type": "object"}, "Each training row: tokens, trained, generations"),
+        row=_integer("Which one `pieces` are of"),
+        pieces=_array({"type": "object"}, "Context in stretches, trained tokens in whole characters with log-probs"),
+        why_no_texts=_text("Empty when there are texts"),
+    ),
+    "SignedIn": _object("signed_in", signed_in={"type": "boolean"}),
     "Health": _object(
         "status supervisor task_types",
         status=_text(enum=["ok", "degraded"]),
@@ -507,6 +633,124 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="get",
+        path="/jobs/{job_id}/explanation",
+        summary="Why nothing moves",
+        says="In words, with what to do; or that it moves. What `rollout-buffer status` and the dashboard show.",
+        reply=_ref("JobExplanation"),
+        reply_says="At least one sentence.",
+        path_parameters=_JOB_ID,
+        errors=(404, 503),
+        example="URL/jobs/run-1/explanation",
+    ),
+    Operation(
+        method="get",
+        path="/jobs/{job_id}/series",
+        summary="A job over time",
+        says="In buckets. Ask again with `since` and `width_s` for the newest buckets alone.",
+        query=SeriesQuery,
+        reply=_ref("Series"),
+        reply_says="Columns of one entry per bucket; null where nothing was measured.",
+        path_parameters=_JOB_ID,
+        errors=(400, 404, 503),
+        example="'URL/jobs/run-1/series?range_s=3600'",
+    ),
+    Operation(
+        method="get",
+        path="/jobs/{job_id}/groups",
+        summary="Search groups",
+        says="The last touched first, with the rewards of their members and why they were dropped.",
+        query=GroupPageQuery,
+        reply=_ref("GroupPage"),
+        reply_says="One page.",
+        path_parameters=_JOB_ID,
+        errors=(400, 404, 503),
+        example="'URL/jobs/run-1/groups?state=filtered'",
+    ),
+    Operation(
+        method="get",
+        path="/groups/{group_index}",
+        summary="One group",
+        says="Its members, every attempt to fill a slot, and what was delivered.",
+        reply=_ref("Group"),
+        reply_says="The group.",
+        path_parameters={"group_index": _integer("As in a delivered item", minimum=0)},
+        errors=(404, 503),
+        example="URL/groups/1",
+    ),
+    Operation(
+        method="get",
+        path="/token_rows/{uid}",
+        summary="Tokens of a trajectory",
+        says="As the trainer computes its loss on them: how generations became rows, and the tokens of one row with "
+        "mask, log-probs and, where the job's tokenizer is on this host, texts.",
+        query=TokenRowQuery,
+        reply=_ref("TokenRows"),
+        reply_says="One row, and what all rows are.",
+        path_parameters={"uid": _text(minLength=1)},
+        errors=(400, 404, 409, 503),
+        example="'URL/token_rows/a/0?job_id=run-1&row=0'",
+    ),
+    Operation(
+        method="get",
+        path="/overview",
+        summary="How the buffer is",
+        says="The supervisor, the disk, and the jobs with their books and why each moves or stands still.",
+        query=OverviewQuery,
+        reply=_ref("Overview"),
+        reply_says="One page of jobs.",
+        errors=(400, 503),
+        example="URL/overview",
+    ),
+    Operation(
+        method="get",
+        path="/",
+        summary="The dashboard",
+        says="A page for people. It asks for the token itself.",
+        reply=_text(),
+        reply_says="HTML.",
+        content_types=("text/html",),
+        needs_token=False,
+        example="URL/",
+    ),
+    Operation(
+        method="get",
+        path="/dashboard/{file}",
+        summary="A file of the dashboard",
+        says="Scripts and styles; they hold no data.",
+        reply=_text(),
+        reply_says="The file.",
+        path_parameters={"file": _text(minLength=1)},
+        content_types=("text/javascript", "text/css", "text/html", "text/plain", "image/svg+xml"),
+        errors=(404,),
+        needs_token=False,
+        example="URL/dashboard/style.css",
+    ),
+    Operation(
+        method="post",
+        path="/sign_in",
+        summary="Sign a browser in",
+        says="Answers with a cookie that stands for the token for a week (HttpOnly, SameSite=Strict). Programs send "
+        "the token itself instead.",
+        body=SignInPayload,
+        reply=_ref("SignedIn"),
+        reply_says="Signed in; also where no token is asked for.",
+        errors=(400, 401, 403),
+        needs_token=False,
+        example="""-d '{"token": "TOKEN"}' URL/sign_in""",
+    ),
+    Operation(
+        method="post",
+        path="/sign_out",
+        summary="Sign a browser out",
+        says="Takes the cookie away.",
+        reply=_ref("SignedIn"),
+        reply_says="Signed out.",
+        errors=(403,),
+        needs_token=False,
+        example="-X POST URL/sign_out",
+    ),
+    Operation(
+        method="get",
         path="/metrics",
         summary="Numbers for Prometheus",
         says="Every number is read from the store when it is asked for. docs/metrics.md lists the names.",
@@ -674,6 +918,8 @@ def _error_statuses(operation: Operation) -> set[int]:
     statuses = set(operation.errors)
     if operation.needs_token:
         statuses.add(401)
+    if operation.method != "get":
+        statuses.add(403)
     if operation.body is not None:
         statuses |= {413, 415}
     return statuses

@@ -30,7 +30,17 @@ from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import SamplingParams
 
-__all__ = ["AckPayload", "Body", "Count", "Identifier", "Number", "PollPayload", "StartPayload", "parse"]
+__all__ = [
+    "AckPayload",
+    "Body",
+    "Count",
+    "Identifier",
+    "Number",
+    "PollPayload",
+    "SignInPayload",
+    "StartPayload",
+    "parse",
+]
 
 EXTERNAL_TASK_TYPE = "external"
 MAX_SKIPPED = 5_000_000
@@ -41,7 +51,7 @@ MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
-ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "deliveries"})
+ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "deliveries", "explanation", "groups", "series"})
 MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
@@ -301,6 +311,13 @@ class AckPayload(Body):
     def all_ids(self) -> list[str]:
         """Every delivery that was named."""
         return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]
+
+
+class SignInPayload(Body):
+    """The body of ``sign_in``: what a browser's user types."""
+
+    token: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """The server's token: the first line of its `--token-file`."""
 
 
 def is_deeper_than(value: Any, levels: int) -> bool:

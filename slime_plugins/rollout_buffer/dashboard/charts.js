@@ -1,0 +1,221 @@
+// Time series with uPlot, each with its numbers in words and as a table.
+
+import { h, show } from "./dom.js";
+import { number } from "./format.js";
+
+const HEIGHT = 170;
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const faded = (name) => `color-mix(in srgb, ${color(name)} 18%, transparent)`;
+
+const perMinute = (values, { seconds }) => values.map((value, at) => (value * 60) / seconds[at]);
+const asPercent = (values) => values.map((value) => (value === null ? null : value * 100));
+
+/** What is drawn. ``from`` names a column of the series; ``as`` turns it into what is shown. */
+export const CHARTS = [
+  {
+    id: "reward",
+    title: "Reward",
+    says: "mean of the episodes that ended in each interval; the band reaches from the lowest to the highest",
+    unit: "",
+    digits: 2,
+    lines: [
+      { from: "reward_mean", name: "mean", color: "line-1", width: 2 },
+      { from: "reward_max", name: "highest", color: "line-1", width: 0 },
+      { from: "reward_min", name: "lowest", color: "line-1", width: 0 },
+    ],
+    band: [2, 3],
+  },
+  {
+    id: "success",
+    title: "Success",
+    says: "share of the episodes that the environment called a success",
+    unit: "%",
+    digits: 0,
+    range: [0, 100],
+    lines: [{ from: "success", name: "success", color: "line-2", width: 2, as: asPercent }],
+  },
+  {
+    id: "groups",
+    title: "Groups per minute",
+    says: "closed groups by what became of them",
+    unit: "",
+    digits: 1,
+    zero: true,
+    lines: [
+      { from: "groups_valid", name: "valid", color: "delivered", as: perMinute },
+      { from: "groups_filtered", name: "filtered", color: "filtered", as: perMinute },
+      { from: "groups_failed", name: "failed", color: "failed", as: perMinute },
+    ],
+  },
+  {
+    id: "outcomes",
+    title: "Episodes per minute",
+    says: "by how they ended; failed ones have no reward and are tried again",
+    unit: "",
+    digits: 1,
+    zero: true,
+    lines: [
+      { from: "completed", name: "completed", color: "delivered", as: perMinute },
+      { from: "truncated", name: "truncated", color: "leased", as: perMinute },
+      { from: "aborted", name: "aborted", color: "skipped", as: perMinute },
+      { from: "failed", name: "failed", color: "failed", as: perMinute },
+    ],
+  },
+  {
+    id: "staleness",
+    title: "Staleness",
+    says: "weight versions that an episode was behind the newest when it was written",
+    unit: "",
+    digits: 1,
+    zero: true,
+    lines: [
+      { from: "behind_mean", name: "mean", color: "line-1", width: 2 },
+      { from: "behind_max", name: "most", color: "line-3" },
+    ],
+  },
+  {
+    id: "use",
+    title: "Devices and engine at work",
+    says: "mean number at once, from the seconds that the episodes which ended in each interval had spent; devices are held from reset to score, the engine while it generates",
+    unit: "",
+    digits: 1,
+    zero: true,
+    lines: [
+      { from: "playing", name: "devices", color: "line-2", width: 2 },
+      { from: "generating", name: "requests at the engine", color: "line-3" },
+    ],
+  },
+  {
+    id: "wait",
+    title: "Poll wait",
+    says: "seconds that the trainer had polled before it got each delivery",
+    unit: "s",
+    digits: 1,
+    zero: true,
+    points: true,
+    lines: [
+      { from: "wait_mean", name: "mean", color: "line-1", width: 2 },
+      { from: "wait_max", name: "longest", color: "line-3" },
+    ],
+  },
+  {
+    id: "tokens",
+    title: "Sampled tokens per episode",
+    says: "mean of the tokens that the model wrote",
+    unit: "",
+    digits: 0,
+    zero: true,
+    lines: [{ from: "sampled_tokens", name: "tokens", color: "line-2", width: 2 }],
+  },
+];
+
+/** One chart: ``update(columns, widthS, now)`` draws it anew, ``end()`` lets it go. */
+export function chart(spec) {
+  const plot = h("div", { class: "plot", "aria-hidden": "true" });
+  const words = h("p", { class: "words" });
+  const numbers = h("div", { class: "scroll" });
+  const details = h("details", null, h("summary", null, "Numbers"), numbers);
+  const figure = h("figure", { class: "panel chart", id: `chart-${spec.id}` }, h("figcaption", null, h("h3", null, spec.title), h("p", { class: "muted" }, spec.says)), words, plot, details);
+  let drawn = null;
+  let data = null;
+  let width = 0;
+
+  const draw = () => {
+    drawn?.destroy();
+    drawn = null;
+    if (data === null || !plot.clientWidth || !hasAny(data)) {
+      plot.replaceChildren(h("p", { class: "empty-plot" }, data === null ? "" : "nothing yet"));
+      return;
+    }
+    plot.replaceChildren();
+    width = plot.clientWidth;
+    drawn = new uPlot(options(spec, width), data, plot); // eslint-disable-line no-undef
+  };
+  const resized = new ResizeObserver(() => {
+    if (plot.clientWidth === width) return;
+    if (drawn === null) draw();
+    else drawn.setSize({ width: (width = plot.clientWidth), height: HEIGHT });
+  });
+  resized.observe(plot);
+  window.addEventListener("themechange", draw);
+  details.addEventListener("toggle", () => details.open && show(numbers, table(spec, data)));
+
+  return {
+    element: figure,
+    update(columns, widthS, now) {
+      const seconds = columns.t.map((start) => Math.max(1, Math.min(widthS, now - start)));
+      const fresh = [columns.t, ...spec.lines.map((line) => (line.as ? line.as(columns[line.from], { seconds }) : columns[line.from]))];
+      const sameKind = drawn !== null && hasAny(fresh);
+      data = fresh;
+      if (sameKind) drawn.setData(data);
+      else draw();
+      show(words, inWords(spec, data));
+      if (details.open) show(numbers, table(spec, data));
+    },
+    end() {
+      resized.disconnect();
+      window.removeEventListener("themechange", draw);
+      drawn?.destroy();
+    },
+  };
+}
+
+const hasAny = (data) => data.slice(1).some((values) => values.some((value) => value !== null && value !== 0)) || data.slice(1).some((values) => values.some((value) => value === 0) && values.includes(null));
+
+function options(spec, width) {
+  const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  const value = (_, raw) => (raw === null || raw === undefined ? "–" : `${number(raw, spec.digits)} ${spec.unit}`.trim());
+  return {
+    width,
+    height: HEIGHT,
+    padding: [8, 8, 0, 0],
+    cursor: { points: { size: 7 }, drag: { x: false, y: false } },
+    legend: { live: true },
+    scales: { y: { range: spec.range ?? rangeOf(spec) } },
+    axes: [{ ...axis, space: 70 }, { ...axis, size: 46, space: 30 }],
+    series: [
+      { value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },
+      ...spec.lines.map((line) => ({
+        label: line.name,
+        stroke: color(line.color),
+        width: line.width ?? 1.5,
+        points: { show: spec.points ?? undefined, size: 4 },
+        spanGaps: true,
+        value,
+      })),
+    ],
+    bands: spec.band ? [{ series: spec.band, fill: faded(spec.lines[0].color) }] : undefined,
+  };
+}
+
+/** From zero where that means something; with some air; never a line of no height. */
+function rangeOf(spec) {
+  return (_, low, high) => {
+    if (low === null || high === null) return [0, 1];
+    const bottom = spec.zero ? 0 : low;
+    const air = (high - bottom) * 0.08 || Math.abs(high) * 0.1 || 1;
+    return [spec.zero ? 0 : bottom - air, high + air];
+  };
+}
+
+function inWords(spec, data) {
+  const parts = spec.lines.map((line, at) => {
+    const values = data[at + 1].filter((value) => value !== null);
+    return values.length ? h("span", null, h("i", { style: { background: `var(--${line.color})` }, "aria-hidden": "true" }), `${line.name} `, h("b", null, `${number(values.at(-1), spec.digits)}${spec.unit && ` ${spec.unit}`}`)) : null;
+  });
+  return parts.some(Boolean) ? [h("span", { class: "unseen" }, "Now: "), parts] : h("span", { class: "muted" }, "Nothing yet");
+}
+
+function table(spec, data) {
+  if (data === null) return null;
+  const rows = data[0].map((start, at) => [start, ...data.slice(1).map((values) => values[at])]);
+  const shown = rows.filter((row) => row.slice(1).some((value) => value !== null && value !== 0)).slice(-40).reverse();
+  const time = new Intl.DateTimeFormat("en-GB", { dateStyle: "short", timeStyle: "medium" });
+  return h(
+    "table",
+    null,
+    h("caption", { class: "unseen" }, `${spec.title}: ${spec.says}, newest first`),
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, "from"), spec.lines.map((line) => h("th", { scope: "col", class: "num" }, line.name)))),
+    h("tbody", null, shown.map(([start, ...values]) => h("tr", null, h("th", { scope: "row" }, time.format(new Date(start * 1000))), values.map((value) => h("td", { class: "num" }, number(value, spec.digits)))))),
+  );
+}

@@ -1,0 +1,152 @@
+// An episode from its messages: what the agent saw, thought, did and got, turn by turn. Pure: data in, data out.
+//
+// It knows the phone's tool (mobile_use, a screen of 999 by 999) and the steps_log of Android World; everything else is
+// shown as the messages have it: tool calls of the OpenAI form, tags in the text, plain conversations.
+
+const GRID = 999;
+
+/** Returns the turns, and the messages that stand before the first of them. */
+export function readEpisode(trajectory) {
+  const log = new Map((trajectory.extra_info?.steps_log ?? []).filter(isObject).map((entry) => [entry.turn, entry]));
+  const prelude = [];
+  const turns = [];
+  let seen = [];
+  let image = null;
+  for (const message of trajectory.messages ?? []) {
+    if (message.role === "system" || message.role === "developer") prelude.push(message);
+    else if (message.role === "assistant") {
+      const images = imagesOf(seen);
+      image = images.at(-1) ?? image;
+      turns.push(readTurn(turns.length + 1, seen, images, image, message, log.get(turns.length + 1), trajectory.extra_info ?? {}));
+      seen = [];
+    } else seen.push(message);
+  }
+  turns.forEach((turn, at) => (turn.result = at + 1 < turns.length ? turns[at + 1].seen : seen));
+  return { prelude, turns, rest: turns.length ? [] : seen };
+}
+
+function readTurn(number, seen, images, image, message, logged, about) {
+  const text = textOf(message);
+  const { thinking, conclusion, calls, rest, broken } = readReply(text, message);
+  const action = actionOf(calls, logged, about);
+  return {
+    number,
+    seen,
+    images,
+    image,
+    message,
+    text,
+    thinking,
+    conclusion,
+    calls,
+    rest,
+    action,
+    trained: message.step_loss_mask !== 0,
+    malformed: logged?.malformed ?? (broken ? "its tool call is no valid JSON" : ""),
+    note: logged?.note ?? "",
+    thinkingTokens: logged?.thinking_tokens ?? null,
+  };
+}
+
+/** The text of a message, whatever form its content has. */
+export function textOf(message) {
+  if (typeof message.content === "string") return message.content;
+  if (!Array.isArray(message.content)) return "";
+  return message.content.map((part) => (typeof part === "string" ? part : typeof part?.text === "string" ? part.text : part?.type === "image_url" || part?.type === "image" ? "‹screenshot›" : "")).join("");
+}
+
+function imagesOf(messages) {
+  return messages.flatMap((message) => (Array.isArray(message.content) ? message.content : [])).map(hashOf).filter(Boolean);
+}
+
+function hashOf(part) {
+  const url = part?.image_url?.url;
+  const match = typeof url === "string" ? /^sha256:([0-9a-f]{64})$/.exec(url) : null;
+  return match && match[1];
+}
+
+function readReply(text, message) {
+  const calls = [];
+  let broken = false;
+  let rest = text;
+  const take = (tag) => {
+    const match = new RegExp(`<${tag}>([\\s\\S]*?)</${tag}>`).exec(rest);
+    if (match) rest = rest.replace(match[0], "");
+    return match ? match[1].trim() : "";
+  };
+  let thinking = take("thinking") || take("think");
+  if (!thinking && rest.includes("</think>")) [thinking, rest] = splitOnce(rest, "</think>");
+  const conclusion = take("conclusion");
+  for (let found = take("tool_call"); found; found = take("tool_call")) {
+    const call = parsed(found);
+    if (isObject(call)) calls.push({ name: String(call.name ?? "?"), arguments: parsed(call.arguments) ?? {} });
+    else {
+      broken = true;
+      calls.push({ name: "?", arguments: found });
+    }
+  }
+  for (const call of Array.isArray(message.tool_calls) ? message.tool_calls : []) {
+    calls.push({ name: String(call?.function?.name ?? "?"), arguments: parsed(call?.function?.arguments) ?? call?.function?.arguments ?? {} });
+  }
+  if (typeof message.reasoning_content === "string" && !thinking) thinking = message.reasoning_content;
+  return { thinking, conclusion, calls, rest: rest.trim(), broken };
+}
+
+function splitOnce(text, mark) {
+  const at = text.indexOf(mark);
+  return [text.slice(0, at).trim(), text.slice(at + mark.length)];
+}
+
+function parsed(value) {
+  if (typeof value !== "string") return value;
+  try {
+    return JSON.parse(value);
+  } catch {
+    return undefined;
+  }
+}
+
+/** What was done on the screen, with points as fractions of it; null when nothing can be drawn. */
+function actionOf(calls, logged, about) {
+  if (logged?.malformed) return null;
+  const told = calls.map((call) => call.arguments).find((one) => isObject(one) && typeof one.action === "string");
+  const source = logged?.action ? { ...told, ...logged } : told;
+  if (!source) return null;
+  return {
+    kind: source.action,
+    from: pointOf(source.coordinate, source.point, about.screen),
+    to: pointOf(source.coordinate2, source.end_point, about.screen),
+    text: typeof source.text === "string" ? source.text : "",
+    button: source.button ?? "",
+    seconds: source.duration_s ?? source.time ?? null,
+    status: source.status ?? "",
+  };
+}
+
+function pointOf(coordinate, pixel, screen) {
+  if (isPoint(coordinate)) return coordinate.map((value) => clamp(value / GRID));
+  if (isPoint(pixel) && isPoint(screen)) return pixel.map((value, at) => clamp(value / Math.max(1, screen[at] - 1)));
+  return null;
+}
+
+const isPoint = (value) => Array.isArray(value) && value.length === 2 && value.every(Number.isFinite);
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const clamp = (value) => Math.min(1, Math.max(0, value));
+
+/** An action as a sentence's end: taps (500, 300), types “milk”. */
+export function actionInWords(action) {
+  if (!action) return "";
+  const at = (point) => (point ? `(${point.map((value) => Math.round(value * GRID)).join(", ")})` : "somewhere");
+  const words = {
+    click: () => `taps ${at(action.from)}`,
+    long_press: () => `holds ${at(action.from)}${action.seconds ? ` for ${action.seconds} s` : ""}`,
+    swipe: () => `swipes ${at(action.from)} → ${at(action.to)}`,
+    type: () => `types “${action.text}”`,
+    answer: () => `answers “${action.text}”`,
+    open: () => `opens ${action.text}`,
+    system_button: () => `presses ${action.button}`,
+    wait: () => `waits${action.seconds ? ` ${action.seconds} s` : ""}`,
+    terminate: () => `ends the task: ${action.status || "no status"}`,
+  }[action.kind];
+  return words ? words() : String(action.kind);
+}

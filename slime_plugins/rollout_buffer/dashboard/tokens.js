@@ -1,0 +1,148 @@
+// Tokens as the trainer computes its loss on them: context in grey, what was sampled coloured by its log-prob.
+
+import { ask, path } from "./api.js";
+import { h } from "./dom.js";
+import { count, number, plural } from "./format.js";
+
+const LONG_CONTEXT = 360;
+const STEPS = [0.05, 0.3, 0.7, 1.5, 3, 5];
+const LEGEND = ["sure (p > 0.95)", "p > 0.74", "p > 0.50", "p > 0.22", "p > 0.05", "p > 0.007", "hardly expected"];
+
+const shade = (logProb) => STEPS.findIndex((limit) => -logProb < limit) + 1 || STEPS.length + 1;
+const visible = (text) => text.replaceAll("\n", "⏎\n");
+
+/** How the prompts went on, and the tokens of one training row. Nothing is asked for before it is opened. */
+export function tokenSection(jobId, uid) {
+  const body = h("div", null, h("p", { class: "muted" }, "Loading …"));
+  const details = h("details", { class: "panel" }, h("summary", null, "Tokens, mask and log-probs"), body);
+  const load = async (row) => {
+    try {
+      const found = (await ask(path(["token_rows", uid], { job_id: jobId, row }))).body;
+      body.replaceChildren(...describe(found, load));
+    } catch (error) {
+      body.replaceChildren(h("p", { role: "alert", class: "problem" }, error.message));
+    }
+  };
+  details.addEventListener("toggle", () => details.open && !details.asked && (details.asked = true) && load(0));
+  return details;
+}
+
+function describe(found, load) {
+  if (!found.contexts.length) {
+    return [h("p", null, "This trajectory carries no token ids: the trainer rebuilds ids and mask from its messages. ", h("code", null, "tools/show_mask.py"), " shows how.")];
+  }
+  return [
+    found.why_no_texts && h("p", { class: "muted" }, found.why_no_texts),
+    h("h3", null, "How the context went on"),
+    h("p", { class: "muted" }, contextsInWords(found)),
+    h("div", { class: "scroll" }, contextTable(found)),
+    h("h3", null, "Tokens of a training row"),
+    found.rows.length > 0 && rowPicker(found, load),
+    found.rows.length > 0 ? tokenText(found) : h("p", { class: "muted" }, "No row trains anything."),
+  ].filter(Boolean);
+}
+
+function contextsInWords({ contexts, rows }) {
+  const breaks = contexts.filter((one) => one.generation > 0 && one.dropped_tokens > 0).length;
+  if (contexts.length === 1) return "One generation, one row.";
+  if (!breaks) return `Every prompt continued the one before exactly: ${plural(contexts.length, "generation")} make ${plural(rows.length, "training row")}.`;
+  return `${plural(breaks, "prompt")} of ${count(contexts.length)} did not continue the one before: the context was edited, or branched off. ${plural(contexts.length, "generation")} make ${plural(rows.length, "training row")}; each sampled token is trained once.`;
+}
+
+function contextTable({ contexts }) {
+  const names = ["Generation", "Context", "Prompt", "Kept", "Dropped", "New", "Sampled", "Mean log-prob", "Ended", "Weights", "Row"];
+  return h(
+    "table",
+    { class: "dense" },
+    h("thead", null, h("tr", null, names.map((name, at) => h("th", { scope: "col", class: at > 1 && at < 8 ? "num" : "" }, name)))),
+    h(
+      "tbody",
+      null,
+      contexts.map((one) =>
+        h(
+          "tr",
+          null,
+          h("th", { scope: "row" }, one.generation + 1),
+          h("td", null, kindOf(one)),
+          [one.prompt_tokens, one.kept_tokens, one.dropped_tokens, one.new_tokens, one.output_tokens].map((value) => h("td", { class: "num" }, count(value))),
+          h("td", { class: "num" }, number(one.mean_log_prob, 3)),
+          h("td", null, one.finish_reason),
+          h("td", null, versions(one)),
+          h("td", null, one.row === null ? "not trained" : one.row + 1),
+        ),
+      ),
+    ),
+  );
+}
+
+function kindOf(one) {
+  if (one.generation === 0) return h("span", { class: "pill open" }, "begins");
+  if (one.dropped_tokens === 0) return h("span", { class: "pill delivered" }, "continues");
+  return h("span", { class: "pill leased" }, one.kept_tokens ? "edited" : "anew");
+}
+
+const versions = (one) => (one.weight_versions.length > 1 ? one.weight_versions.map((version) => `v${version}`).join(" → ") : one.weight_version === null ? "–" : `v${one.weight_version}`);
+
+function rowPicker(found, load) {
+  const text = (row, at) => `row ${at + 1}: ${count(row.trained)} of ${count(row.tokens)} trained, generations ${row.generations.map((index) => index + 1).join(", ")}`;
+  const select = h("select", { onchange: () => load(Number(select.value)) }, found.rows.map((row, at) => h("option", { value: at, selected: at === found.row }, text(row, at).slice(0, 90))));
+  return h("label", { class: "inline" }, h("span", null, "Row"), select);
+}
+
+function tokenText(found) {
+  const told = h("p", { class: "token-told", role: "status" }, "Point at a trained token, or use the arrow keys inside the text, to see its id and log-prob.");
+  const tokens = [];
+  const text = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Tokens of the row; arrow keys move from trained token to trained token" }, found.pieces.map((piece) => (piece.ids ? trained(piece, tokens) : context(piece))));
+  let at = -1;
+  const choose = (index) => {
+    tokens[at]?.element.classList.remove("chosen");
+    at = Math.max(0, Math.min(tokens.length - 1, index));
+    tokens[at].element.classList.add("chosen");
+    told.textContent = inWords(tokens[at].piece);
+  };
+  text.addEventListener("pointerover", (event) => event.target.tokenIndex !== undefined && choose(event.target.tokenIndex));
+  text.addEventListener("click", (event) => event.target.tokenIndex !== undefined && choose(event.target.tokenIndex));
+  text.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || !tokens.length) return;
+    event.preventDefault();
+    event.stopPropagation();
+    choose(at + step);
+    tokens[at].element.scrollIntoView({ block: "nearest" });
+  });
+  return [legend(found), told, text];
+}
+
+function legend(found) {
+  const shades = found.rows[found.row].has_log_probs ? LEGEND.map((words, at) => h("li", null, h("span", { class: `t lp${at + 1}` }, "abc"), words)) : [h("li", null, h("span", { class: "t lp0" }, "abc"), "trained, no log-prob recorded")];
+  return h("ul", { class: "legend" }, h("li", null, h("span", { class: "ctx" }, "abc"), "context, not trained"), shades);
+}
+
+function trained(piece, tokens) {
+  const known = piece.log_probs !== null;
+  const lowest = known ? Math.min(...piece.log_probs) : 0;
+  const element = h("span", { class: `t lp${known ? shade(lowest) : 0}` }, piece.text === null ? `${piece.ids.join(" ")} ` : visible(piece.text));
+  element.tokenIndex = tokens.length;
+  tokens.push({ element, piece });
+  return element;
+}
+
+function context(piece) {
+  const counted = plural(piece.count, "context token");
+  if (piece.text === null) return h("span", { class: "ctx folded" }, `[${counted}] `);
+  const images = piece.images ? `, ${plural(piece.images, "image placeholder")}` : "";
+  if (piece.text.length <= LONG_CONTEXT) return h("span", { class: "ctx" }, visible(piece.text));
+  const rest = h("span", { class: "ctx", hidden: true }, visible(piece.text.slice(120, -120)));
+  const more = h("button", { type: "button", class: "fold" }, `… ${counted}${images} …`);
+  more.addEventListener("click", () => {
+    rest.hidden = false;
+    more.remove();
+  });
+  return [h("span", { class: "ctx" }, visible(piece.text.slice(0, 120))), more, rest, h("span", { class: "ctx" }, visible(piece.text.slice(-120)))];
+}
+
+function inWords(piece) {
+  const ids = piece.ids.join(" ");
+  const probs = piece.log_probs === null ? "no log-prob recorded" : piece.log_probs.map((value) => `log-prob ${number(value, 3)} (p = ${number(Math.exp(value), 3)})`).join(", ");
+  return `Place ${count(piece.at)}, id ${ids}${piece.text === null ? "" : `, “${piece.text}”`}: ${probs}`;
+}

@@ -1,0 +1,182 @@
+// One job: is it healthy, what is the reward doing, where did the groups go.
+
+import { path } from "./api.js";
+import { chart, CHARTS } from "./charts.js";
+import { h, show } from "./dom.js";
+import { count, percent, reward, span } from "./format.js";
+import { actions, books, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
+
+const RANGES = [
+  ["", "whole job"],
+  ["900", "15 min"],
+  ["3600", "1 h"],
+  ["21600", "6 h"],
+  ["86400", "24 h"],
+];
+
+/** Head and tabs that all pages of a job share. */
+export function jobHead(jobId, here, ...more) {
+  return [
+    crumbs(["Jobs", "#/"], [jobId, here === "Overview" ? null : jobHref(jobId)], ...(here === "Overview" ? [] : [[here, null]])),
+    h("div", { class: "row head" }, h("h1", { class: "id" }, jobId), more),
+    tabs(jobId, here),
+  ];
+}
+
+export function jobView(stage, jobId) {
+  const state = h("span");
+  const buttons = h("div", { class: "row actions" });
+  const why = h("div", { role: "status", "aria-label": "Why it moves or stands still" });
+  const facts = h("dl", { class: "facts" });
+  const account = h("div");
+  const losses = h("div", { class: "two" });
+  let job = null;
+  let shownState = null;
+
+  const jobPoll = stage.poll(path(["jobs", jobId]), 3000, (body) => {
+    job = body;
+    show(state, pill(job.state));
+    if (shownState !== job.state) {
+      shownState = job.state;
+      buttons.replaceChildren(...actions(job, () => [jobPoll, explanationPoll].forEach((poll) => poll.now())));
+    }
+    show(account, books(job.slots));
+    show(losses, whereLost(job));
+  });
+  const explanationPoll = stage.poll(path(["jobs", jobId, "explanation"]), 2000, (body) => {
+    show(why, callouts(body.explanation));
+    show(facts, factsOf(body, jobId));
+  });
+
+  const element = h(
+    "div",
+    null,
+    jobHead(jobId, "Overview", state, h("span", { class: "grow" }), buttons),
+    why,
+    facts,
+    h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account),
+    charts(stage, jobId),
+    losses,
+  );
+  return { title: jobId, element };
+}
+
+function factsOf(body, jobId) {
+  const { newest } = body;
+  const range = newest.episodes ? `${reward(newest.reward_min)} to ${reward(newest.reward_max)}` : "";
+  return [
+    fact("Mean reward", newest.episodes ? reward(newest.reward_mean) : "–", newest.episodes ? `newest ${count(newest.episodes)}, ${range}` : "no episode yet"),
+    fact("Success", percent(newest.success), newest.success === null ? "not told" : `newest ${count(newest.episodes)}`),
+    fact("Being played", count(body.running_attempts), body.trajectory_age_s === null ? "none ended yet" : `last ended ${span(body.trajectory_age_s)} ago`),
+    fact("Devices", devices(body.devices), deviceWords(body.devices)),
+    fact("Weights", body.weight_version === null ? "–" : `v${body.weight_version}`, body.weight_version === null ? "not told" : "newest seen"),
+    fact("Trainer", body.poll_age_s === null ? "never" : `${span(body.poll_age_s)} ago`, body.trainer_waits_s === null ? "last poll" : `waits for ${span(body.trainer_waits_s)}`),
+  ];
+}
+
+const devices = (told) => (told.total === undefined ? "–" : `${count(told.busy ?? 0)} / ${count(told.total)}`);
+
+function deviceWords(told) {
+  if (told.total === undefined) return "not told";
+  const parts = ["busy"];
+  for (const name of ["waiting", "starting", "broken"]) if (told[name]) parts.push(`${count(told[name])} ${name}`);
+  return parts.join(", ");
+}
+
+function whereLost(job) {
+  const causes = Object.entries(job.causes).flatMap(([state, byCause]) => Object.entries(byCause).map(([cause, times]) => [state, cause, times]));
+  const failures = Object.entries(job.attempts).filter(([name]) => name.startsWith("failed:"));
+  const attempts = ["running", "finished", "given_up"].filter((name) => job.attempts[name]).map((name) => `${count(job.attempts[name])} ${name.replace("_", " ")}`);
+  const outcomes = Object.entries(job.outcomes).map(([name, times]) => `${count(times)} ${name}`);
+  return [
+    section(
+      "Why groups were dropped",
+      causes.length
+        ? h(
+            "table",
+            null,
+            h("thead", null, h("tr", null, h("th", { scope: "col" }, "State"), h("th", { scope: "col" }, "Cause"), h("th", { scope: "col", class: "num" }, "Groups"))),
+            h("tbody", null, causes.map(([state, cause, times]) => h("tr", null, h("td", null, pill(state)), h("td", null, h("a", { href: `${jobHref(job.job_id, "groups")}?${new URLSearchParams({ state, cause })}` }, cause || "no cause")), h("td", { class: "num" }, count(times))))),
+          )
+        : h("p", { class: "muted" }, "None was dropped."),
+    ),
+    section(
+      "Episodes",
+      h("p", null, outcomes.length ? `Ended: ${outcomes.join(", ")}` : "None has ended yet", job.late ? `, ${count(job.late)} came late` : "", job.damaged ? `, ${count(job.damaged)} damaged` : "", ". "),
+      attempts.length > 0 && h("p", null, `Attempts: ${attempts.join(", ")}.`),
+      failures.length
+        ? h(
+            "table",
+            null,
+            h("thead", null, h("tr", null, h("th", { scope: "col" }, "Failed attempts, by error"), h("th", { scope: "col", class: "num" }, "Attempts"))),
+            h("tbody", null, failures.map(([name, times]) => h("tr", null, h("td", null, h("code", null, name.slice(7))), h("td", { class: "num" }, count(times))))),
+          )
+        : h("p", { class: "muted" }, "No attempt failed."),
+    ),
+  ];
+}
+
+// --- charts ----------------------------------------------------------------------------------------------------------
+
+function charts(stage, jobId) {
+  const drawn = CHARTS.map(chart);
+  const select = h("select", null, RANGES.map(([value, text]) => h("option", { value }, text)));
+  const told = h("span", { class: "muted" });
+  const feed = new Feed();
+  const poll = stage.poll(
+    () => path(["jobs", jobId, "series"], feed.query(select.value)),
+    4000,
+    (body) => {
+      feed.take(body);
+      drawn.forEach((one) => one.update(feed.columns, feed.widthS, body.now));
+      show(told, `each point is ${span(feed.widthS)}`);
+    },
+  );
+  select.addEventListener("change", () => {
+    feed.forget();
+    poll.now();
+  });
+  stage.atEnd(() => drawn.forEach((one) => one.end()));
+  return h(
+    "section",
+    { "aria-labelledby": "s-charts" },
+    h("div", { class: "row head" }, h("h2", { id: "s-charts" }, "Over time"), told, h("span", { class: "grow" }), h("label", { class: "inline" }, h("span", null, "Show"), select)),
+    h("div", { class: "charts" }, drawn.map((one) => one.element)),
+  );
+}
+
+/** Holds the columns: the whole stretch is asked for once, then the newest buckets alone. */
+class Feed {
+  constructor() {
+    this.forget();
+  }
+
+  forget() {
+    this.columns = null;
+    this.wholeAt = 0;
+  }
+
+  query(rangeS) {
+    this.rangeS = rangeS;
+    const old = performance.now() - this.wholeAt > 120000;
+    if (this.columns === null || old || this.columns.t.length < 3) {
+      this.columns = null;
+      this.wholeAt = performance.now();
+      return { range_s: rangeS };
+    }
+    return { range_s: rangeS, width_s: this.widthS, since: this.columns.t.at(-2) };
+  }
+
+  take(body) {
+    if (this.columns === null) {
+      this.columns = body.columns;
+      this.widthS = body.width_s;
+      return;
+    }
+    const from = body.columns.t[0];
+    const keep = this.columns.t.filter((start) => start < from).length;
+    const drop = this.rangeS ? this.columns.t.filter((start) => start < body.now - Number(this.rangeS) - this.widthS).length : 0;
+    for (const name of Object.keys(this.columns)) this.columns[name] = [...this.columns[name].slice(drop, keep), ...body.columns[name]];
+  }
+}
+

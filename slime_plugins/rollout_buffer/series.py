@@ -1,0 +1,127 @@
+"""What happened to a job over time, in buckets: what the dashboard's charts show. Changes no state.
+
+Every number comes from the store, by an index that holds all that is asked for; payloads are never read. A caller that
+has the earlier buckets already asks for the newest alone.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["BUCKET_WIDTHS_S", "Span", "job_series", "span_of"]
+
+Connection = sqlite3.Connection
+
+BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400, 604_800)
+WANTED_BUCKETS = 120
+MOST_BUCKETS = 400
+
+_EPISODES = """
+SELECT CAST((created_at - :start) / :width AS INTEGER) AS bucket, count(*) AS episodes,
+    avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max,
+    avg(CASE WHEN success IS NULL THEN NULL ELSE success >= 1 END) AS success,
+    sum(outcome = 'completed') AS completed, sum(outcome = 'truncated') AS truncated,
+    sum(outcome = 'aborted') AS aborted, avg(versions_behind) AS behind_mean, max(versions_behind) AS behind_max,
+    avg(turns) AS turns, avg(sampled_tokens) AS sampled_tokens,
+    sum(generate_s) / :width AS generating, sum(played_s) / :width AS playing
+FROM trajectories INDEXED BY trajectories_to_look_at
+WHERE job_key = :job AND key >= :first AND late = 0 AND created_at >= :start AND created_at < :end GROUP BY bucket
+"""
+_GROUPS = """
+SELECT CAST((closed_at - :start) / :width AS INTEGER) AS bucket,
+    sum(state IN ('ready', 'leased', 'delivered')) AS groups_valid, sum(state = 'filtered') AS groups_filtered,
+    sum(state = 'failed') AS groups_failed
+FROM groups INDEXED BY groups_by_closing
+WHERE job_key = :job AND closed_at >= :start AND closed_at < :end GROUP BY bucket
+"""
+_FAILURES = """
+SELECT CAST((ended_at - :start) / :width AS INTEGER) AS bucket, count(*) AS failed
+FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key
+WHERE attempts.state = 'failed' AND ended_at >= :start AND ended_at < :end AND job_key = :job GROUP BY bucket
+"""
+_WAITS = """
+SELECT CAST((created_at - :start) / :width AS INTEGER) AS bucket, count(*) AS deliveries, avg(waited_s) AS wait_mean,
+    max(waited_s) AS wait_max
+FROM deliveries INDEXED BY deliveries_by_job
+WHERE job_key = :job AND created_at >= :start AND created_at < :end GROUP BY bucket
+"""
+
+COUNTED = (
+    "episodes", "completed", "truncated", "aborted", "failed", "groups_valid", "groups_filtered", "groups_failed",
+    "deliveries",
+)  # fmt: skip
+"""Where nothing happened these are 0; everything else is unknown there."""
+MEASURED = (
+    "reward_mean", "reward_min", "reward_max", "success", "behind_mean", "behind_max", "turns", "sampled_tokens",
+    "generating", "playing", "wait_mean", "wait_max",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time in buckets of one width; both ends are multiples of it, in seconds since the epoch."""
+
+    start: float
+    end: float
+    width_s: int
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are."""
+        return round((self.end - self.start) / self.width_s)
+
+
+def span_of(first: float, last: float, *, width_s: int | None, since: float | None) -> Span:
+    """Returns the buckets from ``first`` to ``last``, from ``since`` on when that is later.
+
+    Without a ``width_s`` there are about ``WANTED_BUCKETS``; the newest ``MOST_BUCKETS`` at most.
+    """
+    length = max(1.0, last - first)
+    fitting = (width for width in BUCKET_WIDTHS_S if length / width <= WANTED_BUCKETS)
+    width = width_s or next(fitting, BUCKET_WIDTHS_S[-1])
+    end = (math.floor(last / width) + 1) * width
+    start = max(math.floor(max(first, since or 0.0) / width) * width, end - MOST_BUCKETS * width)
+    return Span(min(start, end), end, width)
+
+
+def job_series(connection: Connection, job_key: int, span: Span) -> dict[str, list[Any]]:
+    """Returns the columns by name, one entry per bucket; ``t`` is where each bucket starts."""
+    columns: dict[str, list[Any]] = {"t": [span.start + at * span.width_s for at in range(span.buckets)]}
+    columns.update({name: [0] * span.buckets for name in COUNTED})
+    columns.update({name: [None] * span.buckets for name in MEASURED})
+    places = {"job": job_key, "start": span.start, "end": span.end, "width": float(span.width_s)}
+    places["first"] = _first_key(connection, job_key, span.start)
+    for query in (_EPISODES, _GROUPS, _FAILURES, _WAITS):
+        _fill(columns, connection.execute(query, places))
+    return columns
+
+
+def _fill(columns: dict[str, list[Any]], rows: Iterable[sqlite3.Row]) -> None:
+    for row in rows:
+        for name in row.keys():  # noqa: SIM118 - iterating a Row gives values, not names
+            if name != "bucket":
+                columns[name][row["bucket"]] = row[name]
+
+
+def _first_key(connection: Connection, job_key: int, start: float) -> int:
+    """Finds by halving the first trajectory written at ``start`` or later: keys grow with time."""
+    query = (
+        "SELECT key, created_at FROM trajectories INDEXED BY trajectories_to_look_at "
+        "WHERE job_key = ? AND key >= ? ORDER BY key LIMIT 1"
+    )
+    row = connection.execute(
+        "SELECT min(key), max(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?", (job_key,)
+    ).fetchone()
+    low, high = (row[0], row[1] + 1) if row[0] is not None else (0, 0)
+    while low < high:
+        middle = (low + high) // 2
+        found = connection.execute(query, (job_key, middle)).fetchone()
+        if found is None or found["created_at"] >= start:
+            high = middle
+        else:
+            low = found["key"] + 1
+    return int(low)

@@ -1,0 +1,98 @@
+"""Pure: who may ask. A program carries the token; a browser that gave it once carries a cookie.
+
+The cookie is derived from the token, so that no server keeps anything: every gunicorn worker knows it, a restart
+forgets nobody, and a new token signs everybody out. It carries when it ends; the token cannot be read from it.
+
+Browsers send cookies, and reach a buffer on loopback, also on behalf of pages of other sites. They say so in ``Origin``
+with whatever changes something; programs send none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import urlsplit
+
+from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedError
+
+__all__ = ["SESSION_LENGTH_S", "check_access", "cookie_name", "is_token", "issue_session"]
+
+SESSION_LENGTH_S = 7 * 86_400
+OPEN_ROUTES = frozenset({"/health", "/", "/sign_in", "/sign_out"})
+OPEN_FOLDER = "/dashboard/"
+"""The dashboard's own files: they hold no data, and the sign-in page is among them."""
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> None:
+    """Lets a request pass that carries the token, or the cookie of a browser that has signed in with it.
+
+    ``environ`` is the request as WSGI has it; ``token`` is None when the server asks for none.
+
+    Raises:
+        UnauthorizedError: it carries neither.
+        ForbiddenError: it would change something, and a page of another site made a browser send it.
+    """
+    if token is not None and _bears(environ, token):
+        return
+    _check_origin(environ)
+    path = environ["PATH_INFO"]
+    if token is None or path in OPEN_ROUTES or path.startswith(OPEN_FOLDER):
+        return
+    cookie = _cookie(environ, cookie_name(token))
+    if not _session_holds(cookie, token, now):
+        raise UnauthorizedError("send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)")
+    if environ["REQUEST_METHOD"] not in READING and "HTTP_ORIGIN" not in environ:
+        raise ForbiddenError("a request with a cookie must say which page it comes from (Origin)")
+
+
+def is_token(given: str, token: str) -> bool:
+    """Tells whether that is the token, in a time that does not tell how much of it is right."""
+    return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
+
+
+def cookie_name(token: str) -> str:
+    """Names the cookie after the token: buffers on one host, on several ports, share their cookies."""
+    return f"rollout_buffer_{_signed(token, 'name')[:12]}"
+
+
+def issue_session(token: str, now: float) -> str:
+    """Returns the cookie of a browser that gave the token at ``now``."""
+    ends_at = str(int(now + SESSION_LENGTH_S))
+    return f"{ends_at}.{_signed(token, ends_at)}"
+
+
+def _session_holds(cookie: str, token: str, now: float) -> bool:
+    ends_at, _, signature = cookie.partition(".")
+    if not hmac.compare_digest(signature.encode("utf-8", "replace"), _signed(token, ends_at).encode()):
+        return False
+    return int(ends_at) > now  # signed by us, hence a number
+
+
+def _signed(token: str, text: str) -> str:
+    about = f"rollout-buffer dashboard session {text}".encode("utf-8", "replace")
+    return hmac.new(token.encode(), about, hashlib.sha256).hexdigest()
+
+
+def _bears(environ: Mapping[str, Any], token: str) -> bool:
+    scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
+    return scheme.lower() == "bearer" and is_token(given, token)
+
+
+def _check_origin(environ: Mapping[str, Any]) -> None:
+    origin = environ.get("HTTP_ORIGIN")
+    if origin is None or environ["REQUEST_METHOD"] in READING:
+        return
+    if urlsplit(origin).netloc != environ.get("HTTP_HOST"):
+        raise ForbiddenError(f"a page of {origin[:200]} sent this: only the dashboard's own page may")
+
+
+def _cookie(environ: Mapping[str, Any], name: str) -> str:
+    try:
+        found = SimpleCookie(environ.get("HTTP_COOKIE", "")).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value

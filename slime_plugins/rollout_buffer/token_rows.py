@@ -1,0 +1,171 @@
+"""The tokens of a trajectory as the trainer computes its loss on them, with their texts where a tokenizer is at hand.
+
+The server carries no tokenizer around: that of a job is loaded when somebody looks at tokens for the first time, from
+the ``tokenizer.json`` in the job's ``tokenizer_path``, with the ``tokenizers`` library alone (no transformers). The
+last two are kept. Without one the ids are shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows
+from slime_plugins.rollout_buffer.wire import common_prefix_length
+
+__all__ = ["TokenTexts", "describe_rows"]
+
+KEPT_TOKENIZERS = 2
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image>", "<|video_pad|>")
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+LONGEST_CHARACTER = 8
+"""Tokens that together may make one character; after so many a text is shown as it is."""
+
+logger = logging.getLogger(__name__)
+
+
+class Tokenizer(Protocol):
+    """What is used of ``tokenizers.Tokenizer``."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
+        """Returns the text of ids."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Returns the id of a token; None for what is none."""
+
+
+class TokenTexts:
+    """Loads tokenizers when they are asked for and keeps the last ones. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, float], Tokenizer] = OrderedDict()
+
+    def tokenizer(self, tokenizer_path: str | None) -> tuple[Tokenizer | None, str]:
+        """Returns the tokenizer of a job, or None and a sentence that says why there is none."""
+        if not tokenizer_path:
+            return None, "The job names no tokenizer_path: token ids are shown without their texts."
+        file = Path(tokenizer_path).expanduser() / "tokenizer.json"
+        try:
+            key = (str(file), file.stat().st_mtime)
+            with self._lock:
+                if key not in self._kept:
+                    self._kept[key] = _load(file)
+                    while len(self._kept) > KEPT_TOKENIZERS:
+                        self._kept.popitem(last=False)
+                self._kept.move_to_end(key)
+                return self._kept[key], ""
+        except FileNotFoundError:
+            return None, f"There is no {file} on this host: token ids are shown without their texts."
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions; a page without texts is still a page
+            logger.warning("the tokenizer %s cannot be loaded: %s", file, error)
+            return None, f"{file} cannot be loaded ({str(error)[:200]}): token ids are shown without their texts."
+
+
+def _load(file: Path) -> Tokenizer:
+    if file.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise ValueError(f"it is larger than {MAX_TOKENIZER_BYTES} bytes")
+    import tokenizers  # not before somebody looks at tokens
+
+    loaded: Tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    return loaded
+
+
+def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Returns how each generation continued the one before, what rows they make, and the pieces of one row.
+
+    A piece of context is ``{"text", "at", "count"}``; a trained one is a few tokens that make whole characters, and has
+    ``ids`` and ``log_probs`` (None where nobody recorded any). ``text`` is None without a tokenizer.
+    """
+    rows = pack_training_rows(generations)
+    place = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
+    return {
+        "contexts": list(_contexts(generations, place)),
+        "rows": [_row_entry(one) for one in rows],
+        "row": row,
+        "pieces": list(_pieces(rows[row], tokenizer)) if row < len(rows) else [],
+    }
+
+
+def _contexts(generations: Sequence[Generation], place: dict[int, int]) -> Iterator[dict[str, Any]]:
+    held: Sequence[int] = ()
+    for index, one in enumerate(generations):
+        kept = common_prefix_length(held, one.prompt_ids)
+        log_probs = one.output_log_probs
+        yield {
+            "generation": index,
+            "row": place.get(index),
+            "prompt_tokens": len(one.prompt_ids),
+            "kept_tokens": kept,
+            "dropped_tokens": len(held) - kept,
+            "new_tokens": len(one.prompt_ids) - kept,
+            "output_tokens": len(one.output_ids),
+            "mean_log_prob": sum(log_probs) / len(log_probs) if log_probs else None,
+            "finish_reason": one.finish_reason,
+            "weight_version": one.weight_version,
+            "weight_versions": list(dict.fromkeys(span.weight_version for span in one.weight_version_spans)),
+            "trained": one.trained,
+            "images": None if one.images is None else len(one.images),
+        }
+        held = [*one.prompt_ids, *one.output_ids]
+
+
+def _row_entry(row: TrainingRow) -> dict[str, Any]:
+    return {
+        "tokens": len(row.token_ids),
+        "trained": sum(row.loss_mask),
+        "generations": list(row.generation_indices),
+        "has_log_probs": row.log_probs is not None,
+        "images": None if row.images is None else len(row.images),
+    }
+
+
+def _pieces(row: TrainingRow, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
+    for start, end, trained in _stretches(row.loss_mask):
+        if trained:
+            yield from _trained_pieces(row, start, end, tokenizer)
+        else:
+            ids = row.token_ids[start:end]
+            yield {"at": start, "count": end - start, "text": _text(tokenizer, ids), "images": _images(tokenizer, ids)}
+
+
+def _stretches(mask: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+    start = 0
+    for at in range(1, len(mask) + 1):
+        if at == len(mask) or mask[at] != mask[start]:
+            yield start, at, bool(mask[start])
+            start = at
+
+
+def _trained_pieces(row: TrainingRow, start: int, end: int, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
+    first = start
+    for at in range(start + 1, end + 1):
+        ids = row.token_ids[first:at]
+        text = _text(tokenizer, ids)
+        whole = text is None or not text.endswith(UNFINISHED) or at - first >= LONGEST_CHARACTER
+        if whole or at == end:
+            log_probs = None if row.log_probs is None else row.log_probs[first:at]
+            yield {"at": first, "count": at - first, "text": text, "ids": ids, "log_probs": log_probs}
+            first = at
+
+
+def _text(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str | None:
+    if tokenizer is None:
+        return None
+    try:
+        return tokenizer.decode(list(ids), skip_special_tokens=False)
+    except (OverflowError, ValueError):  # an id that no vocabulary has
+        return UNFINISHED
+
+
+def _images(tokenizer: Tokenizer | None, ids: Sequence[int]) -> int:
+    """Counts the placeholders of images among context tokens."""
+    if tokenizer is None:
+        return 0
+    placeholders = {tokenizer.token_to_id(token) for token in IMAGE_TOKENS} - {None}
+    return sum(token in placeholders for token in ids)
