@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import time
 import uuid
 from collections import Counter
@@ -22,6 +21,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
+
+import aiohttp
 
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
@@ -34,6 +35,7 @@ from slime.rollout.agent_rollout_ledger import (
     pass_before,
     skip_list,
 )
+from slime.rollout.agent_rollout_metrics import batch_metrics, job_metrics, no_filter_metrics
 from slime.rollout.agent_rollout_multimodal import VisionFamily, load_vision
 from slime.rollout.agent_rollout_samples import (
     Group,
@@ -51,10 +53,17 @@ from slime.rollout.agent_rollout_settings import (
     read_settings,
     start_payload,
 )
+from slime.rollout.agent_rollout_tracking import (
+    STEP,
+    chosen_examples,
+    example_of,
+    read_tracking_settings,
+    tracker_for,
+)
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
+from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
@@ -189,20 +198,12 @@ def start_rollout(
 
 def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
     """Logs what the buffer saw before any filter, to W&B as well when ``args.use_wandb``; never stops the training."""
-    log_dict = no_filter_metrics(all_meta_info)
-    if not log_dict:
+    metrics = no_filter_metrics(all_meta_info)
+    if not metrics:
         return
-    log_dict["rollout/step"] = _rollout_step(args, rollout_id)
-    logger.info("rollout %d before filtering: %s", rollout_id, log_dict)
-    if not getattr(args, "use_wandb", False):
-        return
-    try:
-        import wandb
-
-        if wandb.run is not None:
-            wandb.log(log_dict)
-    except Exception as error:  # noqa: BLE001 - a metric is not worth a training run
-        _warn_once(f"W&B did not take the metrics of the rollout buffer: {type(error).__name__}: {error}")
+    step = _rollout_step(args, rollout_id)
+    logger.info("rollout %d before filtering: %s", rollout_id, {**metrics, STEP: step})
+    tracker_for(read_tracking_settings(args)).log_before_filter(metrics, step)
 
 
 def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float], list[float]]:
@@ -244,6 +245,7 @@ class _TrainingRollout:
             max_failures=settings.max_failures,
         )
         self._received: list[Group] = []
+        self._examples: list[RolloutItem] = []
         self._finished_elsewhere: dict[int, list[str]] = {}
         self._all_meta_info: list[dict[str, Any]] = []
 
@@ -263,9 +265,11 @@ class _TrainingRollout:
         if self._settings.pause_between_rollouts:
             await self._feed.pause()
         log_raw_info(self._args, self._all_meta_info, self._rollout_id)
+        metrics = {**self._metrics(), **batch_metrics(batch), **await self._books()}
+        await self._track(metrics)
         self._progress.last_returned = self._rollout_id
         _warn_about_arguments(self._args, batch)
-        return RolloutFnTrainOutput(samples=batch, metrics=self._metrics())
+        return RolloutFnTrainOutput(samples=batch, metrics=metrics)
 
     async def _open_job(self) -> None:
         """Starts the job on the first call of a process, and again when the trainer went back to a checkpoint."""
@@ -331,6 +335,7 @@ class _TrainingRollout:
                 sample.metadata["input_pass"] = self._progress.pass_number
             self._store.add(groups)
             self._progress.remember(delivery)
+            self._examples = chosen_examples([*self._examples, *delivery.items])
             self._received += groups
             self._note(delivery, groups)
             self._record(self._received)
@@ -377,6 +382,24 @@ class _TrainingRollout:
             consumed_metadata(self._store.metadata(), self._rollout_id, ids_by_pass, self._progress.pass_number)
         )
 
+    async def _books(self) -> dict[str, float]:
+        """Returns the job's books beside the batch; a buffer that does not answer now is no reason to stop."""
+        try:
+            return job_metrics(await self._client.job(self._feed.job_id))
+        except (RolloutBufferError, aiohttp.ClientError, TimeoutError) as error:
+            logger.info("the books of job %s could not be read: %s", self._feed.job_id, error)
+            return {}
+
+    async def _track(self, metrics: Mapping[str, float]) -> None:
+        """Sends the rollout's metrics, and now and then examples, to the sinks that slime does not have."""
+        settings = read_tracking_settings(self._args)
+        tracker, step = tracker_for(settings), _rollout_step(self._args, self._rollout_id)
+        tracker.log_rollout(metrics, step)
+        if settings.wants_examples(self._rollout_id) and self._examples:
+            hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
+            images = await self._images.fetch(hashes)
+            tracker.log_examples([example_of(item, images.data) for item in self._examples], step)
+
     def _metrics(self) -> dict[str, float]:
         counts = self._converter.counts
         drift = {f"rollout/{name}": count for name, count in counts.items() if name.startswith("token_drift/")}
@@ -390,20 +413,6 @@ class _TrainingRollout:
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
-
-
-def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns how many samples the buffer saw and their mean reward, weighted over all replies; {} when none said."""
-    totals = [int(meta.get("total_samples") or 0) for meta in all_meta_info]
-    if not sum(totals):
-        return {}
-    rewards = [(total, meta.get("avg_reward")) for total, meta in zip(totals, all_meta_info, strict=True)]
-    known = [(total, float(reward)) for total, reward in rewards if total and isinstance(reward, int | float)]
-    metrics: dict[str, float] = {"rollout/no_filter/total_samples": sum(totals)}
-    if known:
-        weighted = math.fsum(total * reward for total, reward in known)
-        metrics["rollout/no_filter/avg_reward"] = weighted / sum(total for total, _ in known)
-    return metrics
 
 
 def _rollout_step(args: Any, rollout_id: int) -> int:

@@ -20,8 +20,12 @@ CORRIDOR = (
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.wire",
 )
-PACKAGES = {"aiohttp", "requests", "transformers", "wandb"}
-PACKAGES_FOR_IMAGES = {"PIL", "torch"}
+PACKAGES = {"aiohttp", "requests", "transformers"}
+MORE_PACKAGES = {
+    "agent_rollout_multimodal": {"PIL", "torch"},
+    "agent_rollout_tracking": {"PIL", "tensorboardX", "wandb"},
+}
+"""What single rooms may import beside them, each where it is used."""
 
 
 def imported_by(path: Path) -> set[str]:
@@ -36,7 +40,7 @@ def test_the_trainer_side_keeps_to_its_corridor(path: Path) -> None:
     others = {name.split(".")[0] for name in imported_by(path) - ours} - set(sys.stdlib_module_names)
 
     assert {name for name in ours if not name.startswith(CORRIDOR) and name != "slime.rollout"} == set()
-    assert others <= (PACKAGES | PACKAGES_FOR_IMAGES if path.stem == "agent_rollout_multimodal" else PACKAGES)
+    assert others <= PACKAGES | MORE_PACKAGES.get(path.stem, set())
 
 
 def test_importing_it_loads_no_package_of_the_buffer_host() -> None:
@@ -45,4 +49,4 @@ def test_importing_it_loads_no_package_of_the_buffer_host() -> None:
     loaded = set(finished.stdout.split())
 
     assert {"aiohttp", "requests"} <= loaded
-    assert not {"pydantic", "flask", "ray", "transformers", "torch", "orjson", "wandb", "PIL"} & loaded
+    assert not {"pydantic", "flask", "ray", "transformers", "torch", "orjson", "wandb", "tensorboardX", "PIL"} & loaded

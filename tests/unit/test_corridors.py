@@ -139,5 +139,5 @@ def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, 
 def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
     rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors"))
-    with_more = ("slime.rollout.agent_rollout_probe", "slime.rollout.agent_rollout_multimodal")
+    with_more = tuple(f"slime.rollout.agent_rollout_{room}" for room in ("probe", "multimodal", "tracking"))
     assert offenders((*rooms, "slime"), tuple(third_party), but=with_more) == []
