@@ -160,11 +160,17 @@ def _document(
         paragraph = [_small_talk(source) for _ in range(SENTENCES_PER_PARAGRAPH)]
         total += count(" ".join(paragraph)) + 1
         paragraphs.append(paragraph)
+    while count(_text_of(paragraphs)) + count(" ".join(facts)) < wanted:  # the parts may count for more than the whole
+        paragraphs.append([_small_talk(source) for _ in range(SENTENCES_PER_PARAGRAPH)])
     places = source.sample(range(len(paragraphs)), len(facts))
     for place, fact in zip(places, facts, strict=True):
         paragraphs[place].insert(source.randrange(SENTENCES_PER_PARAGRAPH + 1), fact)
     depths = sorted(round(place / len(paragraphs), 3) for place in places[: len(question.facts)])
-    return "\n\n".join(" ".join(paragraph) for paragraph in paragraphs), depths
+    return _text_of(paragraphs), depths
+
+
+def _text_of(paragraphs: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join(" ".join(paragraph) for paragraph in paragraphs)
 
 
 def _small_talk(source: random.Random) -> str:
@@ -236,7 +242,7 @@ def _spread(number: int, lines: int, tokens: tuple[int, int]) -> int:
 
 
 def _estimated(text: str) -> int:
-    return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+    return int(len(text) / CHARACTERS_PER_TOKEN)
 
 
 def _counter(tokenizer_path: Path | None) -> Callable[[str], int]:
