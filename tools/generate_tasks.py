@@ -2,6 +2,19 @@
 
     python tools/generate_tasks.py                                  # data/tasks.jsonl: 116 tasks x 20 = 2320 lines
     python tools/generate_tasks.py --tasks ContactsAddContact ClockTimerEntry --params 5 --output few.jsonl
+    python tools/generate_tasks.py --curriculum data/curriculum_example.txt --output curriculum.jsonl
+
+A curriculum says which tasks are trained on, with which of their variations, and how often each comes. One line per
+task, or per pattern of tasks; a later line replaces what an earlier one said of the same task:
+
+    *                                                   # all of it once,
+    SystemWifi*            weight=0.5                   # what moves Wi-Fi half as often,
+    ContactsAddContact     weight=3     params=0-4,7    # six variations of this three times,
+    BrowserDraw            weight=0                     # this not at all
+
+``weight`` is how often a task comes, 1 by default: each of its variations that many times. A fraction takes that part
+of the variations, always the same. ``params`` are the variations, all 20 by default. A variation that comes again has
+an ``instance_id`` of its own (``ContactsAddContact-3-again-1``), so that it is another group.
 
 The order comes from a fixed seed: the same tasks give the same file, byte for byte.
 """
@@ -9,18 +22,23 @@ The order comes from a fixed seed: the same tasks give the same file, byte for b
 from __future__ import annotations
 
 import argparse
+import difflib
+import fnmatch
 import json
+import math
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["generate", "main"]
+__all__ = ["CurriculumError", "Entry", "generate", "main", "read_curriculum"]
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 PARAMS_PER_TASK = 20
 SHUFFLE_SEED = 42
+MOST_TIMES = 1000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,26 +46,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         known = _read_task_list(options.task_list)
-        tasks = _chosen(known, options.tasks, options.task_list)
-        lines = generate(tasks, options.params)
+        if options.curriculum is not None:
+            entries = read_curriculum(options.curriculum, known, options.params)
+        else:
+            every = tuple(range(options.params))
+            entries = [Entry(task=task, params=every) for task in _chosen(known, options.tasks, options.task_list)]
+        lines = generate(entries)
         _write_whole(options.output, lines)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"generate_tasks: {error}\n")
         return 2
-    sys.stdout.write(f"{len(lines)} lines of {len(tasks)} tasks written to {options.output}\n")
+    sys.stdout.write(f"{len(lines)} lines of {len(entries)} tasks written to {options.output}\n")
     return 0
 
 
-def generate(tasks: Sequence[str], params: int) -> list[dict[str, Any]]:
-    """Returns one line per task and parameter variation, in shuffled order."""
-    lines = [_line(task, index) for task in tasks for index in range(params)]
+def generate(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Returns one line per task and parameter variation, as often as its weight says, in shuffled order."""
+    lines = [_line(entry.task, *each) for entry in entries for each in occurrences(entry, SHUFFLE_SEED)]
     random.Random(SHUFFLE_SEED).shuffle(lines)
     return lines
 
 
-def _line(task: str, index: int) -> dict[str, Any]:
+def _line(task: str, index: int, turn: int) -> dict[str, Any]:
     return {
-        "instance_id": f"{task}-{index}",
+        "instance_id": f"{task}-{index}" + (f"-again-{turn}" if turn else ""),
         "prompt": "Complete a task on Android",
         "label": "",
         "metadata": {"task_name": task, "params_idx": index},
@@ -59,7 +81,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="generate_tasks", description=description)
     parser.add_argument("--task-list", type=Path, default=DATA / "task_list.txt", help="one task name per line")
     parser.add_argument("--output", type=Path, default=DATA / "tasks.jsonl", help="default: data/tasks.jsonl")
-    parser.add_argument("--tasks", nargs="+", metavar="NAME", help="only these tasks of the list")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tasks", nargs="+", metavar="NAME", help="only these tasks of the list")
+    which.add_argument("--curriculum", type=Path, help="file with tasks, weights and variations")
     parser.add_argument("--params", type=int, default=PARAMS_PER_TASK, help="variations per task, 1 to 20 (default)")
     options = parser.parse_args(arguments)
     if not 1 <= options.params <= PARAMS_PER_TASK:
@@ -92,6 +116,106 @@ def _write_whole(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     part.replace(path)
+
+
+# ---- the curriculum --------------------------------------------------------------------------------------------------
+
+
+class CurriculumError(ValueError):
+    """A line of the file is wrong; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One task of a curriculum."""
+
+    task: str
+    weight: float = 1.0
+    params: tuple[int, ...]
+
+
+def read_curriculum(path: Path, known: Sequence[str], variations: int) -> list[Entry]:
+    """Returns the tasks that a file asks for, in the order of ``known``; those of weight 0 are left out.
+
+    Raises:
+        OSError: the file cannot be read.
+        CurriculumError: a line names no known task, or a weight or variation that cannot be.
+    """
+    entries: dict[str, Entry] = {}
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        words = text.partition("#")[0].split()
+        if words:
+            try:
+                entries |= {entry.task: entry for entry in _entries_of(words, known, variations)}
+            except CurriculumError as error:
+                raise CurriculumError(f"{path.name}, line {number}: {error}") from error
+    chosen = [entries[task] for task in known if task in entries and entries[task].weight > 0]
+    if not chosen:
+        raise CurriculumError(f"{path.name} asks for no task")
+    return chosen
+
+
+def occurrences(entry: Entry, seed: int) -> list[tuple[int, int]]:
+    """Returns (variation, how often it came before) for every line of a task: ``weight`` times its variations.
+
+    Where a weight does not come out even, the rest of the variations is chosen by the seed, the same every time.
+    """
+    whole, rest = divmod(round(entry.weight * len(entry.params)), len(entry.params))
+    chosen = sorted(random.Random(f"{seed} {entry.task}").sample(entry.params, rest))
+    return [(index, turn) for turn in range(whole) for index in entry.params] + [(index, whole) for index in chosen]
+
+
+def _entries_of(words: Sequence[str], known: Sequence[str], variations: int) -> list[Entry]:
+    pattern, *settings = words
+    given = dict(_setting(word) for word in settings)
+    if len(given) != len(settings):
+        raise CurriculumError(f"{pattern} is given a setting twice")
+    weight = _weight(given.get("weight", "1"))
+    params = _params(given.get("params", f"0-{variations - 1}"), variations)
+    if 0 < weight * len(params) < 0.5:
+        raise CurriculumError(f"weight={weight:g} of {len(params)} variations leaves nothing: take 0 to leave it out")
+    return [Entry(task=task, weight=weight, params=params) for task in _tasks(pattern, known)]
+
+
+def _setting(word: str) -> tuple[str, str]:
+    key, sign, value = word.partition("=")
+    if not sign or key not in ("weight", "params"):
+        raise CurriculumError(f"{word!r} is neither weight=NUMBER nor params=NUMBERS")
+    return key, value
+
+
+def _tasks(pattern: str, known: Sequence[str]) -> list[str]:
+    found = [task for task in known if fnmatch.fnmatchcase(task, pattern)]
+    if not found:
+        close = difflib.get_close_matches(pattern, known, n=1)
+        raise CurriculumError(f"no task is called {pattern}" + (f"; did you mean {close[0]}?" if close else ""))
+    return found
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not 0 <= weight <= MOST_TIMES:
+        raise CurriculumError(f"weight={text}: must be a number from 0 to {MOST_TIMES}")
+    return weight
+
+
+def _params(text: str, variations: int) -> tuple[int, ...]:
+    """Returns the variations in ``0-4,7``."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or part.endswith("-"):
+            raise CurriculumError(f"params={text}: must be numbers and ranges, like 0-4,7")
+        begin, end = int(first), int(last or first)
+        if begin > end or end >= variations:
+            raise CurriculumError(f"params={text}: {part} is not within 0-{variations - 1}")
+        found += range(begin, end + 1)
+    if len(set(found)) != len(found):
+        raise CurriculumError(f"params={text} names a variation twice")
+    return tuple(sorted(found))
 
 
 if __name__ == "__main__":

@@ -163,6 +163,92 @@ def test_a_wrong_argument_gets_a_sentence_and_code_2(arguments: list[str], sente
     assert list(tmp_path.iterdir()) == []
 
 
+# ---- a curriculum ----------------------------------------------------------------------------------------------------
+
+
+def by_curriculum(text: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "mine.txt"
+    file.write_text(text, encoding="utf-8")
+    output = tmp_path / "tasks.jsonl"
+    return run(ROOT / "tools" / "generate_tasks.py", "--curriculum", file, "--output", output, *arguments)
+
+
+def counted(tmp_path: Path) -> Counter[tuple[str, int]]:
+    lines = lines_of(tmp_path / "tasks.jsonl")
+    assert len({line["instance_id"] for line in lines}) == len(lines)
+    return Counter((line["metadata"]["task_name"], line["metadata"]["params_idx"]) for line in lines)
+
+
+def test_a_curriculum_chooses_tasks_variations_and_how_often_each_comes(tmp_path: Path) -> None:
+    text = """
+    # comments and empty lines do not count
+    ContactsAdd*                           # all variations once
+    ClockTimerEntry  weight=3 params=0-2,7
+    BrowserMaze      params=5   weight=1
+    BrowserDraw
+    BrowserDraw      weight=0              # a later line wins
+    """
+    done = by_curriculum(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = Counter({("ContactsAddContact", index): 1 for index in range(20)})
+    expected.update({("ClockTimerEntry", index): 3 for index in (0, 1, 2, 7)})
+    expected["BrowserMaze", 5] = 1
+    assert counted(tmp_path) == expected
+    assert "33 lines of 3 tasks" in done.stdout
+
+
+def test_a_fraction_takes_that_part_of_the_variations_and_always_the_same(tmp_path: Path) -> None:
+    text = "ContactsAddContact weight=0.25\nClockTimerEntry weight=2.5 params=0-9\n"
+    assert by_curriculum(text, tmp_path).returncode == 0
+    first = counted(tmp_path)
+    written = (tmp_path / "tasks.jsonl").read_bytes()
+    assert sum(count for (task, _), count in first.items() if task == "ContactsAddContact") == 5
+    timer = [first["ClockTimerEntry", index] for index in range(10)]
+    assert (sum(timer), min(timer), max(timer)) == (25, 2, 3)
+    assert by_curriculum(text, tmp_path).returncode == 0
+    assert (tmp_path / "tasks.jsonl").read_bytes() == written
+
+
+def test_a_curriculum_of_everything_is_the_file_that_ships(tmp_path: Path) -> None:
+    assert by_curriculum("*\n", tmp_path).returncode == 0
+    assert (tmp_path / "tasks.jsonl").read_bytes() == (DATA / "tasks.jsonl").read_bytes()
+
+
+def test_the_example_that_ships_can_be_used(tmp_path: Path) -> None:
+    assert by_curriculum((DATA / "curriculum_example.txt").read_text(encoding="utf-8"), tmp_path).returncode == 0
+    assert {task.startswith("System") for task, _ in counted(tmp_path)} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("ContactsAddContac", "line 2: no task is called ContactsAddContac; did you mean ContactsAddContact?"),
+        ("Zzz*", "line 2: no task is called Zzz*"),
+        ("BrowserMaze 3", "line 2: '3' is neither weight=NUMBER nor params=NUMBERS"),
+        ("BrowserMaze weight=3 weight=4", "line 2: BrowserMaze is given a setting twice"),
+        ("BrowserMaze weight=-1", "line 2: weight=-1: must be a number from 0 to 1000"),
+        ("BrowserMaze weight=nan", "line 2: weight=nan: must be a number"),
+        ("BrowserMaze weight=much", "line 2: weight=much: must be a number"),
+        ("BrowserMaze weight=0.01", "line 2: weight=0.01 of 20 variations leaves nothing"),
+        ("BrowserMaze params=3-", "line 2: params=3-: must be numbers and ranges"),
+        ("BrowserMaze params=a", "line 2: params=a: must be numbers and ranges"),
+        ("BrowserMaze params=18-20", "line 2: params=18-20: 18-20 is not within 0-19"),
+        ("BrowserMaze params=4-3", "line 2: params=4-3: 4-3 is not within 0-19"),
+        ("BrowserMaze params=1,0-2", "line 2: params=1,0-2 names a variation twice"),
+        ("* weight=0", "mine.txt asks for no task"),
+    ],
+)
+def test_a_wrong_line_of_a_curriculum_is_named_and_nothing_is_written(line: str, sentence: str, tmp_path: Path) -> None:
+    done = by_curriculum(f"# mine\n{line}\n", tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert not (tmp_path / "tasks.jsonl").exists()
+
+
+def test_a_curriculum_and_a_list_of_tasks_exclude_each_other(tmp_path: Path) -> None:
+    assert by_curriculum("*\n", tmp_path, "--tasks", "BrowserMaze").returncode == 2
+
+
 # ---- generate_math ---------------------------------------------------------------------------------------------------
 
 
