@@ -181,14 +181,18 @@ remove_clones() {
     done
 }
 
+is_free() { # is_free FILE: does nobody hold the lock on it?
+    [ ! -e "$1" ] || flock -n "$1" true
+}
+
 remove_rest() {
     local path
     for path in "$temporary"/rollout_buffer_device_[0-9]*_* "$temporary"/rollout_buffer_android_world_[0-9]*_*; do
-        if [ -d "$path" ] && [ -O "$path" ] && [ ! -L "$path" ]; then remove "$path"; fi
+        if [ -d "$path" ] && [ -O "$path" ] && [ ! -L "$path" ] && is_free "$path/in_use"; then remove "$path"; fi
     done
     for path in "$locks"/*.lock; do
         # One that somebody holds belongs to a worker that lives.
-        if [ -f "$path" ] && flock -n "$path" true; then remove "$path"; fi
+        if [ -f "$path" ] && is_free "$path"; then remove "$path"; fi
     done
 }
 

@@ -6,6 +6,7 @@ phone needs no SDK. Checks of what is not needed are still shown, so that one ca
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import importlib.util
 import os
@@ -32,6 +33,22 @@ _EXTRAS = {
 }
 _FREE_BYTES_SERVER = 2 * 1024**3
 _FREE_BYTES_PER_EMULATOR = 12 * 1024**3
+_MEMORY_PER_EMULATOR = 4 * 1024**3
+_ASK_KVM_FOR_ITS_VERSION = 0xAE00
+_KVM_VERSION = 12
+_PACKAGES = (
+    ("android-env", "android_env.loader", "pip install android-env==1.2.3"),
+    (
+        "android_world",
+        "android_world.registry",
+        "install google-research/android_world with the versions that docs/android_world.md names",
+    ),
+    (
+        "slime-rollout-buffer, for the devices",
+        "slime_plugins.rollout_buffer.generator.android_world.device_process",
+        "install this project beside them, with its dependencies",
+    ),
+)
 _ENGINE_S = 5.0
 _IMPORT_S = 60.0
 _REAL = "android_world"
@@ -73,7 +90,7 @@ class Examination:
 def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _extras, _ray, _disk, _kvm, _sdk, _avd, _package, _ffmpeg, _engine,
+        _python, _extras, _ray, _disk, _memory, _kvm, _sdk, _avd, _package, _ffmpeg, _engine,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -132,11 +149,36 @@ def _existing(folder: Path) -> Path:
     return folder
 
 
+def _memory(examination: Examination) -> list[Finding]:
+    """Of the whole machine, where the emulators are to run on it alone."""
+    settings = examination.settings
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wanted = settings.num_workers * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
+    detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {settings.num_workers} emulators"
+    remedy = "set num_workers lower, or spread the devices over a Ray cluster"
+    return _found("memory", there >= wanted, detail, remedy, needed=examination.real_devices)
+
+
 def _kvm(examination: Examination) -> list[Finding]:
-    usable = os.access(examination.kvm, os.R_OK | os.W_OK)
-    detail = f"{examination.kvm} can be used" if usable else f"{examination.kvm} cannot be read and written"
-    remedy = "use a host with hardware virtualisation, load kvm, and let this user into the group kvm"
-    return _found("KVM", usable, detail, remedy, needed=examination.real_devices)
+    problem = _kvm_problem(examination.kvm)
+    detail = f"{examination.kvm} {problem or 'can be used'}"
+    remedy = "use a host with hardware virtualisation, load the module kvm_intel or kvm_amd, join the group kvm"
+    return _found("KVM", not problem, detail, remedy, needed=examination.real_devices)
+
+
+def _kvm_problem(path: Path) -> str:
+    """Asks KVM itself: for root every file can be read and written. Empty when it answers as it should."""
+    try:
+        device = os.open(path, os.O_RDWR)
+    except OSError as error:
+        return f"cannot be opened: {error.strerror}"
+    try:
+        version = fcntl.ioctl(device, _ASK_KVM_FOR_ITS_VERSION)
+    except OSError as error:
+        return f"is no KVM device: {error.strerror}"
+    finally:
+        os.close(device)
+    return "" if version == _KVM_VERSION else f"speaks version {version}, not {_KVM_VERSION}"
 
 
 def _sdk(examination: Examination) -> list[Finding]:
@@ -164,21 +206,22 @@ def _avd(examination: Examination) -> list[Finding]:
 
 
 def _package(examination: Examination) -> list[Finding]:
+    """Each of the packages that a device worker's Python must have, by itself."""
     python = examination.settings.android_world_python or sys.executable
-    problem = _import_problem(python)
-    remedy = (
-        "install android-env and google-research/android_world as its README says, with this project, into an "
-        "environment of their own, and name its python in android_world_python"
-    )
-    detail = f"cannot be imported by {python}: {problem}" if problem else f"can be imported by {python}"
-    return _found("package android_world", not problem, detail, remedy, needed=examination.real_devices)
+    findings = []
+    for name, module, remedy in _PACKAGES:
+        problem = _import_problem(python, module)
+        detail = f"{python} cannot import {module}: {problem}" if problem else f"{python} can import it"
+        remedy = f"{remedy}; or name a Python that has it in android_world_python"
+        findings += _found(f"package {name}", not problem, detail, remedy, needed=examination.real_devices)
+    return findings
 
 
-def _import_problem(python: str) -> str:
-    """Imports the packages in a process of that Python; empty when it works, else the last line of what it said."""
-    code = "import android_env.loader, android_world.registry, slime_plugins.rollout_buffer.types"
+def _import_problem(python: str, module: str) -> str:
+    """Imports a module in a process of that Python; empty when it works, else the last line of what it said."""
+    command = [python, "-c", f"import {module}"]
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=_IMPORT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]

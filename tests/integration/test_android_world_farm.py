@@ -57,7 +57,7 @@ TASKS = (
     "AudioRecorderRecordAudio", "AudioRecorderRecordAudioWithFileName", "CameraTakePhoto", "CameraTakeVideo",
     "ClockStopWatchPausedVerify", "ClockStopWatchRunning", "ClockTimerEntry", "ContactsAddContact",
     "FilesDeleteFile", "FilesMoveFile", "MarkorAddNoteHeader", "MarkorChangeNoteContent",
-    "MarkorCreateFolder", "MarkorCreateNote", "MarkorCreateNoteFromClipboard", "MarkorDeleteAllNotes",
+    "MarkorCreateNoteAndSms", "MarkorCreateNote", "MarkorCreateNoteFromClipboard", "MarkorDeleteAllNotes",
     "MarkorDeleteNewestNote", "MarkorDeleteNote", "MarkorEditNote", "MarkorMoveNote",
     "SimpleSmsReply", "SimpleSmsReplyMostRecent", "SimpleSmsResend", "SimpleSmsSend",
     "SimpleSmsSendClipboardContent", "SimpleSmsSendReceivedAddress", "OpenAppTaskEval", "SystemBluetoothTurnOff",

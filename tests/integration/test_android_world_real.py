@@ -176,6 +176,10 @@ def test_a_forwarder_that_died_is_an_error_not_an_old_screen(device: DeviceProce
     sdk.set_faults(device.health()["serial"], Faults(dead_forwarder=True))
     with pytest.raises(DeviceError, match="a11y"):
         device.step(Action(kind=ActionKind.OPEN, text="Settings"))
+    with pytest.raises(DeviceError, match="forwarder"):
+        device.health()
+    with pytest.raises(DeviceError, match="forwarder"):  # and not a fault of the next task's set-up
+        device.reset("ClockTimerEntry", 0)
 
 
 @pytest.mark.parametrize("faults", [Faults(exit_at_start=True), Faults(never_boots=True)], ids=["exit", "never"])

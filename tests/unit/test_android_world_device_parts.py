@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.screenshots import enc
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 from slime_plugins.rollout_buffer.generator.android_world.settling import Look, Settled, SettleTimes, settle
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import fit_under_pixel_cap
+from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
 
 # ---- settling --------------------------------------------------------------------------------------------------------
 
@@ -175,6 +177,22 @@ def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:
     (avd_home / "Base.avd" / "hardware-qemu.ini.lock").touch()
     with pytest.raises(DeviceError, match="is running"):
         clone_avd(avd_home, "Base", "clone_0")
+
+
+def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, mine = tmp_path / "rollout_buffer_test_3_dead", WorkerFolder("rollout_buffer_test_1")
+    (dead / "deep").mkdir(parents=True)
+    (tmp_path / "rollout_buffer_test_notes").mkdir()
+    other = WorkerFolder("rollout_buffer_test_12")
+    assert not dead.exists()
+    assert mine.path.is_dir()
+    assert other.path.is_dir()
+    mine.remove()
+    mine.remove()
+    assert not mine.path.exists()
+    other.remove()
+    assert (tmp_path / "rollout_buffer_test_notes").is_dir()
 
 
 # ---- what is missing is named ----------------------------------------------------------------------------------------

@@ -40,12 +40,14 @@ def bare(tmp_path: Path) -> AndroidWorldSettings:
 def test_on_a_bare_machine_all_that_emulators_need_is_named_with_its_remedy(tmp_path: Path) -> None:
     findings = examined(bare(tmp_path), tmp_path)
     missing = {name for name, finding in findings.items() if finding.state is State.MISSING}
-    assert missing - {"disk of the data folder", "disk of the virtual devices"} == {
+    assert missing - {"disk of the data folder", "disk of the virtual devices", "memory"} == {
         "KVM",
         "Android SDK: emulator",
         "Android SDK: platform-tools",
         "virtual device AndroidWorldAvd",
+        "package android-env",
         "package android_world",
+        "package slime-rollout-buffer, for the devices",
         "ffmpeg",
     }
     assert all(bool(finding.remedy) == (finding.state is not State.OK) for finding in findings.values())
@@ -69,7 +71,21 @@ def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(doctor, "_FREE_BYTES_SERVER", 0)
     monkeypatch.setattr(doctor, "_FREE_BYTES_PER_EMULATOR", 0)
+    monkeypatch.setattr(doctor, "_MEMORY_PER_EMULATOR", 0)
+    monkeypatch.setattr(doctor, "_kvm_problem", lambda path: "")
     assert not [one for one in examined(settings, tmp_path).values() if one.state is State.MISSING]
+
+
+def test_a_file_called_kvm_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "kvm").touch()
+    finding = examined(bare(tmp_path), tmp_path)["KVM"]
+    assert (finding.state, "is no KVM device" in finding.detail) == (State.MISSING, True)
+
+
+def test_more_emulators_than_the_memory_holds_are_named(tmp_path: Path) -> None:
+    finding = examined(bare(tmp_path).model_copy(update={"num_workers": 10_000}), tmp_path)["memory"]
+    assert finding.state is State.MISSING
+    assert "10000 emulators" in finding.detail
 
 
 def test_an_engine_that_does_not_answer_is_missing(tmp_path: Path) -> None:

@@ -8,10 +8,7 @@ anything resets; ``tear_down``, whatever happened.
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
@@ -25,6 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device import Action, 
 from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.screenshots import encode_screenshot
 from slime_plugins.rollout_buffer.generator.android_world.settling import Look, Settled, SettleTimes, settle
+from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
 
 __all__ = ["AndroidWorldDevice"]
 
@@ -48,9 +46,9 @@ class AndroidWorldDevice:
         check_sdk(settings)
         self._settings = settings
         self._times = times or SettleTimes()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"rollout_buffer_android_world_{index}_"))
+        self._folder = WorkerFolder(f"rollout_buffer_android_world_{index}")
         self._host = EmulatorHost(settings, index)
-        self._package = AndroidWorldPackage(self._folder / "tmp")
+        self._package = AndroidWorldPackage(self._folder.path / "tmp")
         self._gestures = Gestures(self._package)
         self._task: Any = None
         self._last: Look | None = None
@@ -110,9 +108,9 @@ class AndroidWorldDevice:
             raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
 
     def health(self) -> Mapping[str, str]:
-        """As ``Device.health``."""
+        """As ``Device.health``: the emulator lives, Android answers, and its accessibility forwarder sends."""
         self._check_open()
-        self._host.check_alive()
+        self._check_usable()
         ports = self._host.ports
         return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
 
@@ -126,7 +124,7 @@ class AndroidWorldDevice:
             self._package.disconnect()
         finally:
             self._host.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     # The parts of a reset
 
@@ -144,7 +142,7 @@ class AndroidWorldDevice:
                 logger.warning("setting up %s failed: %s: %s", task_name, type(error).__name__, error)
                 failure = error
                 _tear_down(task, self._package.env)
-        self._host.check_alive()
+            self._check_usable()  # a broken device is not the task's fault, and needs no second attempt
         raise EnvironmentSetupError(
             f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
         ) from failure
@@ -194,6 +192,10 @@ class AndroidWorldDevice:
         if self._task is None:
             raise DeviceError("the device has no task: reset it first")
         return self._task
+
+    def _check_usable(self) -> None:
+        self._host.check_alive()
+        self._package.check_forwarder()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -15,6 +15,7 @@ import os
 import random
 import re
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 FORWARDER_PACKAGE = "com.google.androidenv.accessibilityforwarder"
 _SUITE = "android_world"
+_TREE_S = 10.0
+_TREE_POLL_S = 0.2
 _MODULES = {
     "loader": "android_env.loader",
     "config_classes": "android_env.components.config_classes",
@@ -154,6 +157,23 @@ class AndroidWorldPackage:
         wrapper = self.env.controller.env
         wrapper.accumulate_new_extras()  # those that have come and were not fetched yet
         wrapper._accumulated_extras = {}
+
+    def check_forwarder(self) -> None:
+        """Raises ``DeviceError`` when no new accessibility tree comes: every later look would fail."""
+        if self.env is None:
+            raise DeviceError("the device is not connected")
+        deadline = time.monotonic() + _TREE_S
+        try:
+            self.forget_accessibility_trees()
+            wrapper = self.env.controller.env
+            while not wrapper.accumulate_new_extras():
+                if time.monotonic() > deadline:
+                    raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")
+                time.sleep(_TREE_POLL_S)
+        except DeviceError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"the connection is broken: {type(error).__name__}: {error}") from error
 
     def apps(self) -> dict[str, str]:
         """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed."""

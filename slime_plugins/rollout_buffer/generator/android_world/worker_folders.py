@@ -1,0 +1,61 @@
+"""Temporary folders of device workers, which die in all ways: whoever comes next removes what the dead left behind.
+
+A folder belongs to whoever holds the lock on the file ``in_use`` in it; the kernel lets go of it with the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import IO
+
+__all__ = ["WorkerFolder"]
+
+logger = logging.getLogger(__name__)
+
+_IN_USE = "in_use"
+
+
+class WorkerFolder:
+    """A new folder named ``PREFIX_…`` below the folder for temporary files, this process's until ``remove``."""
+
+    def __init__(self, prefix: str) -> None:
+        root = Path(tempfile.gettempdir())
+        with (root / f".{prefix.rstrip('0123456789')}.{os.getuid()}.lock").open("w") as making:
+            fcntl.flock(making, fcntl.LOCK_EX)  # a folder that is just being made has no holder yet
+            _remove_abandoned(root, prefix.rstrip("0123456789"))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}_"))
+            self._lock: IO[str] | None = _held(self.path)
+
+    def remove(self) -> None:
+        """Removes it; a second call does nothing."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            lock.close()
+
+
+def _remove_abandoned(root: Path, prefix: str) -> None:
+    for path in root.glob(f"{prefix}[0-9]*_*"):
+        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+            continue
+        lock = _held(path)
+        if lock is not None:
+            logger.info("removing %s, which a worker left behind", path)
+            shutil.rmtree(path, ignore_errors=True)
+            lock.close()
+
+
+def _held(folder: Path) -> IO[str] | None:
+    """The lock on the folder; None when another has it."""
+    lock = (folder / _IN_USE).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
