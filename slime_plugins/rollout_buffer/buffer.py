@@ -25,15 +25,14 @@ from slime_plugins.rollout_buffer import deliveries, job_starts, tables, wire
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
+from slime_plugins.rollout_buffer.delivered import DeliveredMembers
 from slime_plugins.rollout_buffer.deliveries import Delivery
 from slime_plugins.rollout_buffer.episode_facts import facts_of
 from slime_plugins.rollout_buffer.errors import (
     ConflictError,
-    DamagedError,
     InvalidPayloadError,
     NotFoundError,
     StaleAttemptError,
-    StorageFullError,
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
@@ -41,8 +40,8 @@ from slime_plugins.rollout_buffer.job_starts import StartedJob
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.staleness import versions_of
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import DeliveredMember, GroupRecord, JobRecord
-from slime_plugins.rollout_buffer.types import Generation, GroupState, Instance, JobState, Outcome, Trajectory
+from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.types import Generation, GroupState, Instance, JobState, Trajectory
 
 __all__ = ["Buffer", "Delivery", "StartedJob", "WriteResult"]
 
@@ -69,6 +68,7 @@ class Buffer:
         """``clock`` gives seconds since the epoch; tests pass their own."""
         self.store = store
         self.contents = Contents(store)
+        self._delivered = DeliveredMembers(store, self.contents)
         self._clock = clock
 
     # --- jobs --------------------------------------------------------------------------------------------------------
@@ -597,34 +597,7 @@ class Buffer:
         self, delivery: Delivery, *, inline_images: bool
     ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
         """As ``delivered_items``, with each payload in pieces that have not been copied together."""
-        with self.store.read() as connection:
-            groups = tables.groups_in_delivery(connection, delivery.key)
-        for group in groups:
-            with self.store.read() as connection:
-                members = tables.delivered_members(connection, group.key)
-            for member in members:
-                yield self._delivered(group.job_key, member, inline_images)
-
-    def _delivered(
-        self, job_key: int, member: DeliveredMember, inline_images: bool
-    ) -> tuple[dict[str, Any], list[bytes]]:
-        if member.body is None and member.body_place is None:
-            return _light(member), [EMPTY_BODY]
-        try:
-            body = self.store.get_payload(member.body, member.body_place)
-            return _light(member), self.contents.inlined(body) if inline_images else [body]
-        except DamagedError as error:
-            logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
-            self._note_damage(job_key, member, error.message)
-            return _light(member, damaged=True), [_dummy_body(error.message)]
-
-    def _note_damage(self, job_key: int, member: DeliveredMember, damage: str) -> None:
-        """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
-        try:
-            with self.store.write() as connection:
-                tables.note_damage(connection, job_key, member.source_uid or member.uid, damage[:500])
-        except (StorageFullError, UnavailableError) as error:
-            logger.error("the damage of trajectory %s is not noted: %s", member.uid, error.message)
+        return self._delivered.items(delivery.key, inline_images=inline_images)
 
     def acknowledge(self, delivery_ids: Sequence[str]) -> dict[str, list[str]]:
         """Counts deliveries as received; doing it twice changes nothing.
@@ -725,31 +698,6 @@ class Buffer:
             "causes": causes,
             "settings": job.settings,
         }
-
-
-def _dummy_body(error: str | None = None) -> bytes:
-    extra_info = {"dummy": True} if error is None else {"dummy": True, "error": error}
-    return orjson.dumps({"messages": [], "extra_info": extra_info, "generations": [], "images": []})
-
-
-EMPTY_BODY = _dummy_body()
-
-
-def _light(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:
-    """What the buffer itself knows of a delivered member; one whose bytes are damaged is not trained."""
-    return {
-        "uid": member.uid,
-        "instance_id": member.instance_id,
-        "reward": 0.0 if member.reward is None or damaged else member.reward,
-        "raw_reward": None if damaged else member.raw_reward,
-        "group_index": member.group_key,
-        "weight_version": member.oldest_version,
-        "epoch": member.epoch,
-        "slot": member.slot,
-        "outcome": Outcome.FAILED.value if damaged else member.outcome,
-        "stop_reason": member.stop_reason,
-        "remove_sample": member.remove_sample or damaged,
-    }
 
 
 def _draft(item: wire.WrittenItem) -> Draft:

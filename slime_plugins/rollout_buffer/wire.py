@@ -400,7 +400,13 @@ def image_media_type(data: bytes) -> str | None:
     return None
 
 
+_SHOWS_IMAGE = b'"url":"sha256:'
 _STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
+
+
+def shows_images(body: bytes) -> bool:
+    """Tells quickly whether a stored payload may name screenshots; False is certain."""
+    return _SHOWS_IMAGE in body
 
 
 def image_spots(body: bytes) -> list[tuple[int, int, str]]:
@@ -408,6 +414,8 @@ def image_spots(body: bytes) -> list[tuple[int, int, str]]:
 
     The quotes cannot be forged from inside a message's text: there they are escaped.
     """
+    if not shows_images(body):
+        return []
     return [
         (match.start(1) - len(IMAGE_URL_PREFIX), match.end(1), match[1].decode("ascii"))
         for match in _STORED_IMAGE.finditer(body)

@@ -22,6 +22,7 @@ LEVELS = [
     "store fake_engine engine_contract remote_rollout",
     "tables",
     "deliveries job_starts retention queries contents mending device_reports series",
+    "delivered",
     "buffer inspection",
     "metrics openapi slot_claims views",
     "generator",
