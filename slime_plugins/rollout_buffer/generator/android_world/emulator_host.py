@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.host_ports import EmulatorPorts, hold_ports
+from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
 
 __all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "records_folder"]
 
@@ -66,7 +65,7 @@ class EmulatorHost:
         self._index = index
         self._avd_home = Path(settings.android_avd_home).expanduser()
         self._avd_name = settings.base_avd_name_pattern.format(index)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"rollout_buffer_device_{index}_"))
+        self._folder = WorkerFolder(f"rollout_buffer_device_{index}")
         self._guard: subprocess.Popen[bytes] | None = None
         self.ports: EmulatorPorts | None = None
 
@@ -113,7 +112,7 @@ class EmulatorHost:
     def close(self) -> None:
         """Ends everything and removes the worker's folder."""
         self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _boot(self) -> EmulatorPorts:
         settings = self._settings
@@ -183,7 +182,7 @@ class EmulatorHost:
 
     @property
     def _log_path(self) -> Path:
-        return self._folder / "emulator.log"
+        return self._folder.path / "emulator.log"
 
     def _log_tail(self) -> str:
         if not self._log_path.is_file():

@@ -6,6 +6,7 @@ installed where this runs.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from concurrent import futures
@@ -13,18 +14,21 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.messages import insert_sms
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.commands_input import press_key
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import ExchangeRecorder
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import ACTION_S, Handset
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.screen_capture import rgba_of
 
-__all__ = ["serve_emulator_controller"]
+__all__ = ["Touch", "comparable", "serve_emulator_controller", "servicer_of"]
 
 _LONG_TOUCH_S = 0.4
 _BROWSER_KEYS = {"Enter": "ENTER", "GoBack": "BACK", "GoHome": "HOME", "Backspace": "DEL", "AppSwitch": "APP_SWITCH"}
 
 
-def serve_emulator_controller(handset: Handset, port: int, faults: Faults) -> Any:
-    """Starts the service on the port and returns the grpc server.
+def serve_emulator_controller(
+    handset: Handset, port: int, faults: Faults, recorder: ExchangeRecorder | None = None
+) -> Any:
+    """Starts the service on the port and returns the grpc server. A ``recorder`` gets every call with its answer.
 
     Raises:
         OSError: the port is taken.
@@ -34,9 +38,10 @@ def serve_emulator_controller(handset: Handset, port: int, faults: Faults) -> An
 
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=4),
+        interceptors=[] if recorder is None else [_recording(recorder)],
         options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)],
     )
-    emulator_controller_pb2_grpc.add_EmulatorControllerServicer_to_server(_servicer(handset, faults), server)
+    emulator_controller_pb2_grpc.add_EmulatorControllerServicer_to_server(servicer_of(handset, faults), server)
     try:
         bound = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
     except RuntimeError as error:
@@ -47,13 +52,13 @@ def serve_emulator_controller(handset: Handset, port: int, faults: Faults) -> An
     return server
 
 
-def _servicer(handset: Handset, faults: Faults) -> Any:
+def servicer_of(handset: Handset, faults: Faults) -> Any:
     """Makes the servicer; its base class exists only where android_env is installed."""
     from android_env.proto import emulator_controller_pb2 as messages
     from android_env.proto import emulator_controller_pb2_grpc
     from google.protobuf import empty_pb2
 
-    touch = _Touch(handset)
+    touch = Touch(handset)
     started = time.monotonic()
 
     class Servicer(emulator_controller_pb2_grpc.EmulatorControllerServicer):  # type: ignore[misc]  # untyped base
@@ -91,7 +96,40 @@ def _servicer(handset: Handset, faults: Faults) -> Any:
     return Servicer()
 
 
-class _Touch:
+def _recording(recorder: ExchangeRecorder) -> Any:
+    """Makes the interceptor that writes calls down."""
+    import grpc
+
+    class Recording(grpc.ServerInterceptor):  # type: ignore[misc]  # untyped base
+        def intercept_service(self, continuation: Any, details: Any) -> Any:
+            handler = continuation(details)
+
+            def answer(request: Any, context: Any) -> Any:
+                reply = handler.unary_unary(request, context)
+                name = details.method.rpartition("/")[2]
+                recorder.record_call(name, request.SerializeToString(), comparable(name, reply))
+                return reply
+
+            return grpc.unary_unary_rpc_method_handler(
+                answer, handler.request_deserializer, handler.response_serializer
+            )
+
+    return Recording()
+
+
+def comparable(name: str, reply: Any) -> bytes:
+    """The answer to a call, without its time, and with a digest in the place of pixels."""
+    kept = type(reply)()
+    kept.CopyFrom(reply)
+    if name == "getStatus":
+        kept.uptime = 0
+    if name == "getScreenshot":
+        kept.image = hashlib.sha256(reply.image).digest()
+    serialized: bytes = kept.SerializeToString(deterministic=True)
+    return serialized
+
+
+class Touch:
     """Turns the moves of one finger into taps, long presses and swipes."""
 
     def __init__(self, handset: Handset) -> None:
@@ -101,6 +139,7 @@ class _Touch:
         self._last = (0, 0)
 
     def moved(self, x: int, y: int, down: bool) -> None:
+        """The finger is at this pixel now, on the screen or above it."""
         with self._lock:
             if down:
                 self._last = (x, y)

@@ -91,7 +91,7 @@ class Emulator:
         self._recorder = _recorder(arguments)
         self._forwarder = AccessibilityForwarder(self.handset)
         self._forwarder.mute = faults.dead_forwarder
-        self._grpc = serve_emulator_controller(self.handset, arguments.grpc_port, faults)
+        self._grpc = serve_emulator_controller(self.handset, arguments.grpc_port, faults, self._recorder)
         self._socket_path = arguments.folder / f"{arguments.serial}.sock"
         self._socket_path.unlink(missing_ok=True)
         self._server = _AdbServer(str(self._socket_path), self)

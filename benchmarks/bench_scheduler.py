@@ -1,0 +1,538 @@
+"""How well many episodes at once keep their devices busy, and what a step costs, next to two other ways to schedule.
+
+    python benchmarks/bench_scheduler.py --json scheduler.json
+
+One job of 512 episodes on 256 devices. Devices take 3 to 7 s for an action, the engine 1 to 3 s for a reply, all scaled
+down by the same factor; both only wait. Everything between is real: runner, leases and registry of the device pool,
+prompts, tokens, screenshots over HTTP to an engine in another process, and the durable store. Contenders take turns
+within each round:
+
+* runner: the project's ``JobRunner``, coroutines of one event loop;
+* threads: a thread for each episode, which holds a device and blocks on it;
+* lockstep: batches of as many episodes as there are devices, which reply together and act together.
+
+All three play the same ``Episode``. The two others store nothing and lease nothing, which favours them. The ideal is a
+schedule in which an episode begins as soon as a device is free and nothing but devices and engine takes any time.
+
+Caveats: latencies are uniform and independent; real ones are not. With the latencies scaled down the work of a step is
+not: a scale of 0.2 asks for five times the steps per second that 256 real devices would. An episode holds its device
+while the engine replies, so no schedule keeps devices busy all the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import platform
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from rich.console import Console  # noqa: E402 - the project is found on the path just set
+from rich.table import Table  # noqa: E402 - as above
+from transformers import AutoTokenizer  # noqa: E402 - as above
+
+from benchmarks.latencies import Latencies  # noqa: E402 - as above
+from slime_plugins.rollout_buffer import payloads  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.buffer import Buffer  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest, SglangEngine  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.generator import Plugin  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation  # noqa: E402
+from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone  # noqa: E402
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.runner import JobRunner  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.store import Store  # noqa: E402 - as above
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams  # noqa: E402 - as above
+
+EPISODES, DEVICES = 512, 256
+OPTIONS = {"android_world": {"max_turns": 50, "max_context_len": 60_000}}
+TASK = "Wait"
+
+
+class Span:
+    """From the first thing that a device was asked to the last, whatever comes before and after."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._last = 0.0
+
+    def mark(self) -> None:
+        """Something was asked now."""
+        self._last = time.perf_counter()
+        self._first = self._first or self._last
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self._last - (self._first or self._last)
+
+
+class Clockwork:
+    """A device that only takes its time: what the package and an emulator would do happens elsewhere, in real life."""
+
+    def __init__(self, latencies: Latencies, screenshots: list[Image], span: Span) -> None:
+        self._latencies = latencies
+        self._span = span
+        self._screenshots = screenshots
+        self._position = 0
+        self._actions = 0
+
+    def begin(self, position: int) -> float:
+        """Seconds until the task is set up."""
+        self._position, self._actions = position, 0
+        self._span.mark()
+        return self._latencies.step(position, 0)
+
+    def act(self, action: Action) -> float:
+        """Seconds until the action is done; ending the task takes none."""
+        self._span.mark()
+        if action.kind is ActionKind.TERMINATE:
+            return 0.0
+        self._actions += 1
+        return self._latencies.step(self._position, self._actions)
+
+    def look(self) -> Observation:
+        """What it shows now."""
+        shown = self._screenshots[(self._position + self._actions) % len(self._screenshots)]
+        return Observation(goal="Press it.", screenshot=shown, screen_width=1080, screen_height=2400, step_budget=50)
+
+
+class Lease:
+    """A device in the hands of an episode without a pool: ``wait`` says how time is spent."""
+
+    device_id = "clockwork"
+
+    def __init__(self, device: Clockwork, wait: Callable[[float], Any], give_back: Callable[[Clockwork], None]) -> None:
+        self._device = device
+        self._wait = wait
+        self._give_back = give_back
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._give_back(self._device)
+
+    async def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``DeviceLease.reset``."""
+        await self._wait(self._device.begin(params_idx))
+        return self._device.look()
+
+    async def step(self, action: Action) -> Observation:
+        """As ``DeviceLease.step``."""
+        await self._wait(self._device.act(action))
+        return self._device.look()
+
+    async def score(self) -> float:
+        """As ``DeviceLease.score``."""
+        return 1.0
+
+
+class Pool:
+    """The devices of a contender that has no leases: ``acquire`` takes one off a queue."""
+
+    def __init__(self, devices: list[Clockwork], wait: Callable[[float], Any]) -> None:
+        self._free: queue.SimpleQueue[Clockwork] = queue.SimpleQueue()
+        for device in devices:
+            self._free.put(device)
+        self._wait = wait
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def acquire(self, *_: Any) -> Any:
+        """Blocks its thread until a device is free."""
+        return Lease(self._free.get(), self._wait, self._free.put)
+
+    async def counters(self) -> list[dict[str, Any]]:
+        """None are kept."""
+        return []
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+
+# ---- runner ----------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A device worker of the registry, and its calls, in this process."""
+
+    def __init__(self, device: Clockwork) -> None:
+        self._device = device
+
+    @property
+    def calls(self) -> Worker:
+        """Itself."""
+        return self
+
+    async def boot(self) -> str:
+        """It is up, and here."""
+        return "here"
+
+    async def settle(self) -> None:
+        """It is well."""
+
+    def kill(self) -> None:
+        """Nothing to end."""
+
+    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        """As ``DeviceCalls.reset``."""
+        await asyncio.sleep(self._device.begin(params_idx))
+        return self._device.look()
+
+    async def step(self, lease_id: int, action: Action) -> Observation:
+        """As ``DeviceCalls.step``."""
+        await asyncio.sleep(self._device.act(action))
+        return self._device.look()
+
+    async def score(self, lease_id: int) -> float:
+        """As ``DeviceCalls.score``."""
+        return 1.0
+
+
+def run_runner(bench: Bench) -> None:
+    """The project's own way, with its store in a folder that goes afterwards."""
+    with tempfile.TemporaryDirectory(prefix="bench_scheduler_") as folder:
+        buffer = Buffer(Store(Path(folder)))
+        instances = [Instance(instance_id=str(number), data=line(number)) for number in range(bench.episodes)]
+        body = {
+            "task_type": "android_world",
+            "instances": [instance.data for instance in instances],
+            "remote_engine_url": bench.engine_url,
+            "num_process": bench.devices,
+            "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+            "max_groups_ahead": None,
+            "group_timeout_seconds": 3600,
+            **OPTIONS,
+        }
+        job = buffer.start_job(payloads.parse(payloads.StartPayload, body), instances).job
+        plugin = Plugin(
+            task_type="android_world",
+            source=ROOT,
+            needs_ray=False,
+            reward_range=(-1.0, 2.0),
+            functions=DEFAULT_FUNCTIONS,
+            create_generator=lambda: AndroidWorldGenerator(bench.registry_pool()),
+        )
+        asyncio.run(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run())
+        played = buffer.describe(buffer.job_by_key(job.key))["slots"]
+        buffer.store.close()
+        if played["ready"] != bench.episodes:
+            raise RuntimeError(f"not every episode was played: {played}")
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+class EngineOfThread:
+    """One client for each thread's event loop."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._own = threading.local()
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """As ``Engine.generate``."""
+        return await self.mine().generate(request)
+
+    def mine(self) -> SglangEngine:
+        """The client of this thread."""
+        if not hasattr(self._own, "engine"):
+            self._own.engine = SglangEngine(self._url)
+        engine: SglangEngine = self._own.engine
+        return engine
+
+    async def close(self) -> None:
+        """Ends this thread's client."""
+        if hasattr(self._own, "engine"):
+            await self._own.engine.close()
+            del self._own.engine
+
+
+async def block(seconds: float) -> None:
+    """Waits as a thread does that has nothing else to do."""
+    time.sleep(seconds)  # noqa: ASYNC251 - this thread's loop has one episode, and that is what is compared
+
+
+def run_threads(bench: Bench) -> None:
+    """A thread for each episode, at most one for each device at once."""
+    engine = EngineOfThread(bench.engine_url)
+    generator = AndroidWorldGenerator(Pool(bench.clockworks(), block))  # type: ignore[arg-type]  # takes any purpose
+    asyncio.run(generator.start(bench.context(engine)))
+
+    async def episode(position: int) -> None:
+        try:
+            await generator.play(request(position))
+        finally:
+            await engine.close()
+
+    with ThreadPoolExecutor(bench.devices) as threads:
+        list(threads.map(lambda position: asyncio.run(episode(position)), range(bench.episodes)))
+
+
+# ---- lockstep --------------------------------------------------------------------------------------------------------
+
+
+class Step:
+    """Where all episodes of a batch meet after each reply and each action."""
+
+    def __init__(self) -> None:
+        self._taking_part = 0
+        self._arrived = 0
+        self._next = asyncio.Event()
+
+    def join(self, count: int) -> None:
+        """So many begin."""
+        self._taking_part = count
+
+    async def arrive(self) -> None:
+        """Returns when all that still play are here."""
+        self._arrived += 1
+        turn = self._next
+        self._go_on_if_all_are_here()
+        await turn.wait()
+
+    def leave(self) -> None:
+        """One has ended."""
+        self._taking_part -= 1
+        self._go_on_if_all_are_here()
+
+    def _go_on_if_all_are_here(self) -> None:
+        if self._arrived >= self._taking_part:
+            self._arrived = 0
+            self._next.set()
+            self._next = asyncio.Event()
+
+
+class EngineInStep(SglangEngine):
+    """Replies come together."""
+
+    def __init__(self, url: str, step: Step) -> None:
+        super().__init__(url)
+        self._step = step
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """As ``Engine.generate``."""
+        reply = await super().generate(request)
+        await self._step.arrive()
+        return reply
+
+
+async def lockstep(bench: Bench) -> None:
+    """Batch after batch."""
+    step = Step()
+
+    async def wait(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if seconds > 0:
+            await step.arrive()
+
+    engine = EngineInStep(bench.engine_url, step)
+    generator = AndroidWorldGenerator(Pool(bench.clockworks(), wait))  # type: ignore[arg-type]  # takes any purpose
+    await generator.start(bench.context(engine))
+
+    async def episode(position: int) -> None:
+        await generator.play(request(position))
+        step.leave()
+
+    for first in range(0, bench.episodes, bench.devices):
+        batch = range(first, min(first + bench.devices, bench.episodes))
+        step.join(len(batch))
+        await asyncio.gather(*map(episode, batch))
+    await engine.close()
+
+
+def run_lockstep(bench: Bench) -> None:
+    """All reply, then all act."""
+    asyncio.run(lockstep(bench))
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+CONTENDERS: Mapping[str, Callable[[Bench], None]] = {
+    "runner": run_runner,
+    "threads": run_threads,
+    "lockstep": run_lockstep,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What is played."""
+
+    latencies: Latencies
+    episodes: int
+    devices: int
+    engine_url: str
+    screenshots: list[Image]
+    tokenizer: Any
+    span: Span
+
+    def clockworks(self) -> list[Clockwork]:
+        """New devices."""
+        return [Clockwork(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
+
+    def registry_pool(self) -> RegistryDevicePool:
+        """The project's pool over devices of this process."""
+        settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])  # type: ignore[arg-type]
+        registry = DeviceRegistry(lambda *_: Worker(Clockwork(self.latencies, self.screenshots, self.span)))
+        return RegistryDevicePool(registry, settings, owner="bench")
+
+    def context(self, engine: Any) -> GeneratorContext:
+        """What a runner would give its generator."""
+        return GeneratorContext(
+            job_id="bench", engine=engine, tokenizer=self.tokenizer, concurrency=self.devices, options=OPTIONS
+        )
+
+    @property
+    def steps(self) -> int:
+        """Replies of all episodes."""
+        return sum(self.latencies.turns(position) for position in range(self.episodes))
+
+    @property
+    def device_s(self) -> float:
+        """Seconds that devices work, over all of them."""
+        return sum(self.latencies.device_s(position) for position in range(self.episodes))
+
+
+def line(position: int) -> dict[str, Any]:
+    """An episode's line of the input."""
+    return {"instance_id": str(position), "metadata": {"task_name": TASK, "params_idx": position}}
+
+
+def request(position: int) -> EpisodeRequest:
+    """What a runner would ask its generator for."""
+    return EpisodeRequest(
+        uid=f"1.0.{position}.0.1",
+        job_id="bench",
+        instance=Instance(instance_id=str(position), data=line(position)),
+        epoch=0,
+        slot=0,
+        attempt=1,
+        sampling_params=SamplingParams(max_new_tokens=512),
+    )
+
+
+def screenshots() -> list[Image]:
+    """Screens of the simulated phone, as it would send them."""
+    phone = SimulatedPhone()
+    first = phone.reset("ContactsAddContact", 0).screenshot
+    apps = ("Settings", "Contacts", "Markor", "Clock", "Files", "Simple Calendar Pro", "Camera", "Clipper")
+    return [first, *(phone.step(Action(kind=ActionKind.OPEN, text=app)).screenshot for app in apps)]
+
+
+@contextmanager
+def engine(latencies: Latencies) -> Iterator[str]:
+    """Runs the engine; yields its address."""
+    program = Path(__file__).with_name("latent_engine.py")
+    command = [sys.executable, str(program), str(latencies.seed), str(latencies.scale)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        if process.stdout is None:
+            raise RuntimeError("the engine has no output")
+        yield process.stdout.readline().strip()
+        process.kill()
+
+
+def measure(run: Callable[[Bench], None], bench: Bench) -> dict[str, float]:
+    """Plays everything once; seconds, share of the ideal, milliseconds of CPU for each step."""
+    ideal_s = bench.latencies.ideal_s(bench.episodes, bench.devices)
+    bench = dataclasses.replace(bench, span=Span())
+    cpu = time.process_time()
+    run(bench)
+    seconds, cpu_s = bench.span.seconds, time.process_time() - cpu
+    return {
+        "seconds": seconds,
+        "busy": bench.device_s / (bench.devices * seconds),
+        "of_ideal": ideal_s / seconds,
+        "cpu_ms_per_step": 1000 * cpu_s / bench.steps,
+    }
+
+
+def main() -> None:
+    """Runs it and shows a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=EPISODES)
+    parser.add_argument("--devices", type=int, default=DEVICES)
+    parser.add_argument("--scale", type=float, default=0.2, help="what latencies are multiplied by")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=sorted(CONTENDERS), help="one contender alone")
+    parser.add_argument("--json", type=Path, help="gets every single number")
+    arguments = parser.parse_args()
+    console = Console(width=120)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    shown, names = screenshots(), [arguments.only] if arguments.only else list(CONTENDERS)
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for number in range(arguments.rounds):
+        latencies = Latencies(seed=number, scale=arguments.scale)
+        with engine(latencies) as url:
+            bench = Bench(
+                latencies=latencies,
+                episodes=arguments.episodes,
+                devices=arguments.devices,
+                engine_url=url,
+                screenshots=shown,
+                tokenizer=tokenizer,
+                span=Span(),
+            )
+            for name in names:
+                rounds[name].append(measure(CONTENDERS[name], bench))
+                console.print(f"round {number + 1}: {name}: {rounds[name][-1]}")
+    console.print(table(rounds, arguments))
+    if arguments.json:
+        facts = {"machine": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()}
+        settings = {key: value for key, value in vars(arguments).items() if key != "json"}
+        arguments.json.write_text(json.dumps({**facts, **settings, "rounds": rounds}, indent=1), encoding="utf-8")
+
+
+def table(rounds: Mapping[str, list[dict[str, float]]], arguments: argparse.Namespace) -> Table:
+    """Medians, with the lowest and the highest round."""
+    title = f"{arguments.episodes} episodes on {arguments.devices} devices, latencies x {arguments.scale}"
+    made = Table(title=title, title_justify="left")
+    for heading in ("scheduler", "seconds", "of the ideal", "devices busy", "CPU per step"):
+        made.add_column(heading, justify="left" if heading == "scheduler" else "right")
+    for name, found in rounds.items():
+        made.add_row(
+            name,
+            spread(found, "seconds", "{:.1f}"),
+            spread(found, "of_ideal", "{:.1%}"),
+            spread(found, "busy", "{:.1%}"),
+            spread(found, "cpu_ms_per_step", "{:.1f}") + " ms",
+        )
+    return made
+
+
+def spread(found: list[dict[str, float]], key: str, form: str) -> str:
+    """Median (lowest-highest)."""
+    values = [one[key] for one in found]
+    return f"{form.format(statistics.median(values))} ({form.format(min(values))}-{form.format(max(values))})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""How long things take in the scheduler benchmark, and the best that a schedule of them could be."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+STEP_S = (3.0, 7.0)
+GENERATION_S = (1.0, 3.0)
+TURNS = (5, 15)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latencies:
+    """Seconds of real devices and engines times ``scale``. The same seed gives the same, in every process."""
+
+    seed: int
+    scale: float
+
+    def turns(self, position: int) -> int:
+        """How many replies the episode has; the last one ends it."""
+        return random.Random(f"{self.seed}/turns/{position}").randint(*TURNS)
+
+    def step(self, position: int, number: int) -> float:
+        """Seconds of a device's action; number 0 is the reset."""
+        return self.scale * random.Random(f"{self.seed}/step/{position}/{number}").uniform(*STEP_S)
+
+    def generation(self, position: int, turn: int) -> float:
+        """Seconds of the engine's reply in a turn, from 1."""
+        return self.scale * random.Random(f"{self.seed}/generation/{position}/{turn}").uniform(*GENERATION_S)
+
+    def device_s(self, position: int) -> float:
+        """Seconds that the episode's device works: the reset, and an action for all replies but the last."""
+        return sum(self.step(position, number) for number in range(self.turns(position)))
+
+    def held_s(self, position: int) -> float:
+        """Seconds that the episode needs its device for when nothing else takes any time."""
+        turns = range(1, self.turns(position) + 1)
+        return self.device_s(position) + sum(self.generation(position, turn) for turn in turns)
+
+    def ideal_s(self, episodes: int, devices: int) -> float:
+        """Seconds for all episodes when each begins in order, at once when a device is free, and nothing costs time."""
+        free_at = [0.0] * devices
+        ends = 0.0
+        for position in range(episodes):
+            end = heapq.heappop(free_at) + self.held_s(position)
+            heapq.heappush(free_at, end)
+            ends = max(ends, end)
+        return ends

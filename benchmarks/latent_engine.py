@@ -1,0 +1,81 @@
+"""The engine of the scheduler benchmark, in a process of its own: takes its time, says what the script says.
+
+    python benchmarks/latent_engine.py SEED SCALE
+
+Prints its address. It speaks as much of SGLang's ``/generate`` as an episode needs. Which episode asks it knows from
+the session, which turn from the number of images; how long that turn takes is drawn from both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import orjson
+from aiohttp import web
+from transformers import AutoTokenizer
+
+from benchmarks.latencies import Latencies
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+
+SESSION_HEADER = "X-SMG-Routing-Key"
+REPLY = (
+    "<thinking>\nThe button in the middle is the one to press.\n</thinking>\n<tool_call>\n"
+    '{{"name": "mobile_use", "arguments": {}}}\n</tool_call>\n<conclusion>\nDid it.\n</conclusion><|im_end|>'
+)
+CLICK = '{"action": "click", "coordinate": [500, 500]}'
+END = '{"action": "terminate", "status": "success"}'
+
+
+def position_of(session: str) -> int:
+    """The number of the episode in an attempt's uid: job, epoch, position, slot, attempt."""
+    return int(session.split(".")[2])
+
+
+class Script:
+    """Replies made once; their log-probs are made up."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+        self._latencies = latencies
+        self._replies = {last: self._reply(tokenizer, END if last else CLICK) for last in (False, True)}
+
+    async def generate(self, request: web.Request) -> web.Response:
+        """One turn."""
+        turn = len(orjson.loads(await request.read())["image_data"])
+        position = position_of(request.headers[SESSION_HEADER])
+        await asyncio.sleep(self._latencies.generation(position, turn))
+        last = turn == self._latencies.turns(position)
+        return web.Response(body=self._replies[last], content_type="application/json")
+
+    @staticmethod
+    def _reply(tokenizer: Any, arguments: str) -> bytes:
+        ids = tokenizer.encode(REPLY.format(arguments), add_special_tokens=False)
+        meta = {
+            "finish_reason": {"type": "stop"},
+            "weight_version": "1",
+            "output_token_logprobs": [[-0.5, token_id, None] for token_id in ids],
+        }
+        return orjson.dumps({"output_ids": ids, "meta_info": meta})
+
+
+async def serve(latencies: Latencies) -> None:
+    """Serves for ever."""
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/generate", Script(latencies).generate)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    sys.stdout.write(f"http://{host}:{port}\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Latencies(seed=int(sys.argv[1]), scale=float(sys.argv[2]))))
