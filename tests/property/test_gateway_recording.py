@@ -1,0 +1,284 @@
+"""What a session recorded becomes rows that train each sampled token once, where it was sampled: for any client.
+
+The client is drawn: it goes on, asks again, goes back, edits what was said, drops messages from the middle, changes
+white space, changes tools. C1 to C11 are the invariants of context editing; the test that holds one names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, pack_training_rows_within
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine import GenerateReply
+from slime_plugins.rollout_buffer.gateway.messages import digest, read_conversation, reply_digest
+from slime_plugins.rollout_buffer.gateway.prompts import build_prompt
+from slime_plugins.rollout_buffer.gateway.recording import Recording
+from tests.gateway_support import tokenizer
+
+chat = ChatTokens(tokenizer)
+END = chat.end_of_turn_id
+IMAGES = tuple(letter * 64 for letter in "ab")
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+PLAIN = st.sampled_from(
+    ["go on", "again", "more <b>text</b>", "你好", " spaced ", "0123456789 the last words of a turn 9876543210"]
+)
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["on", "on", "on", "again", "back", "edit", "drop", "space", "tools", "tool", "image", "two"]),
+        st.integers(0, 2**16),
+        PLAIN,
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What the engine was asked and answered, in the order of the calls."""
+
+    prompt_ids: list[int]
+    output_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    images: tuple[str, ...]
+    messages: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Client:
+    """Plays moves against a recording, as the gateway does, with an engine that samples at random."""
+
+    luck: random.Random
+    recording: Recording = field(default_factory=Recording)
+    sent: list[Sent] = field(default_factory=list)
+    histories: list[list[dict[str, Any]]] = field(default_factory=lambda: [[]])
+    tools: list[dict[str, Any]] = field(default_factory=list)
+
+    def play(self, move: str, number: int, text: str) -> None:
+        history = [dict(message) for message in self.histories[-1]]
+        spoken = [at for at, message in enumerate(history) if message["role"] == "assistant"]
+        if move == "again" and spoken:
+            self.ask(history[: spoken[-1]])
+            return
+        if move == "back":
+            history = [dict(message) for message in self.histories[number % len(self.histories)]]
+        if move == "edit" and history:
+            history[number % len(history)]["content"] = text
+        if move == "drop" and len(history) > 1:
+            del history[number % len(history)]
+        if move == "space" and spoken:
+            at = spoken[number % len(spoken)]
+            history[at]["content"] = f" {history[at]['content']}\n"
+        if move == "tools":
+            self.tools = [] if self.tools else TOOLS
+        self.ask([*history, *_new_messages(move, number, text)])
+
+    def ask(self, messages: list[dict[str, Any]]) -> None:
+        asyncio.run(self._ask(messages))
+
+    async def _ask(self, messages: list[dict[str, Any]]) -> None:
+        conversation = read_conversation(messages)
+        key = digest(self.tools)
+        prompt = await build_prompt(self.recording, key, conversation, chat, self.tools)
+        sampled = _sampled(self.luck)
+        self.sent.append(Sent(prompt.ids, sampled.output_ids, sampled.output_log_probs, prompt.images, messages))
+        message = {"role": "assistant", "content": chat.text(sampled.output_ids)}
+        self.recording.add(
+            prompt.parent,
+            key=key,
+            context=prompt.context,
+            context_ids=prompt.new_ids,
+            images=prompt.new_images,
+            sampled=sampled,
+            reply=reply_digest(message),
+            from_start=prompt.from_start,
+            is_closed=chat.is_closed(sampled.output_ids),
+        )
+        self.histories.append([*messages, message])
+
+
+def _new_messages(move: str, number: int, text: str) -> list[dict[str, Any]]:
+    if move == "tool":
+        return [{"role": "tool", "content": text, "tool_call_id": f"c{at}"} for at in range(1 + number % 2)]
+    if move == "image":
+        url = f"sha256:{IMAGES[number % 2]}"
+        return [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}],
+            }
+        ]
+    said = {"role": "user", "content": text}
+    return [said, {"role": "assistant", "content": "made up"}, said] if move == "two" else [said]
+
+
+def _sampled(luck: random.Random) -> GenerateReply:
+    """Ids that no tokeniser would give for their text, mostly; ended, or cut."""
+    ids = [luck.randrange(300, 2000) for _ in range(luck.randrange(1, 6))]
+    if luck.random() < 0.7:
+        ids.append(END)
+    return GenerateReply(
+        output_ids=tuple(ids),
+        output_log_probs=tuple(-luck.random() for _ in ids),
+        finish_reason="stop",
+        weight_version="1",
+    )
+
+
+def played(moves: Sequence[tuple[str, int, str]], seed: int) -> Client:
+    client = Client(random.Random(seed))
+    for move in moves:
+        client.play(*move)
+    return client
+
+
+any_client = given(moves=MOVES, seed=st.integers(0, 1000))
+bounded = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def rows_of(client: Client) -> tuple[list[Generation], list[TrainingRow]]:
+    """What a trainer gets: over the wire and through the packer."""
+    generations = list(wire.decode_generations(wire.encode_generations(client.recording.generations())))
+    return generations, pack_training_rows(generations)
+
+
+def places(generations: Sequence[Generation], row: TrainingRow) -> list[tuple[int, int]]:
+    """Where in a row the output of each of its generations lies."""
+    found = []
+    for index in row.generation_indices:
+        start = len(generations[index].prompt_ids)
+        found.append((start, start + len(generations[index].output_ids)))
+    return found
+
+
+@bounded
+@any_client
+def test_generations_are_what_was_sent_and_sampled(moves: Any, seed: int) -> None:
+    client = played(moves, seed)
+    generations = client.recording.generations()
+    by_call = sorted(zip(client.recording.numbers(), generations, strict=True), key=lambda pair: pair[0])
+    assert [list(g.prompt_ids) for _, g in by_call] == [sent.prompt_ids for sent in client.sent]
+    assert [tuple(g.output_ids) for _, g in by_call] == [sent.output_ids for sent in client.sent]
+    assert [g.images for _, g in by_call] == [sent.images for sent in client.sent]
+
+
+@bounded
+@any_client
+def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> None:
+    for sent in played(moves, seed).sent:
+        shown = str(tokenizer.decode(sent.prompt_ids, skip_special_tokens=False))
+        at = 0
+        for message in sent.messages:
+            if message["role"] in ("user", "tool"):
+                said = message["content"]
+                text = said if isinstance(said, str) else said[0]["text"]
+                at = shown.index(text, at) + len(text)
+        wanted = sum(isinstance(message["content"], list) for message in sent.messages)
+        assert len(sent.images) == sent.prompt_ids.count(chat.image_placeholder_id) == wanted
+        assert ("# Tools" in shown) == ('"name": "look"' in shown)
+
+
+@bounded
+@any_client
+def test_each_emission_is_trained_once_in_its_context_and_nothing_else_is(moves: Any, seed: int) -> None:
+    """C1 to C4, C6, C7."""
+    generations, rows = rows_of(played(moves, seed))
+    assert sorted(index for row in rows for index in row.generation_indices) == list(range(len(generations)))
+    for row in rows:
+        mask = [0] * len(row.token_ids)
+        assert row.log_probs is not None
+        for index, (start, end) in zip(row.generation_indices, places(generations, row), strict=True):
+            generation = generations[index]
+            assert row.token_ids[:start] == list(generation.prompt_ids)
+            assert row.token_ids[start:end] == list(generation.output_ids)
+            assert row.log_probs[start:end] == list(generation.output_log_probs or ())
+            mask[start:end] = [1] * (end - start)
+        assert row.loss_mask == mask
+        assert 1 in mask
+        assert [p for p, m in zip(row.log_probs, mask, strict=True) if not m] == [0.0] * mask.count(0)
+    assert sum(sum(row.loss_mask) for row in rows) == sum(len(g.output_ids) for g in generations)
+
+
+@bounded
+@any_client
+def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_gone_on_from(moves: Any, seed: int) -> None:
+    """C5: as many rows as there are turns that no other turn goes on from."""
+    client = played(moves, seed)
+    _, rows = rows_of(client)
+    held = [([*sent.prompt_ids, *sent.output_ids], sent.images) for sent in client.sent]
+    gone_on_from: set[int] = set()
+    for at, sent in enumerate(client.sent):
+        earlier = [
+            (len(ids), index)
+            for index, (ids, images) in enumerate(held[:at])
+            if sent.prompt_ids[: len(ids)] == ids and sent.images[: len(images)] == images
+        ]
+        if earlier:
+            gone_on_from.add(max(earlier)[1])
+    assert len(rows) == len(client.sent) - len(gone_on_from) == client.recording.branches()
+
+
+@bounded
+@any_client
+def test_weights_of_all_rows_sum_to_the_trajectorys_whatever_their_number(moves: Any, seed: int) -> None:
+    """C8: a token weighs 1 / (trained tokens of the trajectory), so rows of one trajectory weigh 1 together."""
+    generations, rows = rows_of(played(moves, seed))
+    trained = sum(len(generation.output_ids) for generation in generations)
+    assert abs(sum(sum(row.loss_mask) / trained for row in rows) - 1.0) < 1e-9
+
+
+@bounded
+@given(moves=MOVES, seed=st.integers(0, 1000), most=st.integers(5, 120))
+def test_a_limit_drops_whole_emissions_and_names_them(moves: Any, seed: int, most: int) -> None:
+    """C9."""
+    generations, _ = rows_of(played(moves, seed))
+    rows, dropped = pack_training_rows_within(generations, most)
+    kept = [index for row in rows for index in row.generation_indices]
+    assert sorted([*kept, *dropped]) == list(range(len(generations)))
+    assert all(len(row.token_ids) <= most for row in rows)
+    assert sum(sum(row.loss_mask) for row in rows) == sum(len(generations[index].output_ids) for index in kept)
+
+
+@bounded
+@any_client
+def test_the_same_moves_give_the_same_rows_and_the_order_is_told(moves: Any, seed: int) -> None:
+    """C10, C11: turns are numbered from 1 without gaps, and each row names its turns in the order they were sampled."""
+    first, second = played(moves, seed), played(moves, seed)
+    assert rows_of(first)[1] == rows_of(second)[1]
+    numbers = first.recording.numbers()
+    assert sorted(numbers) == list(range(1, len(first.sent) + 1))
+    for row in rows_of(first)[1]:
+        in_row = [numbers[index] for index in row.generation_indices]
+        assert in_row == sorted(in_row)
+
+
+@bounded
+@any_client
+def test_forgetting_the_last_turn_leaves_what_was_before(moves: Any, seed: int) -> None:
+    before, after = played(moves[:-1], seed), played(moves, seed)
+    youngest = max(_turns(after.recording), key=lambda turn: turn.number)
+    after.recording.forget(youngest)
+    assert after.recording.generations() == before.recording.generations()
+    assert (after.recording.turns, after.recording.ids) == (before.recording.turns, before.recording.ids)
+
+
+def _turns(recording: Recording) -> list[Any]:
+    return [turn for turn, _ in recording._in_order()]
+
+
+@given(turns=st.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_memory_is_linear_in_what_was_said(turns: int) -> None:
+    client = played([("on", 0, "go on")] * turns, 1)
+    assert client.recording.ids == len(client.sent[-1].prompt_ids) + len(client.sent[-1].output_ids)
+    assert client.recording.branches() == 1
