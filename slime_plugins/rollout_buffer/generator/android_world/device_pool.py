@@ -40,6 +40,7 @@ NAMESPACE = "rollout_buffer_devices"
 REGISTRY_NAME = "device_registry"
 WORKER_NAME_PREFIX = "device_worker"
 _IMPORT_ROOT = Path(__file__).resolve().parents[4]
+_HEAD_NODE = "node:__internal_head__"
 _CALL_TIMEOUT_S = 60.0
 _LIFETIME_GRACE_S = 10.0
 
@@ -182,6 +183,8 @@ def _find_registry(ray: Any) -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            # On the head, without which there is no cluster: another node's death must cost that node's devices only.
+            resources={_HEAD_NODE: 0.001},
             max_restarts=-1,
         )
         .remote()

@@ -16,6 +16,7 @@ so that one which is looked after leaves no gap.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -130,6 +131,7 @@ class DeviceRegistry:
         self._line = FairShare()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._outdated = asyncio.Event()
 
     # ---- what runners call -------------------------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ class DeviceRegistry:
         first_time, self._settings = self._settings is None, wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
         self._line.evaluation_share = wanted.evaluation_share
+        self._begin_anew()
         self._drop_surplus_and_outdated()
         self._add_missing()
         if first_time:
@@ -385,14 +388,14 @@ class DeviceRegistry:
     async def _rest(self, slot: _Slot, seconds: float) -> None:
         slot.state = DeviceState.QUARANTINED
         logger.warning("%s is quarantined for %g s: %s", slot.device_id, seconds, slot.last_error)
-        await asyncio.sleep(seconds)
+        await self._pause(seconds)
 
     async def _bring_up(self, slot: _Slot) -> None:
         """Starts workers until one is up, with growing pauses between failures; gives up once it is surplus."""
-        for pause_s in _pauses():
-            slot.settings = self._current()
-            if slot.index >= self._devices_wanted():
-                return
+        pauses = _pauses()
+        while slot.index < self._devices_wanted():
+            if slot.settings != self._settings:
+                slot.settings, pauses = self._current(), _pauses()
             if slot.state is not DeviceState.RECYCLING:
                 slot.state = DeviceState.BOOTING
             worker = self._launch(slot.settings, slot.index, slot.workers_before)
@@ -403,22 +406,47 @@ class DeviceRegistry:
                 return
             worker.kill()
             self._notify()
-            await asyncio.sleep(pause_s)
+            await self._pause(next(pauses) if slot.settings == self._settings else 0.0)
 
     async def _boots(self, slot: _Slot, worker: Worker) -> bool:
+        """Waits until the worker is up; false when it fails, takes too long, or other settings are wanted by now."""
+        booting = asyncio.ensure_future(worker.boot())
+        outdated = asyncio.ensure_future(self._outdated.wait())
         try:
             async with asyncio.timeout(slot.settings.boot_timeout_s):
-                slot.place = await worker.boot()
+                await asyncio.wait({booting, outdated}, return_when=asyncio.FIRST_COMPLETED)
+            if booting.done():
+                slot.place = booting.result()
         except asyncio.CancelledError:
             worker.kill()
             raise
         except Exception as error:  # noqa: BLE001 - any failure to boot is noted, shown to runners, and tried again
-            slot.last_error = str(error) or f"not up within {slot.settings.boot_timeout_s:g} s"
-            slot.failed_boots += 1
-            slot.counters.count_failure(BOOT_FAILED)
-            logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
+            self._note_failed_boot(slot, str(error) or f"not up within {slot.settings.boot_timeout_s:g} s")
             return False
-        return True
+        finally:
+            booting.cancel()
+            outdated.cancel()
+        return booting.done() and not booting.cancelled()
+
+    def _note_failed_boot(self, slot: _Slot, why: str) -> None:
+        slot.last_error = why
+        slot.failed_boots += 1
+        slot.counters.count_failure(BOOT_FAILED)
+        logger.warning("%s does not boot: %s", slot.device_id, why)
+
+    def _begin_anew(self) -> None:
+        """Ends all pauses and boots under other settings, and forgets what was wrong with those."""
+        for slot in self._slots.values():
+            if slot.worker is None:
+                slot.failed_boots, slot.last_error = 0, ""
+        self._outdated.set()
+        self._outdated = asyncio.Event()
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits; not any longer once the settings are others."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._outdated.wait()
 
     def _kill(self, slot: _Slot) -> None:
         worker, slot.worker = slot.worker, None
