@@ -15,6 +15,9 @@ from slime_plugins.rollout_buffer.types import Generation
 
 __all__ = ["EpisodeFacts", "facts_of"]
 
+WAITING = frozenset({"acquire"})
+"""Phases in which an episode waits for its device."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeFacts:
@@ -27,7 +30,7 @@ class EpisodeFacts:
     generate_s: float | None = None
     """Seconds it waited for the engine."""
     played_s: float | None = None
-    """Seconds of all its phases together: as long as it held its device."""
+    """Seconds of all its phases together but for the wait for a device: as long as it held one."""
 
     def columns(self) -> dict[str, float | int | None]:
         """Returns the facts by column."""
@@ -38,7 +41,8 @@ def facts_of(
     extra_info: Mapping[str, Any], timings_s: Mapping[str, Any], generations: Sequence[Generation]
 ) -> EpisodeFacts:
     """Reads what an episode says of itself; what is missing or makes no sense is None."""
-    phases = [seconds for value in timings_s.values() if (seconds := _at_least_zero(value)) is not None]
+    held = [value for phase, value in timings_s.items() if phase not in WAITING]
+    phases = [seconds for value in held if (seconds := _at_least_zero(value)) is not None]
     return EpisodeFacts(
         success=_success(extra_info),
         turns=_turns(extra_info, generations),

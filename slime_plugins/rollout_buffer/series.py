@@ -1,7 +1,7 @@
 """What happened to a job over time, in buckets: what the dashboard's charts show. Changes no state.
 
-Every number comes from the store, by an index that holds all that is asked for; payloads are never read. A caller that
-has the earlier buckets already asks for the newest alone.
+Every number comes from the store: over long stretches from sums by the minute, over short ones by an index that holds
+all that is asked for; payloads are never read. A caller that has the earlier buckets already asks for the newest alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,17 @@ BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_40
 WANTED_BUCKETS = 120
 MOST_BUCKETS = 400
 
+_EPISODES_BY_MINUTE = """
+SELECT CAST((minute * 60 - :start) / :width AS INTEGER) AS bucket, sum(episodes) AS episodes,
+    total(reward_total) / sum(episodes) AS reward_mean, min(reward_min) AS reward_min, max(reward_max) AS reward_max,
+    CAST(sum(succeeded) AS REAL) / nullif(sum(judged), 0) AS success,
+    sum(completed) AS completed, sum(truncated) AS truncated, sum(aborted) AS aborted,
+    CAST(sum(behind_total) AS REAL) / nullif(sum(versioned), 0) AS behind_mean, max(behind_max) AS behind_max,
+    CAST(sum(turns_total) AS REAL) / nullif(sum(turns_known), 0) AS turns,
+    CAST(sum(sampled_total) AS REAL) / nullif(sum(sampled_known), 0) AS sampled_tokens,
+    sum(generate_s) / :width AS generating, sum(played_s) / :width AS playing
+FROM trajectory_minutes WHERE job_key = :job AND minute >= :start / 60 AND minute < :end / 60 GROUP BY bucket
+"""
 _EPISODES = """
 SELECT CAST((created_at - :start) / :width AS INTEGER) AS bucket, count(*) AS episodes,
     avg(reward) AS reward_mean, min(reward) AS reward_min, max(reward) AS reward_max,
@@ -27,7 +38,7 @@ SELECT CAST((created_at - :start) / :width AS INTEGER) AS bucket, count(*) AS ep
     sum(outcome = 'completed') AS completed, sum(outcome = 'truncated') AS truncated,
     sum(outcome = 'aborted') AS aborted, avg(versions_behind) AS behind_mean, max(versions_behind) AS behind_max,
     avg(turns) AS turns, avg(sampled_tokens) AS sampled_tokens,
-    sum(generate_s) / :width AS generating, sum(played_s) / :width AS playing
+    total(generate_s) / :width AS generating, total(played_s) / :width AS playing
 FROM trajectories INDEXED BY trajectories_to_look_at
 WHERE job_key = :job AND key >= :first AND late = 0 AND created_at >= :start AND created_at < :end GROUP BY bucket
 """
@@ -94,8 +105,10 @@ def job_series(connection: Connection, job_key: int, span: Span) -> dict[str, li
     columns.update({name: [0] * span.buckets for name in COUNTED})
     columns.update({name: [None] * span.buckets for name in MEASURED})
     places = {"job": job_key, "start": span.start, "end": span.end, "width": float(span.width_s)}
-    places["first"] = _first_key(connection, job_key, span.start)
-    for query in (_EPISODES, _GROUPS, _FAILURES, _WAITS):
+    by_minute = span.width_s % 60 == 0
+    if not by_minute:
+        places["first"] = _first_key(connection, job_key, span.start)
+    for query in (_EPISODES_BY_MINUTE if by_minute else _EPISODES, _GROUPS, _FAILURES, _WAITS):
         _fill(columns, connection.execute(query, places))
     return columns
 
@@ -113,15 +126,18 @@ def _first_key(connection: Connection, job_key: int, start: float) -> int:
         "SELECT key, created_at FROM trajectories INDEXED BY trajectories_to_look_at "
         "WHERE job_key = ? AND key >= ? ORDER BY key LIMIT 1"
     )
-    row = connection.execute(
-        "SELECT min(key), max(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?", (job_key,)
-    ).fetchone()
-    low, high = (row[0], row[1] + 1) if row[0] is not None else (0, 0)
-    while low < high:
+    low, high = (_end_key(connection, job_key, which) for which in ("min", "max"))
+    while low <= high:
         middle = (low + high) // 2
         found = connection.execute(query, (job_key, middle)).fetchone()
         if found is None or found["created_at"] >= start:
-            high = middle
+            high = middle - 1
         else:
             low = found["key"] + 1
     return int(low)
+
+
+def _end_key(connection: Connection, job_key: int, which: str) -> int:
+    """One end at a time: SQLite looks up one, and walks through the whole index for both."""
+    query = f"SELECT {which}(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?"
+    return int(connection.execute(query, (job_key,)).fetchone()[0] or 0)

@@ -30,12 +30,20 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 BUSY_TIMEOUT_S = 30.0
 CHECKPOINT_PAGES = 4000
 """16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
+
+
+def _part_of_schema(start: str, end: str) -> str:
+    """Returns what stands in the schema from one statement up to another: what a migration adds as it is there."""
+    script = SCHEMA_FILE.read_text("utf-8")
+    return script[script.index(start) : script.index(end)]
+
+
 _COLUMNS_FOR_LOOKING = """
 ALTER TABLE jobs ADD COLUMN waiting_since REAL;
 ALTER TABLE deliveries ADD COLUMN waited_s REAL;
@@ -57,7 +65,15 @@ CREATE INDEX trajectories_to_look_at ON trajectories (
 );
 CREATE INDEX deliveries_by_job ON deliveries (job_key, created_at, waited_s);
 """
-MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING}
+_MINUTES = f"""
+{_part_of_schema("CREATE TABLE trajectory_minutes", "CREATE TABLE images")}
+INSERT INTO trajectory_minutes SELECT job_key, CAST(created_at / 60 AS INTEGER), count(*), total(reward), min(reward),
+    max(reward), count(success), coalesce(sum(success >= 1), 0), sum(outcome = 'completed'), sum(outcome = 'truncated'),
+    sum(outcome = 'aborted'), count(versions_behind), coalesce(sum(versions_behind), 0), max(versions_behind),
+    count(turns), coalesce(sum(turns), 0), count(sampled_tokens), coalesce(sum(sampled_tokens), 0), total(generate_s),
+    total(played_s) FROM trajectories WHERE late = 0 GROUP BY 1, 2;
+"""
+MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING, 5: _MINUTES}
 """SQL that takes a database from the version named by the key to the next one."""
 
 
@@ -323,9 +339,13 @@ def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> N
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
     """Runs statements inside the open transaction; ``executescript`` would commit it first."""
     without_comments = re.sub(r"--[^\n]*", "", script)
-    for statement in without_comments.split(";"):
-        if statement.strip():
-            connection.execute(statement)
+    statement = ""
+    for piece in without_comments.split(";"):
+        statement += f"{piece};"
+        if sqlite3.complete_statement(statement):  # a trigger holds statements of its own
+            if statement.strip() != ";":
+                connection.execute(statement)
+            statement = ""
 
 
 class _TranslatedErrors:

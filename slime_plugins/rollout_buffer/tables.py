@@ -552,8 +552,12 @@ def insert_members(connection: Connection, group_key: int, members: Sequence[Mem
 
 def count_outcomes(connection: Connection, job_key: int) -> dict[str, int]:
     """Counts the trajectories of a job by outcome."""
-    query = "SELECT outcome, count(*) FROM trajectories WHERE job_key = ? AND late = 0 GROUP BY outcome"
-    return {row[0]: row[1] for row in connection.execute(query, (job_key,))}
+    query = (
+        "SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(truncated), 0) AS truncated, "
+        "coalesce(sum(aborted), 0) AS aborted FROM trajectory_minutes WHERE job_key = ?"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return {name: row[name] for name in row.keys() if row[name]}  # noqa: SIM118 - iterating a Row gives values
 
 
 def count_late(connection: Connection, job_key: int) -> int:

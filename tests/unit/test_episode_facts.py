@@ -18,7 +18,7 @@ from tests.support import poll, start_external, write, written
 def test_an_android_world_episode_tells_everything() -> None:
     generations = [Generation([1, 2], [3, 4, 5]), Generation([1], [2])]
     extra_info = {"turns": 7, "success": False, "reward_breakdown": {"success": 0.25}}
-    facts = facts_of(extra_info, {"reset": 1.0, "generate": 2.5, "act": 0.5}, generations)
+    facts = facts_of(extra_info, {"acquire": 9.0, "reset": 1.0, "generate": 2.5, "act": 0.5}, generations)
     assert facts.columns() == {
         "success": 0.25,
         "turns": 7,
@@ -88,8 +88,19 @@ def test_who_comes_back_after_long_begins_to_wait_anew(buffer: Buffer, clock: Se
 
 def test_a_database_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     store = Store(tmp_path)
+    before = Buffer(store)
+    old = start_external(before, 1)
+    write(before, old, written("old"))
     with store.write() as connection:
-        for index in ("groups_by_closing", "groups_by_touch", "attempts_failed", "attempts_running"):
+        connection.execute("DROP TRIGGER trajectories_counted")
+        connection.execute("DROP TABLE trajectory_minutes")
+        for index in (
+            "trajectories_late",
+            "groups_by_closing",
+            "groups_by_touch",
+            "attempts_failed",
+            "attempts_running",
+        ):
             connection.execute(f"DROP INDEX {index}")
         for index in ("trajectories_to_look_at", "deliveries_by_job"):
             connection.execute(f"DROP INDEX {index}")
@@ -100,8 +111,10 @@ def test_a_database_of_the_version_before_is_migrated(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version=4")
     store.close()
     buffer = Buffer(Store(tmp_path))
-    job = start_external(buffer, 1)
-    assert write(buffer, job, written("a")) == ["stored"]
+    job = buffer.job(old.job_id)
+    assert buffer.describe(job)["outcomes"] == {"completed": 1}
+    assert write(buffer, job, written("a", "j")) == ["stored"]
+    assert buffer.describe(job)["outcomes"] == {"completed": 2}
     with buffer.store.read() as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
         indices = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
