@@ -18,6 +18,7 @@ LONGEST_EXPRESSION: Final = 500
 DEEPEST: Final = 60
 LARGEST_EXPONENT: Final = 1000
 MOST_DIGITS: Final = 400
+MOST_BITS: Final = int(MOST_DIGITS * 3.3219)
 
 _BINARY: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: operator.add,
@@ -92,13 +93,13 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if base == 0 and exponent < 0:
         raise ValueError("division by zero")
     bits = max(abs(base.numerator).bit_length(), base.denominator.bit_length()) * abs(int(exponent))
-    if bits > 4 * MOST_DIGITS:
+    if bits > MOST_BITS:
         raise ValueError(f"the result has more than {MOST_DIGITS} digits")
     return base ** int(exponent)
 
 
 def _checked(value: Fraction) -> Fraction:
-    if max(abs(value.numerator), value.denominator).bit_length() > 4 * MOST_DIGITS:
+    if max(abs(value.numerator), value.denominator).bit_length() > MOST_BITS:
         raise ValueError(f"the result has more than {MOST_DIGITS} digits")
     return value
 
