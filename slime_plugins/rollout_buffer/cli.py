@@ -223,6 +223,80 @@ def gateway(
         gateway_main.serve(settings, on_ready=lambda url: errors.print(f"gateway serving on {url}"))
 
 
+@app.command()
+def remote_rollout(
+    host: Annotated[
+        str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")
+    ] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="Port to serve on.")] = 8891,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File whose first line is the bearer token to ask for.")
+    ] = None,
+    callback_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host (host, host:port, *.domain, network) that a server_url may name; repeatable. "
+            "[default: this machine]"
+        ),
+    ] = None,
+    tokenizer_root: Annotated[
+        list[Path] | None, typer.Option(help="Folder that named tokenizers may lie under; repeatable.")
+    ] = None,
+    tokenizer: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER: the folder of a tokenizer that requests name so; repeatable.")
+    ] = None,
+    default_tokenizer: Annotated[
+        str | None, typer.Option(help="Name of the tokenizer where a request names none. [default: refused]")
+    ] = None,
+    trust_remote_code: Annotated[
+        list[str] | None, typer.Option(help="Name of a tokenizer whose own code may run; repeatable.")
+    ] = None,
+    download_tokenizers: Annotated[
+        bool, typer.Option("--download-tokenizers", help="Fetch named tokenizers from the model hub.")
+    ] = False,
+    engine_url: Annotated[
+        str | None, typer.Option(help="SGLang: turns the trainer's side on. [default: the agent's side alone]")
+    ] = None,
+    buffer_url: Annotated[
+        str | None, typer.Option(help="The buffer that the trainer's side writes trajectories to. [default: none]")
+    ] = None,
+    only_opened: Annotated[
+        bool, typer.Option("--only-opened", help="Refuse turns of rollouts that were not opened by POST /rollouts.")
+    ] = False,
+    only_exact_counts: Annotated[
+        bool, typer.Option("--only-exact-counts", help="Refuse the guide's count where re-tokenising made it differ.")
+    ] = False,
+    idle_s: Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")] = 3600.0,
+) -> None:
+    """Serve the remote rollout protocol: play rollouts for trainers, and with an engine be the trainer."""
+    from slime_plugins.rollout_buffer.remote_rollout import main as remote
+    from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    with _said_plainly():
+        tokenizers = TokenizerSettings(
+            roots=tuple(tokenizer_root or ()),
+            folders=remote.named_folders(tokenizer or []),
+            remote_code_names=frozenset(trust_remote_code or ()),
+            download=download_tokenizers,
+            default_name=default_tokenizer,
+        )
+        settings = remote.RemoteRolloutSettings(
+            host=host,
+            port=port,
+            token_file=token_file,
+            engine_url=engine_url,
+            buffer_url=buffer_url,
+            buffer_token=token_from_environment(),
+            tokenizers=tokenizers,
+            open_unknown=not only_opened,
+            text_counts=not only_exact_counts,
+            idle_s=idle_s,
+            **({"callback_hosts": tuple(callback_host)} if callback_host else {}),
+        )
+        remote.serve(settings, on_ready=lambda url: errors.print(f"remote rollout serving on {url}"))
+
+
 def _set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
     """Checks the settings and puts them into the environment, where the runners find them."""
     from slime_plugins.rollout_buffer.generator.android_world.config import environment_for

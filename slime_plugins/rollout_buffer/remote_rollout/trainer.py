@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import aiohttp
+
 from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import (
     EngineError,
@@ -399,7 +401,7 @@ class TrainerSide:
             raise InvalidPayloadError("instance_id is missing: whose group the trajectory belongs to")
         try:
             return await self._sink.write([item_of(trajectory)], job_id=binding.job_id)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise UnavailableError(f"the buffer cannot be reached ({type(error).__name__}: {error})") from error
 
     def _trajectory(self, session: TrainerSession, end: EndBody) -> Trajectory:

@@ -1,0 +1,166 @@
+"""A process of its own that serves the remote rollout protocol: the agent's side, and with an engine the trainer's."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.config import is_loopback, read_token
+from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
+from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide
+
+__all__ = ["DEFAULT_PORT", "RemoteRolloutSettings", "named_folders", "running", "serve"]
+
+DEFAULT_PORT = 8891
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteRolloutSettings:
+    """What the process was started with.
+
+    ``engine_url`` turns the trainer's side on; ``buffer_url`` is where it writes trajectories, with ``buffer_token``.
+    ``token_file`` holds the bearer token that ``POST /rollout`` and the trainer's routes ask for.
+
+    Raises:
+        ConfigError: other machines could reach it, and there is no token.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    token_file: Path | None = None
+    engine_url: str | None = None
+    buffer_url: str | None = None
+    buffer_token: str | None = None
+    callback_hosts: tuple[str, ...] = AgentSettings().callback_hosts
+    tokenizers: TokenizerSettings = field(default_factory=TokenizerSettings)
+    open_unknown: bool = True
+    text_counts: bool = True
+    idle_s: float = TrainerSettings().idle_s
+
+    def __post_init__(self) -> None:
+        if self.token_file is None and not is_loopback(self.host):
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines: give --token-file FILE (one line, the token), "
+                "or serve on 127.0.0.1"
+            )
+        if self.buffer_url is not None and self.engine_url is None:
+            raise ConfigError("--buffer-url is for the trainer's side: give --engine-url, too")
+        for root in self.tokenizers.roots:
+            if not root.is_dir():
+                raise ConfigError(f"--tokenizer-root {root} is not a folder")
+
+
+def named_folders(entries: list[str]) -> Mapping[str, Path]:
+    """Returns ``NAME=FOLDER`` entries as a mapping.
+
+    Raises:
+        ConfigError: an entry is none, or its folder is not there.
+    """
+    found = {}
+    for entry in entries:
+        name, equals, folder = entry.partition("=")
+        if not name or not equals or not Path(folder).is_dir():
+            raise ConfigError(f"--tokenizer {entry}: must be NAME=FOLDER with a folder that is there")
+        found[name] = Path(folder)
+    return found
+
+
+def serve(settings: RemoteRolloutSettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. ``on_ready`` gets the base URL once requests are answered.
+
+    Raises:
+        ConfigError: a setting is wrong, or the port is taken.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(settings, on_ready))
+
+
+@asynccontextmanager
+async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
+    """Serves on this event loop for the time of the context; yields the base URL.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    key = read_token(settings.token_file) if settings.token_file is not None else None
+    catalog = TokenizerCatalog(settings.tokenizers)
+    engine = SglangEngine(settings.engine_url) if settings.engine_url is not None else None
+    sink = _sink(settings)
+    agent = AgentSide(AgentSettings(callback_hosts=settings.callback_hosts, api_key=key), tokenizers=catalog)
+    trainer = None
+    if engine is not None:
+        rules = TrainerSettings(
+            api_key=key,
+            open_unknown=settings.open_unknown,
+            text_counts=settings.text_counts,
+            idle_s=settings.idle_s,
+        )
+        trainer = TrainerSide(FixedPolicy(engine, catalog), rules, sink=sink)
+    try:
+        async with _listening(create_app(agent=agent, trainer=trainer), settings) as url:
+            yield url
+    finally:
+        for end in (engine, sink):
+            if end is not None:
+                await end.close()
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, settings: RemoteRolloutSettings) -> AsyncIterator[str]:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, settings.host, settings.port, shutdown_timeout=2.0, backlog=1024).start()
+        except OSError as error:
+            raise ConfigError(f"nothing can be served on {settings.host}:{settings.port}: {error.strerror}") from error
+        yield f"http://{settings.host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def _sink(settings: RemoteRolloutSettings) -> AsyncRolloutBufferClient | None:
+    if settings.buffer_url is None:
+        return None
+    return AsyncRolloutBufferClient(settings.buffer_url, token=settings.buffer_token)
+
+
+async def _serve(settings: RemoteRolloutSettings, on_ready: Callable[[str], None] | None) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with running(settings) as url:
+        logger.info("the remote rollout protocol is served on %s", url)
+        if on_ready is not None:
+            on_ready(url)
+        await stopped.wait()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: the same loop with less work per request."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
