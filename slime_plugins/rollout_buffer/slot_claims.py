@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState, T
 
 __all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
 
-GROUPS_LOOKED_AT = 256
 RESTARTED = "gateway_restarted"
 
 logger = logging.getLogger(__name__)
@@ -184,25 +183,24 @@ def _job_for_claim(connection: tables.Connection, job_id: str) -> JobRecord:
 
 
 def _free_slot(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:
-    groups = _open_groups(connection, job, instance_id)
     limit = job.settings["max_attempts"]
-    for group in groups:
+    for group in _open_groups(connection, job, instance_id):
         uses = tables.slot_uses(connection, group.key)
         for slot in range(job.group_size):
             use = uses.get(slot, tables.SlotUse())
             if not use.filled and not use.running and use.failures < limit:
                 return group, slot
     named = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
-    if not groups:
-        raise ConflictError(f"job {job.job_id} has no open group{named} any more")
-    raise BusyError(f"every open slot{named} of job {job.job_id} is taken: ask again when a session has ended")
+    if _has_open_group(connection, job, instance_id):
+        raise BusyError(f"every open slot{named} of job {job.job_id} is taken: ask again when a session has ended")
+    raise ConflictError(f"job {job.job_id} has no open group{named} any more")
 
 
-def _open_groups(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> list[GroupRecord]:
+def _open_groups(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> Iterable[GroupRecord]:
     if instance_id is None:
         if not job.has_input:
             raise ConflictError(f"job {job.job_id} has no input: say with instance_id which instance is worked on")
-        return _groups_with_room(connection, job)
+        return tables.open_groups_with_room(connection, job.key, job.group_size)
     known = tables.groups_of_instance(connection, job.key, instance_id)
     if not known and job.has_input:
         raise NotFoundError(f"job {job.job_id} has no instance {instance_id[:300]!r}")
@@ -212,10 +210,11 @@ def _open_groups(connection: tables.Connection, job: JobRecord, instance_id: str
     return [group for group in known if group.state is GroupState.OPEN]
 
 
-def _groups_with_room(connection: tables.Connection, job: JobRecord) -> list[GroupRecord]:
-    """Open groups from the first that is not full of running and finished attempts on; any open one if all are."""
-    found = tables.open_groups_with_room(connection, job.key, job.group_size, GROUPS_LOOKED_AT)
-    return found or tables.open_groups(connection, job.key, after=(-1, -1), limit=1)
+def _has_open_group(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> bool:
+    if instance_id is None:
+        return tables.has_groups(connection, job.key, GroupState.OPEN)
+    known = tables.groups_of_instance(connection, job.key, instance_id)
+    return any(group.state is GroupState.OPEN for group in known)
 
 
 def _claim_state(uid: str, job_id: str, found: AttemptRecord) -> ClaimState:

@@ -22,6 +22,9 @@ MAX_MARKS = 500
 IN_SKIP_LIST = "in the skip list"
 """The cause of a group that a trainer's skip list skipped: another list may want it after all."""
 
+RUNNER_NAME = "runner:{}"
+"""The name under which the runner of a job, named by its key, says how its engine is."""
+
 Connection = sqlite3.Connection
 
 
@@ -252,14 +255,14 @@ def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int],
     return [_group(row) for row in connection.execute(query, (job_key, *after, limit))]
 
 
-def open_groups_with_room(connection: Connection, job_key: int, group_size: int, limit: int) -> list[GroupRecord]:
-    """Returns open groups, in playing order, in which fewer slots are filled or being filled than there are."""
+def open_groups_with_room(connection: Connection, job_key: int, group_size: int) -> Iterator[GroupRecord]:
+    """Yields open groups, in playing order, in which fewer slots are filled or being filled than there are."""
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND "
         "(SELECT count(*) FROM attempts WHERE group_key = g.key AND state IN ('running', 'finished')) < ? "
-        "ORDER BY epoch, position LIMIT ?"
+        "ORDER BY epoch, position"
     )
-    return [_group(row) for row in connection.execute(query, (job_key, group_size, limit))]
+    return (_group(row) for row in connection.execute(query, (job_key, group_size)))
 
 
 def groups_of_instance(connection: Connection, job_key: int, instance_id: str) -> list[GroupRecord]:
@@ -562,7 +565,7 @@ def count_outcomes(connection: Connection, job_key: int) -> dict[str, int]:
 
 def count_late(connection: Connection, job_key: int) -> int:
     """Counts trajectories that came after their group had closed."""
-    query = "SELECT count(*) FROM trajectories WHERE job_key = ? AND late = 1"
+    query = "SELECT count(*) FROM trajectories INDEXED BY trajectories_late WHERE job_key = ? AND late = 1"
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 
 

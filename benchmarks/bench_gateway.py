@@ -1,0 +1,370 @@
+"""What the gateway adds to an engine that answers at once, recording on: the same small turns through it and without.
+
+    python benchmarks/bench_gateway.py [--rounds 5] [--seconds 2] [--json FILE]
+
+Three processes: an engine that answers every ``/generate`` at once with 16 tokens; ``rollout-buffer gateway`` on a
+store of its own; and this one, which plays the agents. Direct calls carry what the gateway would send: ids in, ids and
+log-probs out. Both are measured in turns, round by round, on the same sockets and with the same client. An agent's
+conversation has eight turns of a dozen words and then begins anew. ``episodes`` opens and closes a session around each.
+
+Wall-clock numbers depend on what else the machine does; the gateway's processor time per request does not, much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.types import Instance
+
+TURNS = 8
+REPLY_TOKENS = 16
+CONCURRENCY = 16
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# --- an engine that answers at once ----------------------------------------------------------------------------------
+
+
+class InstantEngine(asyncio.Protocol):
+    """One connection to the engine: as little HTTP as a client needs."""
+
+    def __init__(self, reply: bytes) -> None:
+        self._reply = reply
+        self._pending = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: Any = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._pending += data
+        while (end := self._pending.find(b"\r\n\r\n")) >= 0:
+            head = self._pending[:end].lower()
+            size = (
+                end
+                + 4
+                + (int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0)
+            )
+            if len(self._pending) < size:
+                return
+            self._pending = self._pending[size:]
+            self._transport.write(self._reply)
+
+
+def engine_reply() -> bytes:
+    """What it says, whatever it is asked."""
+    ids = list(range(400, 400 + REPLY_TOKENS))
+    meta = {
+        "finish_reason": {"type": "stop", "matched": ids[-1]},
+        "prompt_tokens": None,
+        "weight_version": "1",
+        "output_token_logprobs": [[-0.5, token, None] for token in ids],
+    }
+    body = orjson.dumps({"text": "", "output_ids": ids, "meta_info": meta})
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def serve_engine() -> None:
+    reply = engine_reply()
+    server = await asyncio.get_running_loop().create_server(lambda: InstantEngine(reply), "127.0.0.1", 0)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+# --- a client with as little of its own as possible -------------------------------------------------------------------
+
+
+class Connection:
+    """One kept-alive connection; one request at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def open(self) -> Connection:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        answer = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        content = await self._reader.readexactly(int(answer.split(b"content-length:")[1].split(b"\r\n")[0]))
+        if not answer.startswith(b"http/1.1 200"):
+            raise RuntimeError(content.decode())
+        return content
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Samples:
+    """Seconds of each request, and requests per second of each round."""
+
+    latencies: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where everything is."""
+
+    engine_port: int
+    gateway_port: int
+    gateway_pid: int
+    job_id: str
+
+
+def question(number: int) -> dict[str, str]:
+    return {"role": "user", "content": f"Please look at item {number} of the list and say what it is about."}
+
+
+async def direct_agent(scene: Scene, until: float, latencies: list[float]) -> None:
+    """Calls the engine as the gateway does, with ids that were made before."""
+    connection = await Connection(scene.engine_port).open()
+    bodies = direct_bodies()
+    at = 0
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        orjson.loads(await connection.post("/generate", bodies[at % len(bodies)]))
+        latencies.append(time.perf_counter() - began)
+        at += 1
+    connection.close()
+
+
+_bodies: list[bytes] = []
+
+
+def direct_bodies() -> list[bytes]:
+    """The eight requests of one conversation."""
+    if not _bodies:
+        from transformers import AutoTokenizer
+
+        chat = ChatTokens(AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True))
+        ids = chat.prompt([question(0)])
+        for turn in range(TURNS):
+            params = {"max_new_tokens": REPLY_TOKENS, "temperature": 1.0, "top_p": 1.0}
+            _bodies.append(orjson.dumps({"input_ids": ids, "sampling_params": params, "return_logprob": True}))
+            ids = [*ids, *range(400, 400 + REPLY_TOKENS), *chat.bridge(question(turn + 1), turn_is_closed=False)]
+    return _bodies
+
+
+async def session_agent(scene: Scene, until: float, latencies: list[float]) -> None:
+    """Talks in one session; its conversation begins anew after eight turns."""
+    connection = await Connection(scene.gateway_port).open()
+    session = await open_session(connection, scene)
+    number = 0
+    while time.perf_counter() < until:
+        number = await converse(connection, session, number, until, latencies)
+    await connection.post(f"/sessions/{session['session_id']}/abandon", b"{}")
+    connection.close()
+
+
+async def episode_agent(scene: Scene, until: float, latencies: list[float]) -> None:
+    """Opens a session, talks eight turns, closes it with a reward; again."""
+    connection = await Connection(scene.gateway_port).open()
+    number = 0
+    while time.perf_counter() < until:
+        session = await open_session(connection, scene)
+        number = await converse(connection, session, number, float("inf"), latencies)
+        await connection.post(f"/sessions/{session['session_id']}/close", b'{"reward": 1}')
+    connection.close()
+
+
+async def open_session(connection: Connection, scene: Scene) -> dict[str, Any]:
+    opened: dict[str, Any] = orjson.loads(await connection.post("/sessions", orjson.dumps({"job_id": scene.job_id})))
+    return opened
+
+
+async def converse(
+    connection: Connection, session: dict[str, Any], number: int, until: float, latencies: list[float]
+) -> int:
+    path = f"/sessions/{session['api_key']}/v1/chat/completions"
+    messages: list[Any] = []
+    for _ in range(TURNS):
+        if time.perf_counter() >= until:
+            break
+        number += 1
+        messages.append(question(number))
+        began = time.perf_counter()
+        reply = orjson.loads(await connection.post(path, orjson.dumps({"model": "policy", "messages": messages})))
+        latencies.append(time.perf_counter() - began)
+        messages.append(reply["choices"][0]["message"])
+    return number
+
+
+Agent = Callable[[Scene, float, list[float]], Awaitable[None]]
+
+
+async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, samples: Samples) -> None:
+    """One round: so many agents for so long."""
+    latencies: list[float] = []
+    began = time.perf_counter()
+    await asyncio.gather(*(agent(scene, began + seconds, latencies) for _ in range(concurrency)))
+    samples.latencies += latencies
+    samples.rates.append(len(latencies) / (time.perf_counter() - began))
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+async def compare(scene: Scene, rounds: int, seconds: float) -> dict[str, Any]:
+    """Measures everything in turns and returns the numbers."""
+    kinds: dict[str, tuple[Agent, int]] = {
+        "direct c=1": (direct_agent, 1),
+        "gateway c=1": (session_agent, 1),
+        f"direct c={CONCURRENCY}": (direct_agent, CONCURRENCY),
+        f"gateway c={CONCURRENCY}": (session_agent, CONCURRENCY),
+        f"episodes c={CONCURRENCY}": (episode_agent, CONCURRENCY),
+    }
+    samples = {name: Samples() for name in kinds}
+    busy = dict.fromkeys(kinds, 0.0)
+    direct_bodies()
+    for warm_up in (direct_agent, session_agent):
+        await measure(warm_up, scene, CONCURRENCY, min(seconds, 1.0), Samples())
+    for _ in range(rounds):
+        for name, (agent, concurrency) in kinds.items():
+            before = processor_seconds(scene.gateway_pid)
+            await measure(agent, scene, concurrency, seconds, samples[name])
+            busy[name] += processor_seconds(scene.gateway_pid) - before
+    return {name: summary(samples[name], busy[name]) for name in kinds} | {"load": os.getloadavg()[0]}
+
+
+def summary(samples: Samples, busy_s: float) -> dict[str, Any]:
+    ordered = sorted(samples.latencies)
+    return {
+        "p50_ms": round(1000 * statistics.median(ordered), 3),
+        "p99_ms": round(1000 * ordered[int(len(ordered) * 0.99)], 3),
+        "requests_per_s": round(statistics.median(samples.rates), 1),
+        "lowest_round": round(min(samples.rates), 1),
+        "highest_round": round(max(samples.rates), 1),
+        "gateway_cpu_ms_per_request": round(1000 * busy_s / len(ordered), 3),
+    }
+
+
+def start_job(folder: Path, engine_port: int) -> str:
+    """A job with more slots than are used."""
+    store = Store(folder)
+    lines = [{"instance_id": str(number)} for number in range(20_000)]
+    body = {
+        "task_type": "external",
+        "num_repeat_per_sample": 1,
+        "remote_engine_url": f"http://127.0.0.1:{engine_port}",
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "max_groups_ahead": None,
+        "max_attempts": 100,
+        "instances": lines,
+    }
+    instances = [Instance(instance_id=line["instance_id"], data=line) for line in lines]
+    job = Buffer(store).start_job(payloads.parse(StartPayload, body), instances).job
+    store.close()
+    return job.job_id
+
+
+def run(rounds: int, seconds: float) -> dict[str, Any]:
+    """Starts the processes, measures, ends them."""
+    started: list[subprocess.Popen[str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            engine = spawn([__file__, "--engine"])
+            started.append(engine)
+            engine_port = int(first_line(engine))
+            job_id = start_job(Path(folder), engine_port)
+            gateway = spawn(["-m", "benchmarks.bench_gateway", "--gateway", folder])
+            started.append(gateway)
+            scene = Scene(engine_port, int(first_line(gateway)), gateway.pid, job_id)
+            return asyncio.run(compare(scene, rounds, seconds))
+        finally:
+            for process in reversed(started):
+                process.terminate()
+                process.wait(30)
+
+
+def spawn(arguments: Sequence[str]) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    return subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def serve_gateway(folder: str) -> None:
+    """The gateway's own process, on a free port that it prints."""
+    from slime_plugins.rollout_buffer.gateway.main import serve
+    from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+
+    def tell(url: str) -> None:
+        sys.stdout.write(f"{url.rsplit(':', 1)[1]}\n")
+        sys.stdout.flush()
+
+    serve(GatewaySettings(data_dir=Path(folder), port=0, max_turns=10_000_000), on_ready=tell)
+
+
+def report(found: dict[str, Any]) -> str:
+    lines = []
+    for name, numbers in found.items():
+        if isinstance(numbers, dict):
+            shown = "  ".join(f"{key} {value}" for key, value in numbers.items())
+            lines.append(f"{name:16} {shown}")
+    added = found["gateway c=1"]["p50_ms"] - found["direct c=1"]["p50_ms"]
+    ratio = found[f"direct c={CONCURRENCY}"]["requests_per_s"] / found[f"gateway c={CONCURRENCY}"]["requests_per_s"]
+    lines.append(f"added at the median, c=1: {added:.2f} ms; direct / gateway at c={CONCURRENCY}: {ratio:.1f}")
+    lines.append(f"load of the machine meanwhile: {found['load']:.1f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--gateway", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine:
+        asyncio.run(serve_engine())
+    elif options.gateway:
+        serve_gateway(options.gateway)
+    else:
+        found = run(options.rounds, options.seconds)
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+        sys.stdout.write(report(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
