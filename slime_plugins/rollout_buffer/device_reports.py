@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.store import Store
 
-__all__ = ["FRESH_S", "devices_of_job", "fresh_farms", "keep_report"]
+__all__ = ["FRESH_S", "devices_of_job", "fresh_farms", "keep_report", "report_of_job"]
 
 FRESH_S = 60.0
 """A report older than this says nothing about now: its runner has ended, or hangs."""
@@ -67,9 +67,13 @@ def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *
 
 def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
     """Returns the job's last report with its ``age_s``; None when it never made one."""
-    now = time.time() if now is None else now
     with store.read() as connection:
-        found = tables.heartbeat(connection, f"{_PREFIX}{job_key}")
+        return report_of_job(connection, job_key, time.time() if now is None else now)
+
+
+def report_of_job(connection: tables.Connection, job_key: int, now: float) -> dict[str, Any] | None:
+    """As ``devices_of_job``, on a transaction that is open."""
+    found = tables.heartbeat(connection, f"{_PREFIX}{job_key}")
     return None if found is None else _with_age(found, now)
 
 

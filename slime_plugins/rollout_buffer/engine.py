@@ -41,10 +41,13 @@ __all__ = ["Engine", "EngineSettings", "GenerateReply", "GenerateRequest", "Sgla
 
 logger = logging.getLogger(__name__)
 
+ABORTED: Final = "aborted the request"
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 KEEP_ALIVE_S: Final = 3.0  # SGLang closes idle connections after 5 s; a request on a closed one would be lost
 WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
 WARNING_INTERVAL_S: Final = 30.0
+SILENCE_WORTH_SAYING_S: Final = 30.0
+"""An engine that has calls and answered none of them for this long is said to be silent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +147,10 @@ class SglangEngine:
         self._aborts: set[asyncio.Task[None]] = set()
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
         self._warned_at = -math.inf
+        self._waiting = 0
+        self._refusal = ""
+        self._refused_since: float | None = None
+        self._last_sign_at = time.monotonic()
 
     @property
     def base_url(self) -> str:
@@ -162,6 +169,21 @@ class SglangEngine:
         self._base_url = checked
         for call in tuple(self._in_flight):
             call.cancel()
+
+    def report(self) -> dict[str, Any]:
+        """Says how the engine is, as JSON: ``says`` is what it answers instead of tokens, empty while it is well.
+
+        ``since_s`` is for how long, ``waiting`` how many turns wait for it, and ``updating`` is true when it aborts or
+        holds requests as it does while its weights are updated.
+        """
+        silent_s = time.monotonic() - self._last_sign_at
+        report: dict[str, Any] = {"url": self._base_url, "says": "", "since_s": None, "updating": False}
+        if self._waiting and self._refused_since is not None:
+            since_s = time.monotonic() - self._refused_since
+            report |= {"says": self._refusal, "since_s": since_s, "updating": self._refusal == ABORTED}
+        elif self._in_flight and silent_s > SILENCE_WORTH_SAYING_S:
+            report |= {"says": "has answered no request", "since_s": silent_s}
+        return {**report, "waiting": self._waiting or len(self._in_flight)}
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """Returns what was sampled, resumed across aborts; cancelling it also ends the work on the engine.
@@ -195,7 +217,7 @@ class SglangEngine:
                 return sampled.reply(part.finish_reason)
             if part.ids:
                 patience.renew()
-            await self._wait(patience, _RefusalError("aborted the request"))
+            await self._wait(patience, _RefusalError(ABORTED))
         return sampled.reply("length")
 
     async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], patience: _Patience) -> SampledPart:
@@ -204,7 +226,10 @@ class SglangEngine:
             rid = uuid.uuid4().hex  # a new one each time: the engine may still be busy with a call that broke off
             try:
                 answer = await self._post(_request_body(request, sampled, rid), request.session_id, rid)
-                return _part_of_answer(answer)
+                self._last_sign_at = time.monotonic()
+                part = _part_of_answer(answer)
+                self._refused_since = self._refused_since if part.finish_reason == "abort" else None
+                return part
             except _RefusalError as refusal:
                 await self._wait(patience, refusal)
 
@@ -214,6 +239,7 @@ class SglangEngine:
         A task of its own carries the call, so that ``set_base_url`` can end it without cancelling the episode.
         """
         base_url = self._base_url
+        self._last_sign_at = self._last_sign_at if self._in_flight else time.monotonic()
         call = asyncio.create_task(self._exchange(f"{base_url}/generate", body, session_id))
         self._in_flight.add(call)
         try:
@@ -245,7 +271,13 @@ class SglangEngine:
         if now - self._warned_at > WARNING_INTERVAL_S:
             self._warned_at = now
             logger.warning("the engine at %s %s; trying again", self._base_url, refusal)
-        await patience.wait(self._base_url, refusal)
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        self._refusal = str(refusal)
+        self._waiting += 1
+        try:
+            await patience.wait(self._base_url, refusal)
+        finally:
+            self._waiting -= 1
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:

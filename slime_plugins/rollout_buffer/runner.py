@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.payloads import JobSettings
-from slime_plugins.rollout_buffer.tables import GroupRecord
+from slime_plugins.rollout_buffer.tables import RUNNER_NAME, GroupRecord
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Trajectory
 
 __all__ = ["JobRunner"]
@@ -50,6 +50,7 @@ RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 STOP_PATIENCE_S = 20.0
 STORE_RETRY_S = 2.0
+ENGINE_REPORT_INTERVAL_S = 3.0
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -91,6 +92,8 @@ class JobRunner:
         self._may_play = asyncio.Event()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._engine: SglangEngine | None = None
+        self._engine_told_at = -math.inf
+        self._engine_was_away = False
 
     async def run(self) -> None:
         """Plays until every group is closed or the job is over.
@@ -381,7 +384,17 @@ class JobRunner:
                 self._engine.set_base_url(job.engine_url)
             self._job = job
             await self._time_groups_out()
+            await self._tell_of_engine()
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _tell_of_engine(self) -> None:
+        """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
+        if self._engine is None or time.monotonic() - self._engine_told_at < ENGINE_REPORT_INTERVAL_S:
+            return
+        report = self._engine.report()
+        if report["says"] or self._engine_was_away:
+            self._engine_told_at, self._engine_was_away = time.monotonic(), bool(report["says"])
+            await self._stored(self._buffer.beat, RUNNER_NAME.format(self._job.key), os.getpid(), {"engine": report})
 
     def _set_pause(self, state: JobState) -> None:
         if state is JobState.PAUSED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import tables
+from slime_plugins.rollout_buffer.device_reports import FRESH_S, report_of_job
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.explain import Situation, explain_group, explain_job, explain_service
 from slime_plugins.rollout_buffer.inspection import CONTAINS, find_job, like_pattern
@@ -26,10 +28,8 @@ from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import Connection, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["RUNNER", "Views"]
+__all__ = ["Views"]
 
-RUNNER = "runner:{}"
-"""The name under which the runner of a job, named by its key, says how its engine and its devices are."""
 RUNNER_PATIENCE_S = 15.0
 FAILURES_WITHIN_S = 600.0
 NEWEST_TRAJECTORIES = 200
@@ -129,7 +129,6 @@ class Views:
         )
         if job.state not in OPEN_STATES:
             return bare
-        said = _runner_says(connection, job.key, now)
         running, oldest = _running(connection, job.key)
         failures, last_failure = _failures(connection, job.key, now - FAILURES_WITHIN_S)
         return replace(
@@ -141,8 +140,8 @@ class Views:
             last_failure=last_failure,
             trainer_waits_s=_age(now, job.waiting_since),
             disk_free_bytes=shutil.disk_usage(self.store.data_dir).free,
-            devices=_mapping(said.get("devices")),
-            engine=_mapping(said.get("engine")),
+            devices=_devices(connection, job.key, now),
+            engine=_engine(connection, job.key, now),
         )
 
     def series(self, job_id: str, query: SeriesQuery) -> dict[str, Any]:
@@ -335,13 +334,28 @@ def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[
     return failures, str(connection.execute(query, (since, job_key)).fetchone()[0] or "")
 
 
-def _runner_says(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
-    beat = tables.heartbeat(connection, RUNNER.format(job_key))
-    return {} if beat is None or abs(now - beat[0]) > RUNNER_PATIENCE_S else beat[1]
+def _engine(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
+    """What the job's runner said of its engine, if that was just now."""
+    beat = tables.heartbeat(connection, tables.RUNNER_NAME.format(job_key))
+    if beat is None or abs(now - beat[0]) > RUNNER_PATIENCE_S:
+        return {}
+    engine = beat[1].get("engine")
+    return engine if isinstance(engine, dict) else {}
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
+    """Counts the devices that the job's runner spoke of lately by what they are at."""
+    farm = report_of_job(connection, job_key, now)
+    if farm is None or farm["age_s"] > FRESH_S:
+        return {}
+    states = Counter(str(device["state"]) for device in farm["devices"])
+    return {
+        "total": sum(states.values()),
+        "busy": states["leased"],
+        "broken": states["quarantined"],
+        "starting": states["booting"] + states["recycling"],
+        "waiting": sum(farm.get("episodes_waiting", {}).values()),
+    }
 
 
 def _age(now: float, at: float | None) -> float | None:
