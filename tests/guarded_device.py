@@ -1,0 +1,74 @@
+"""A scripted device that owns a real emulator process: one that does nothing but live. For tests of what is left over.
+
+The settings name it as ``device: tests.guarded_device:create_device``. ``make_sdk`` writes the programs it starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost
+from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ScriptedDevice
+
+__all__ = ["GuardedDevice", "create_device", "make_sdk", "recorded"]
+
+EMULATOR = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+"""Deaf to SIGTERM, as an emulator is that hangs."""
+
+ADB = """#!/bin/sh
+case "$*" in
+*sys.boot_completed*) echo 1 ;;
+*get-state*) echo device ;;
+esac
+"""
+
+
+class GuardedDevice(ScriptedDevice):
+    """Plays like ``ScriptedDevice``, and has an emulator as long as it lives."""
+
+    def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
+        super().__init__(index)
+        self._host = EmulatorHost(settings, index)
+        self._host.start()
+
+    def close(self) -> None:
+        """Ends the emulator."""
+        self._host.close()
+        super().close()
+
+
+def create_device(settings: AndroidWorldSettings, index: int) -> GuardedDevice:
+    """The factory that settings name."""
+    return GuardedDevice(settings, index)
+
+
+def make_sdk(folder: Path) -> dict[str, str]:
+    """Writes an emulator, an adb and a virtual device; returns the settings that name them."""
+    emulator, adb, avd = folder / "emulator", folder / "adb", folder / "avd" / "Base.avd"
+    avd.mkdir(parents=True)
+    (avd / "config.ini").write_text("AvdId=Base\n")
+    emulator.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "{EMULATOR}" "$@"\n')
+    adb.write_text(ADB)
+    for program in (emulator, adb):
+        program.chmod(0o755)
+    return {
+        "emulator_path": str(emulator),
+        "adb_path": str(adb),
+        "android_avd_home": str(avd.parent),
+        "avd_name": "Base",
+        "base_avd_name_pattern": "orphan_test_{}",
+    }
+
+
+def recorded(records: Path, kind: str = "emulator") -> list[int]:
+    """The ids on record, of processes of this kind."""
+    found = []
+    for path in records.glob("[0-9]*-[0-9]*"):
+        try:
+            if f"kind={kind}\n" in path.read_text():
+                found.append(int(path.name.partition("-")[0]))
+        except FileNotFoundError:  # ended just now
+            continue
+    return sorted(found)

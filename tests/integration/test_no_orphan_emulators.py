@@ -1,0 +1,188 @@
+"""No emulator outlives whatever owned it, whichever process of the chain is killed without a word.
+
+serve ─ local Ray ─ raylet ─ device worker ─ (device process) ─ guard ─ emulator
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.emulator_host import DEVICE_MARK
+from tests.guarded_device import make_sdk, recorded
+from tests.integration.conftest import BufferProcess, process_table, wait_until
+
+DEVICE = "tests.guarded_device:create_device"
+PATIENCE_S = 60.0
+OWNER = """
+import sys
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
+device = DeviceProcess(sys.executable, AndroidWorldSettings.model_validate_json(sys.argv[1]), 0)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ROLLOUT_BUFFER_DEVICE_RECORDS", str(tmp_path / "records"))
+    monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
+    return tmp_path / "records"
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def all_gone(pids: list[int]) -> Callable[[], bool]:
+    return lambda: not any(map(lives, pids))
+
+
+def parent_of(pid: int) -> int:
+    return next(parent for child, parent, _ in process_table() if child == pid)
+
+
+def marked() -> list[int]:
+    """Every process that was started for an emulator of these tests."""
+    found = []
+    for pid, _, _ in process_table():
+        try:
+            if f"{DEVICE_MARK}=orphan_test_".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return [pid for pid in found if lives(pid)]
+
+
+# ---- below one owner -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def owner(records: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that owns a device in a process of its own."""
+    settings = AndroidWorldSettings.model_validate({"device": DEVICE, **make_sdk(tmp_path / "sdk")})
+    command = [sys.executable, "-c", OWNER, settings.model_dump_json()]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == b"up\n"
+    yield process
+    process.kill()
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+@pytest.mark.parametrize("killed", ["owner", "device process", "guard"])
+def test_an_emulator_ends_with_whoever_is_killed_above_it(
+    owner: subprocess.Popen[bytes], records: Path, killed: str
+) -> None:
+    wait_until(lambda: recorded(records), what="the record of an emulator")
+    (emulator,), (guard,) = recorded(records), recorded(records, "guard")
+    above = {"owner": owner.pid, "device process": parent_of(guard), "guard": guard}
+    os.kill(above[killed], signal.SIGKILL)
+    wait_until(all_gone([emulator]), PATIENCE_S, "the end of the emulator")
+    if killed != "guard":
+        wait_until(lambda: not list(records.iterdir()), PATIENCE_S, "an empty record")
+
+
+def test_a_device_that_is_closed_leaves_nothing(owner: subprocess.Popen[bytes], records: Path) -> None:
+    wait_until(lambda: recorded(records), what="the record of an emulator")
+    assert owner.stdin is not None
+    owner.stdin.close()
+    assert owner.wait(timeout=PATIENCE_S) == 0
+    wait_until(lambda: not marked() and not list(records.iterdir()), PATIENCE_S, "the end of everything")
+
+
+# ---- the whole farm --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def farm(records: Path, tmp_path: Path) -> Iterator[BufferProcess]:
+    """A buffer with a job that holds two devices on Ray."""
+    names = "".join(f"{key}: {value}\n" for key, value in make_sdk(tmp_path / "sdk").items())
+    config = tmp_path / "android_world.yaml"
+    config.write_text(f"device: {DEVICE}\nnum_workers: 2\nboot_timeout_s: 60\n{names}")
+    environment = {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config)}
+    buffer = BufferProcess(tmp_path, "--ray-num-cpus", "1", environment=environment)
+    try:
+        yield from holding_two_devices(buffer, records)
+    finally:
+        buffer.stop()
+    wait_until(lambda: not marked(), PATIENCE_S, "the end of everything")
+
+
+def holding_two_devices(buffer: BufferProcess, records: Path) -> Iterator[BufferProcess]:
+    payload = {
+        "task_type": "android_world",
+        "instances": [{"instance_id": str(n), "metadata": {"task_name": "Slow", "params_idx": n}} for n in range(4)],
+        "remote_engine_url": "http://127.0.0.1:9",
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "job_id": "farm",
+    }
+    buffer.client.start_rollout(payload)
+    wait_until(lambda: len(recorded(records)) == 2, 240, "two emulators")
+    yield buffer
+
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
+def found(words: str, near: BufferProcess) -> int:
+    """The process below this buffer whose command line has these words."""
+    table = process_table()
+    below = {near.process.pid}
+    while True:
+        more = {pid for pid, parent, _ in table if parent in below} - below
+        if not more:
+            break
+        below |= more
+    return next(pid for pid, _, command in table if pid in below and words in command)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_emulator_outlives_its_guard_its_worker_or_ray(farm: BufferProcess, records: Path) -> None:
+    guard = recorded(records, "guard")[0]
+    emulators = [pid for pid in recorded(records) if parent_of(pid) == guard]
+    os.kill(guard, signal.SIGKILL)
+    wait_until(all_gone(emulators), PATIENCE_S, "the end of the guard's emulator")
+
+    guard = next(pid for pid in recorded(records, "guard") if lives(pid))
+    emulators = [pid for pid in recorded(records) if lives(pid) and parent_of(pid) == guard]
+    os.kill(parent_of(guard), signal.SIGKILL)
+    wait_until(all_gone([guard, *emulators]), PATIENCE_S, "the end of the worker's emulator")
+
+    wait_until(lambda: any(map(lives, recorded(records))), 240, "a device that was brought up again")
+    emulators = [pid for pid in recorded(records) if lives(pid)]
+    os.kill(found("raylet/raylet", farm), signal.SIGKILL)
+    wait_until(all_gone(emulators), PATIENCE_S, "the end of the raylet's emulators")
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("killed", ["local Ray", "supervisor"])
+def test_no_emulator_outlives_the_killed_farm(farm: BufferProcess, records: Path, killed: str) -> None:
+    emulators = recorded(records)
+    victim = farm.process.pid if killed == "supervisor" else found("android_world.local_ray", farm)
+    os.kill(victim, signal.SIGKILL)
+    start = time.monotonic()
+    wait_until(all_gone(emulators), PATIENCE_S, "the end of the emulators")
+    assert time.monotonic() - start < PATIENCE_S
