@@ -40,27 +40,26 @@ from slime_plugins.rollout_buffer.gateway.replies import (
     server_sent_event,
     status_of,
 )
+from slime_plugins.rollout_buffer.gateway.rollout_mount import TrainerMount
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
 from slime_plugins.rollout_buffer.inline_images import take_out
 
-__all__ = ["ROLLOUT_CHAT", "create_app", "running"]
+__all__ = ["create_app", "running"]
 
 KEEP_ALIVE_INTERVAL_S = 10.0
 """A stream says something at least this often while its turn is being sampled."""
 BUSY_RETRY_S = "1"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-RolloutChat = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 GATEWAY: Final = web.AppKey("gateway", Gateway)
 KEYS: Final = web.AppKey("keys", Keys)
 TOKEN: Final = web.AppKey("token", str)
 SCORER: Final = web.AppKey("scorer", Scorer)
-ROLLOUT_CHAT: Final[web.AppKey[RolloutChat]] = web.AppKey("rollout_chat")
-"""Who answers ``/v1/chat/completions`` when the body has a ``rollout_id``; nobody by default."""
+TRAINER: Final = web.AppKey("trainer", TrainerMount)
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +79,8 @@ def create_app(gateway: Gateway, keys: Keys) -> web.Application:
     for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
         app.router.add_post(f"{base}/chat/completions", _chat)
         app.router.add_get(f"{base}/models", _models)
+    app[TRAINER] = TrainerMount(gateway, app[TOKEN])
+    app[TRAINER].mount(app)
     app.cleanup_ctx.append(_life)
     return app
 
@@ -235,9 +236,8 @@ async def _models(request: web.Request) -> web.Response:
 async def _chat(request: web.Request) -> web.StreamResponse:
     content, images = take_out(await _content(request))
     body = _parsed(content)
-    rollout_chat = request.app.get(ROLLOUT_CHAT)
-    if "rollout_id" in body and rollout_chat is not None:
-        return await rollout_chat(request, body)
+    if "rollout_id" in body and request.match_info.get("session") is None:
+        return await request.app[TRAINER].answer(request, body)
     gateway = request.app[GATEWAY]
     session = await gateway.session(_named_session(request))
     asked = read_chat_body(body)

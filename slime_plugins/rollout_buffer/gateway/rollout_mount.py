@@ -1,0 +1,85 @@
+"""The trainer's side of the remote rollout protocol, on the gateway: its sessions sample and are written like ours.
+
+A body with a ``rollout_id`` that comes to ``/v1/chat/completions`` is a turn of that protocol. Its session was opened
+with ``POST /rollouts`` and a ``job_id``: the job names the engine and the tokenizer, and gets the trajectory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError
+from slime_plugins.rollout_buffer.gateway.service import Gateway
+from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
+from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn
+from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.trainer import Policy, TrainerSide
+
+__all__ = ["TrainerMount"]
+
+
+class TrainerMount:
+    """Both ends that the trainer's side needs: where its sessions sample, and where their trajectories go."""
+
+    def __init__(self, gateway: Gateway, token: str) -> None:
+        settings = gateway.settings
+        rules = TrainerSettings(
+            api_key=token or None,
+            open_unknown=False,
+            max_sessions=settings.max_sessions,
+            max_turns=settings.max_turns,
+            idle_s=settings.idle_timeout_s,
+        )
+        self._gateway = gateway
+        self._tokens: dict[str, ConversationTokens] = {}
+        self.trainer = TrainerSide(self, rules, sink=self)
+
+    def mount(self, app: web.Application) -> None:
+        """Adds every route but ``/v1/chat/completions``, which the gateway answers."""
+        add_trainer_routes(app, self.trainer, with_completions=False)
+
+    async def answer(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
+        """Answers a turn.
+
+        Raises:
+            RolloutBufferError: it is refused.
+        """
+        return await answer_turn(self.trainer, request, body)
+
+    async def policy_of(self, session: OpenBody) -> Policy:
+        """Returns engine and tokenizer of the session's job.
+
+        Raises:
+            InvalidPayloadError: it names no job, or a tokenizer that is not the job's.
+            ConflictError: the job takes no sessions.
+        """
+        if session.job_id is None:
+            raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
+        job = await self._gateway.stored(self._gateway.buffer.job, session.job_id)
+        if job.has_runner:
+            raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
+        door = await self._gateway.doors.open(job)
+        path = str(job.settings["tokenizer_path"])
+        if session.tokenizer_name not in (None, path):
+            raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")
+        if path not in self._tokens:
+            self._tokens[path] = ConversationTokens(door.tokenizer)
+        return Policy(engine=door.engine, tokens=self._tokens[path])
+
+    async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
+        """Keeps finished trajectories, as ``/buffer/write`` does.
+
+        Raises:
+            RolloutBufferError: they were refused, or cannot be written now.
+        """
+        read = [wire.decode_written_item(dict(item)) for item in items]
+        job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, read)
+        return {
+            "job_id": job.job_id,
+            "results": [{"uid": result.uid, "status": result.status} for result in results],
+        }
