@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,6 +363,12 @@ def test_a_label_may_stand_in_extra_info_and_a_prompt_may_have_parts() -> None:
     found = task(label=None, extra_info={"answer": "x"}, raw_prompt=[{"role": "user", "content": [{"text": "q"}]}])
     assert found.label == Label(texts=("x",))
     assert found.prompt == ({"role": "user", "content": "q"},)
+
+
+def test_every_setting_and_tool_is_on_its_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "context_editing.md").read_text(encoding="utf-8")
+    names = [*ContextEditingSettings.model_fields, *map(str, ToolName)]
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 # ---- rewards ---------------------------------------------------------------------------------------------------------
