@@ -85,7 +85,7 @@ def print_sections(sections: Sequence[Section], console: Console) -> None:
         legend.append(f" {category.value} ", style).append(" ")
     console.print(legend)
     for section in sections:
-        console.rule(section.title, align="left")
+        console.rule(Text(section.title), align="left")
         text = Text()
         for piece in section.pieces:
             shown = piece.text if piece.category is Category.CONTEXT else piece.text.replace("\n", "⏎\n")

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import is_same_mes
 from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, counts_of
 from slime_plugins.rollout_buffer.types import Message, Outcome, StopReason, Trajectory
 
-__all__ = ["BufferSink", "TrajectorySink", "item_of", "trajectory_of"]
+__all__ = ["BufferSink", "TrajectorySink", "item_of", "messages_of", "trajectory_of"]
 
 _ENDINGS = {
     "max_turns": (Outcome.TRUNCATED, StopReason.MAX_TURNS),
@@ -48,7 +48,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
     return Trajectory(
         uid=binding.uid or session.rollout_id,
         instance_id=binding.instance_id or session.rollout_id,
-        messages=_messages(session, end.final_messages or ()),
+        messages=messages_of(session, end),
         reward=reward,
         raw_reward=end.raw_reward,
         outcome=outcome,
@@ -81,9 +81,9 @@ def item_of(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _messages(session: TrainerSession, final: Sequence[Message]) -> list[Message]:
-    """Our own record, and from the other side only what came behind it, such as the results of the last tool calls."""
-    ours = session.messages
+def messages_of(session: TrainerSession, end: EndBody) -> list[Message]:
+    """Returns our own record, and from the other side what came behind it, such as results of the last tool calls."""
+    ours, final = session.messages, end.final_messages or []
     behind = final[len(ours) :]
     grew = len(final) > len(ours) and all(
         is_same_message(left, right) for left, right in zip(ours[:-1], final, strict=False)

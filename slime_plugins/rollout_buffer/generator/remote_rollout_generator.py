@@ -1,0 +1,245 @@
+"""Episodes that somebody else's rollout server plays: each slot is one ``POST /rollout`` to it, we are its trainer.
+
+An input line: ``{"instance_id": "7", "prompt": [{"role": "user", "content": "Calculate 15 * 23"}], "label": "345"}``.
+The runner serves the trainer's side of the protocol on an address that the rollout server must reach. What it samples
+there is recorded with exact ids; the reward is worked out here, from the final messages: 1 if the last answer equals
+the label, else 0. For another rule subclass ``RemoteRolloutGenerator`` in a file of your own and override ``reward``.
+
+Options of the job (only the first is needed):
+
+* ``remote_rollout_url``: the rollout server. The environment variable ``ROLLOUT_SERVER_TOKEN`` is its bearer token.
+* ``remote_rollout_callback_host`` (127.0.0.1), ``remote_rollout_callback_port`` (a free one): where the runner listens.
+* ``remote_rollout_callback_url``: what the rollout server is told instead, where it reaches the runner by another way.
+* ``remote_rollout_tokenizer``, ``remote_rollout_tokenizer_revision``: the tokenizer's name there (the job's folder).
+* ``remote_rollout_show_tools`` (true): the prompt shows the tools that ``GET /tools`` lists.
+* ``remote_rollout_timeout_s`` (3600), ``max_turns`` (10), ``max_tokens_total`` (8192).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.errors import (
+    ConfigError,
+    EngineError,
+    EnvironmentSetupError,
+    GeneratorError,
+)
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
+from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
+from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody, OpenBody
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.trainer import Policy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trajectories import messages_of
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
+
+__all__ = ["REWARD_RANGE", "TASK_TYPE", "RemoteRolloutGenerator", "create_generator"]
+
+TASK_TYPE = "remote_rollout"
+REWARD_RANGE = (0.0, 1.0)
+
+TOKEN_VARIABLE: Final = "ROLLOUT_SERVER_TOKEN"
+TRIES: Final = 5
+
+
+class RemoteRolloutGenerator:
+    """Sends slots to a rollout server and turns what it sampled with us into trajectories."""
+
+    def __init__(self) -> None:
+        self._trainer: TrainerSide | None = None
+        self._runner: web.AppRunner | None = None
+        self._http: aiohttp.ClientSession | None = None
+        self._options: Mapping[str, Any] = {}
+        self._server_url = ""
+        self._callback_url = ""
+        self._tokenizer_name = ""
+        self._tools: list[dict[str, Any]] | None = None
+
+    async def reward(self, instance: Instance, final_messages: Sequence[Message]) -> float:
+        """Returns what the rollout earns: 1 if its last answer equals the line's ``label``. Override this.
+
+        Raises:
+            EnvironmentSetupError: the line has no label.
+        """
+        label = instance.data.get("label", instance.data.get("answer"))
+        if not isinstance(label, str | int | float) or not str(label).strip():
+            raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
+        last = final_messages[-1] if final_messages else {}
+        said = last.get("content") if last.get("role") == "assistant" else None
+        answer = final_answer(said) if isinstance(said, str) else None
+        return float(answer is not None and is_same_text(answer, str(label)))
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Serves the trainer's side for the job.
+
+        Raises:
+            ConfigError: the job names no rollout server or no tokenizer, or the callback address cannot be served on.
+        """
+        self._options = context.options
+        self._server_url = _server_url(context.options)
+        tokens = ConversationTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
+        self._tokenizer_name = str(
+            context.options.get("remote_rollout_tokenizer") or getattr(context.tokenizer, "name_or_path", "")
+        )
+        settings = TrainerSettings(open_unknown=False, max_sessions=max(64, 2 * context.concurrency))
+        self._trainer = TrainerSide(_OnePolicy(Policy(engine=context.engine, tokens=tokens)), settings)
+        self._callback_url = await self._listen(self._trainer)
+        token = os.environ.get(TOKEN_VARIABLE)
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            trust_env=False,
+        )
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Has one episode played and returns its record.
+
+        Raises:
+            EpisodeError: the rollout server broke, stayed silent, or ended the rollout with an error.
+        """
+        trainer = self._started()
+        messages = SingleTurnGenerator().messages(episode.instance)
+        key = secrets.token_urlsafe(24)
+        opening = {"rollout_id": episode.uid, "instance_id": episode.instance.instance_id, "uid": episode.uid}
+        session = await trainer.open({**opening, "api_key": key, "tools": await self._shown_tools()})
+        try:
+            final = await self._rollout(self._body(episode, messages, key))
+            end = EndBody.model_validate({"reward": 0.0, "final_response": final})
+            if end.failed or not session.turns:
+                raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message or 'no turn'}")
+            reward = float(await self.reward(episode.instance, messages_of(session, end)))
+            if not math.isfinite(reward):
+                raise GeneratorError(f"{type(self).__name__} gave the reward {reward}, which cannot be trained")
+            return trainer.finish(session, end.model_copy(update={"reward": reward}))
+        finally:
+            trainer.drop(session, "the attempt was given up")
+
+    async def close(self) -> None:
+        """Ends the trainer's side and the connections."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._http is not None:
+            await self._http.close()
+
+    def _started(self) -> TrainerSide:
+        if self._trainer is None:
+            raise GeneratorError(f"{type(self).__name__} was not started")
+        return self._trainer
+
+    async def _listen(self, trainer: TrainerSide) -> str:
+        host = str(self._options.get("remote_rollout_callback_host") or "127.0.0.1")
+        port = int(self._options.get("remote_rollout_callback_port") or 0)
+        self._runner = web.AppRunner(create_app(trainer=trainer), access_log=None)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            raise ConfigError(f"the trainer's side cannot be served on {host}:{port}: {error.strerror}") from error
+        told = self._options.get("remote_rollout_callback_url")
+        return str(told) if told else f"http://{host}:{self._runner.addresses[0][1]}"
+
+    async def _shown_tools(self) -> list[dict[str, Any]]:
+        """The rollout server's tools; asked for once."""
+        if self._options.get("remote_rollout_show_tools", True) is not True:
+            return []
+        if self._tools is None:
+            answer = await self._call("GET", "/tools", None, timeout_s=30.0)
+            tools = answer.get("tools")
+            self._tools = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        return self._tools
+
+    def _body(self, episode: EpisodeRequest, messages: Sequence[Message], key: str) -> dict[str, Any]:
+        sampling = episode.sampling_params
+        params = {"temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_new_tokens}
+        return {
+            "rollout_id": episode.uid,
+            "server_url": self._callback_url,
+            "messages": list(messages),
+            "sampling_params": {**sampling.extra, **params, "logprobs": True},
+            "tokenizer_name": self._tokenizer_name,
+            "tokenizer_revision": self._options.get("remote_rollout_tokenizer_revision"),
+            "max_turns": int(self._options.get("max_turns") or 10),
+            "max_tokens_total": int(self._options.get("max_tokens_total") or 8192),
+            "callback_api_key": key,
+            "metadata": {"instance_id": episode.instance.instance_id},
+        }
+
+    async def _rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The final response; asked for again after a broken connection, because the same id attaches."""
+        timeout_s = float(self._options.get("remote_rollout_timeout_s") or 3600.0)
+        return await self._call("POST", "/rollout", body, timeout_s=timeout_s)
+
+    async def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, timeout_s: float
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._call_until_answered(method, path, body)
+        except TimeoutError as error:
+            raise EngineError(f"the rollout server did not answer {path} within {timeout_s:g} s") from error
+
+    async def _call_until_answered(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        problem = ""
+        for tried in range(TRIES):
+            await asyncio.sleep(0.0 if tried == 0 else 0.5 * 2**tried)
+            try:
+                return await self._exchange(method, path, body)
+            except (aiohttp.ClientError, OSError, _BusyError) as error:
+                problem = f"{type(error).__name__}: {error}"
+        raise EngineError(f"the rollout server cannot be reached for {path} ({problem}); tried {TRIES} times")
+
+    async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        if self._http is None:
+            raise GeneratorError(f"{type(self).__name__} was not started")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        url = f"{self._server_url}{path}"
+        async with self._http.request(method, url, json=body, timeout=timeout, allow_redirects=False) as response:
+            if response.status in (429, 502, 503, 504):
+                raise _BusyError(f"it answered {response.status}")
+            if response.status != 200:
+                raise EnvironmentSetupError(
+                    f"the rollout server refused {path} with {response.status}: {(await response.text())[:500]}"
+                )
+            try:
+                answer = await response.json(content_type=None)
+            except ValueError as error:
+                raise EnvironmentSetupError(f"the rollout server's answer to {path} is not JSON") from error
+        if not isinstance(answer, dict):
+            raise EnvironmentSetupError(f"the rollout server's answer to {path} is not one JSON object")
+        return answer
+
+
+class _BusyError(Exception):
+    """The rollout server could not take the call now. Ends in the loop that makes calls."""
+
+
+class _OnePolicy:
+    """The job's engine and tokenizer, for every session."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    async def policy_of(self, session: OpenBody) -> Policy:
+        return self._policy
+
+
+def _server_url(options: Mapping[str, Any]) -> str:
+    url = options.get("remote_rollout_url")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+        raise ConfigError("remote_rollout_url is missing: the address of the rollout server, like http://host:port")
+    return url.rstrip("/")
+
+
+def create_generator() -> RemoteRolloutGenerator:
+    """Returns a generator that is not started yet."""
+    return RemoteRolloutGenerator()

@@ -1,0 +1,136 @@
+"""Jobs whose episodes a rollout server plays: slots go out, trajectories with exact ids come back."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from transformers import AutoTokenizer
+
+from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, StopReason
+from tests.remote_rollout_serving import ANSWER, CALL, served
+
+
+@functools.cache
+def demo_tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+
+
+def episode(uid: str = "job/0/15x23/0/1", **data: Any) -> EpisodeRequest:
+    line = {"instance_id": "15x23", "prompt": "Calculate 15 * 23", "label": "345", **data}
+    return EpisodeRequest(
+        uid=uid,
+        job_id="job",
+        instance=Instance(instance_id="15x23", data=line),
+        epoch=0,
+        slot=0,
+        attempt=1,
+        sampling_params=SamplingParams(max_new_tokens=64, temperature=0.8),
+    )
+
+
+@asynccontextmanager
+async def playing(script: list[Any], app: web.Application | None = None, **options: Any) -> AsyncIterator[Any]:
+    """A started generator in front of a rollout server; ours, where none is given."""
+    engine = FakeEngine(script, tokenizer=demo_tokenizer())
+    async with served(app or create_app(agent=AgentSide())) as url:
+        generator = RemoteRolloutGenerator()
+        context = GeneratorContext(
+            job_id="job",
+            engine=engine,
+            tokenizer=demo_tokenizer(),
+            concurrency=4,
+            options={"remote_rollout_url": url, **options},
+        )
+        try:
+            await generator.start(context)
+            yield generator
+        finally:
+            await generator.close()
+
+
+async def test_a_slot_is_played_by_a_rollout_server_and_comes_back_with_exact_ids() -> None:
+    assert isinstance(RemoteRolloutGenerator(), Generator)
+    async with playing([CALL, ANSWER]) as generator:
+        trajectory = await generator.play(episode())
+    assert (trajectory.reward, trajectory.outcome, trajectory.stop_reason) == (1.0, Outcome.COMPLETED, StopReason.STOP)
+    assert (trajectory.uid, trajectory.instance_id) == ("job/0/15x23/0/1", "15x23")
+    assert [message["role"] for message in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
+    (row,) = pack_training_rows(trajectory.generations)
+    assert sum(row.loss_mask) == sum(len(one.output_ids) for one in trajectory.generations)
+    assert "multiply" in demo_tokenizer().decode(trajectory.generations[0].prompt_ids)  # its tools are shown
+    told = trajectory.extra_info["remote_rollout"]
+    assert (told["turns"], told["metrics"]["num_tool_calls"]) == (2, 1)
+
+
+async def test_tools_stay_out_of_the_prompt_when_the_job_says_so() -> None:
+    async with playing([CALL, "The result is 346"], remote_rollout_show_tools=False) as generator:
+        trajectory = await generator.play(episode())
+    assert trajectory.reward == 0.0
+    assert "multiply" not in demo_tokenizer().decode(trajectory.generations[0].prompt_ids)
+
+
+async def test_many_slots_are_played_at_once() -> None:
+    async with playing([ANSWER] * 8) as generator:
+        found = await asyncio.gather(*(generator.play(episode(f"uid-{number}")) for number in range(8)))
+    assert {one.uid for one in found} == {f"uid-{number}" for number in range(8)}
+
+
+async def test_a_turn_limit_truncates() -> None:
+    async with playing([CALL, CALL], max_turns=2) as generator:
+        trajectory = await generator.play(episode())
+    assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_TURNS)
+    assert trajectory.messages[-1]["role"] == "tool"
+    assert trajectory.reward == 0.0
+
+
+async def test_an_error_of_the_rollout_server_is_no_reward() -> None:
+    async with playing([EngineError("gone")] * 9) as generator:
+        with pytest.raises(EnvironmentSetupError, match="ended with an error: turn 1: the trainer answered 503"):
+            await generator.play(episode())
+
+
+async def test_a_rollout_server_that_is_busy_at_first_is_asked_again() -> None:
+    app = create_app(agent=AgentSide())
+    refused: list[str] = []
+
+    @web.middleware
+    async def busy_once(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path == "/rollout" and not refused:
+            refused.append(request.path)
+            return web.Response(status=503)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    app.middlewares.append(busy_once)
+    async with playing([ANSWER], app) as generator:
+        assert (await generator.play(episode())).reward == 1.0
+    assert refused
+
+
+@pytest.mark.parametrize("options", [{"remote_rollout_url": None}, {"remote_rollout_url": "ftp://x"}])
+async def test_a_job_without_a_rollout_server_does_not_start(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="remote_rollout_url is missing"):
+        async with playing([], **options):
+            pass
+
+
+async def test_a_line_without_a_label_or_prompt_is_said() -> None:
+    async with playing([ANSWER]) as generator:
+        with pytest.raises(EnvironmentSetupError, match="needs a label"):
+            await generator.play(episode(label=None))
+        with pytest.raises(EnvironmentSetupError, match="needs a prompt"):
+            await generator.play(episode(prompt=None))
