@@ -261,7 +261,8 @@ class _RemoteWorker:
             async with asyncio.timeout(self._patience_s):
                 return cast("str", await _answer(self._actor.place.remote()))
         except TimeoutError as timeout:
-            raise DeviceError(f"every node that offers {in_words(self._wanted)} is full: the device waits") from timeout
+            nodes = f"every node that offers {in_words(self._wanted)}"
+            raise DeviceError(f"no worker within {self._patience_s:g} s: {nodes} is full, or slow") from timeout
 
     async def settle(self) -> None:
         await _answer(self._actor.settle.remote())
