@@ -107,13 +107,17 @@ class GatewayUnderTest:
 
 @asynccontextmanager
 async def gateway_on(
-    folder: Path, engine: Engine | Callable[[str], Engine], **settings: Any
+    folder: Path,
+    engine: Engine | Callable[[str], Engine],
+    *,
+    load: Callable[[str], Any] = lambda path: tokenizer,
+    **settings: Any,
 ) -> AsyncIterator[GatewayUnderTest]:
     """Runs a gateway over a data directory for the time of the context."""
     connect = engine if callable(engine) else lambda _: engine
     made = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
     store = Store(folder)
-    gateway = Gateway(made, Buffer(store), doors=Doors(connect, lambda _: tokenizer))
+    gateway = Gateway(made, Buffer(store), doors=Doors(connect, load))
     app = create_app(gateway, Keys.of(folder))
     async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)

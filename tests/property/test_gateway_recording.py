@@ -169,6 +169,7 @@ def test_generations_are_what_was_sent_and_sampled(moves: Any, seed: int) -> Non
     by_call = sorted(zip(client.recording.numbers(), generations, strict=True), key=lambda pair: pair[0])
     assert [list(g.prompt_ids) for _, g in by_call] == [sent.prompt_ids for sent in client.sent]
     assert [tuple(g.output_ids) for _, g in by_call] == [sent.output_ids for sent in client.sent]
+    assert [tuple(g.output_log_probs or ()) for _, g in by_call] == [sent.log_probs for sent in client.sent]
     assert [g.images for _, g in by_call] == [sent.images for sent in client.sent]
 
 
