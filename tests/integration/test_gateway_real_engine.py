@@ -1,0 +1,86 @@
+"""What an agent's session trains is what the engine computed while it sampled: every log-prob, over all its branches.
+
+A real SGLang server of a text model behind the gateway, the official client before it; every turn is wholly sampled.
+Then the same model in transformers (fp32) over the rows of the stored trajectory.
+
+``ROLLOUT_BUFFER_TEST_ENGINE_URL`` names the server (started in float32), ``ROLLOUT_BUFFER_TEST_MODEL`` the folder of
+its model, and ``ROLLOUT_BUFFER_TEST_TORCH_PYTHON`` a Python that has torch and transformers (this one, if it has).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.gateway.doors import load_tokenizer
+from tests.gateway_support import gateway_on, start_session_job
+
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
+
+logger = logging.getLogger(__name__)
+
+URL = os.environ.get("ROLLOUT_BUFFER_TEST_ENGINE_URL", "").rstrip("/")
+MODEL = os.environ.get("ROLLOUT_BUFFER_TEST_MODEL", "")
+PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_TORCH_PYTHON") or sys.executable
+if not (URL and MODEL):
+    pytest.skip(
+        "ROLLOUT_BUFFER_TEST_ENGINE_URL and ROLLOUT_BUFFER_TEST_MODEL are not both set", allow_module_level=True
+    )
+if sys.executable == PYTHON and importlib.util.find_spec("torch") is None:
+    pytest.skip("there is no torch here, and ROLLOUT_BUFFER_TEST_TORCH_PYTHON names no Python", allow_module_level=True)
+
+TESTS = Path(__file__).resolve().parents[1]
+TOLERANCE = 1e-3
+FAR = 0.02
+"""A difference in nats that rounding cannot make."""
+
+
+def recomputed(rows: list[list[int]]) -> list[list[float]]:
+    """What transformers computes in float32; entry ``at`` of a row is the log-prob of its token ``at``."""
+    command = [PYTHON, str(TESTS / "recompute_log_probs.py"), MODEL]
+    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False, timeout=1200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [[0.0, *row] for row in json.loads(done.stdout)]
+
+
+async def test_every_trained_position_of_a_session_agrees_with_the_model(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, SglangEngine, load=load_tokenizer) as gateway:
+        job = start_session_job(gateway.buffer, n=1, remote_engine_url=URL, tokenizer_path=MODEL, max_tokens=24)
+        opened = await gateway.open(job)
+        client = gateway.client(opened, timeout=600)
+        messages: list[Any] = [{"role": "user", "content": "Name a city by the sea."}]
+        for question in ("And what should I pack?\n\n", "  Write 你好 and e\u0301, please.", "Thanks."):
+            async with client.chat.completions.stream(model="policy", messages=messages) as stream:
+                reply = (await stream.get_final_completion()).choices[0].message
+            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": question}]
+        await client.chat.completions.create(model="policy", messages=messages)  # a fourth turn
+        await client.chat.completions.create(model="policy", messages=messages[:3])  # the second, asked again
+        messages[1] = {"role": "assistant", "content": "Lisbon."}
+        await client.chat.completions.create(model="policy", messages=messages)  # an edited history
+        closed = await gateway.close(opened, reward=1)
+        assert closed.body["turns"] == 6
+        generations = gateway.generations(job, opened["session_id"])
+        rows = pack_training_rows(generations)
+        assert len(rows) == closed.body["branches"] == 3
+        assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in generations)
+        true = recomputed([row.token_ids for row in rows])
+        wrong = recomputed([[*row.token_ids[:3], row.token_ids[3] + 1, *row.token_ids[4:]] for row in rows])
+        worst = 0.0
+        for row, computed, mistaken in zip(rows, true, wrong, strict=True):
+            assert row.log_probs is not None
+            places = [at for at, mask in enumerate(row.loss_mask) if mask]
+            worst = max([worst, *(abs(computed[at] - row.log_probs[at]) for at in places)])
+            assert max(abs(mistaken[at] - row.log_probs[at]) for at in places) > FAR
+        trained = sum(sum(row.loss_mask) for row in rows)
+        logger.info("%d trained positions in %d rows, largest difference %.1e", trained, len(rows), worst)
+        assert worst < TOLERANCE
