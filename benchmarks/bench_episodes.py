@@ -1,0 +1,391 @@
+"""What long episodes cost: 64 at once on simulated phones with the stand-in engine, in both rollout modes.
+
+    python benchmarks/bench_episodes.py --json episodes.json            # 10, 25 and 50 steps; takes a while
+    python benchmarks/bench_episodes.py --steps 50 --modes history
+
+Everything as its users run it: ``rollout-buffer serve`` with its runner, an ``android_world`` job, the engine as a
+process of its own over HTTP, every trajectory stored, delivered and acknowledged, its screenshots fetched by hash. The
+phones are simulated ones in the runner's process (``device_pool: local``). The policy is the stand-in engine's, kept
+from ending: where it would end the task it wanders, and ``--bad`` of its replies are none that a phone can follow (no
+tool call, two, broken JSON, coordinates off the screen). So every episode has all its steps, but for the few in which
+the policy writes image tokens: those end there, as truncated.
+
+What it prints for each mode and number of steps: what became of the episodes, and for one step of one episode the bytes
+in the data directory, the bytes delivered (once more with all screenshots, each fetched once) and the bytes of the
+requests to the engine; then the largest resident memory of the runner and of the largest process that serves. A column
+that stays level is linear. Requests to the engine are not level in mode incremental: SGLang wants every screenshot of a
+prompt in every request.
+
+Caveats: loopback; the stand-in engine reads screens instead of running a model; small texts, so screenshots weigh most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+from rich.console import Console
+from rich.table import Table
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
+
+MODES = ("incremental", "history")
+START_PATIENCE_S = 120.0
+ENDINGS = ('"terminate"', '"answer"')
+CONTEXT = 262_144
+PARAMS = 20  # variants that every task has
+
+
+# --- the engine, a process of its own --------------------------------------------------------------------------------
+
+
+class RestlessPolicy:
+    """The stand-in engine's policy, kept from ending an episode; a part of its replies is none."""
+
+    def __init__(self, bad: float) -> None:
+        self._bad = bad
+
+    def __call__(self, conversation: Any, *, skill: float, luck: Any) -> str:
+        """As ``Policy``."""
+        from slime_plugins.rollout_buffer.stand_in_engine.policy import reply_to
+
+        chance: random.Random = luck.about("restless", len(conversation.turns), conversation.turns[-1].text)
+        if chance.random() < _SHARE_OF_IMAGE_TOKENS * self._bad:
+            return _IMAGE_TOKENS
+        if chance.random() < self._bad:
+            return chance.choice(_BAD_REPLIES)
+        reply = reply_to(conversation, skill=skill, luck=luck)
+        return _wander(chance) if any(ending in reply for ending in ENDINGS) else reply
+
+
+def _call(arguments: dict[str, Any]) -> str:
+    return "<tool_call>\n" + json.dumps({"name": "mobile_use", "arguments": arguments}) + "\n</tool_call>\n"
+
+
+_CLICK = {"action": "click", "coordinate": [500, 500]}
+_BAD_REPLIES = (
+    "I would rather talk about it.",
+    "<tool_call>{broken</tool_call>",
+    _call(_CLICK) + _call({"action": "system_button", "button": "Back"}),
+    _call({"action": "click", "coordinate": [5000, -3]}),
+)
+_IMAGE_TOKENS = "<|vision_start|><|image_pad|><|vision_end|> is what I see.\n" + _call(_CLICK)
+_SHARE_OF_IMAGE_TOKENS = 0.02  # they end an episode, as truncated
+
+
+def _wander(chance: random.Random) -> str:
+    point = [chance.randrange(1000), chance.randrange(1000)]
+    moves: list[dict[str, Any]] = [
+        {"action": "click", "coordinate": point},
+        {"action": "long_press", "coordinate": point, "time": 1},
+        {"action": "swipe", "coordinate": [500, 800], "coordinate2": [500, 200]},
+        {"action": "system_button", "button": chance.choice(["Back", "Home"])},
+        {"action": "open", "text": chance.choice(["Contacts", "Settings", "Clock", "Markor", "Nope"])},
+    ]
+    said = f"<thinking>\nI look around.\n</thinking>\n{_call(chance.choice(moves))}"
+    return f"{said}<conclusion>\nI looked around.\n</conclusion>"
+
+
+async def serve_engine(port: int, bad: float) -> None:
+    """Serves the stand-in engine with the restless policy and counts request bytes, at ``/bytes_received``."""
+    from aiohttp import web
+
+    from slime_plugins.rollout_buffer.stand_in_engine.server import create_app
+    from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+
+    received = 0
+
+    @web.middleware
+    async def count(request: web.Request, handler: Any) -> Any:
+        nonlocal received
+        received += (request.content_length or 0) if request.path == "/generate" else 0
+        return await handler(request)
+
+    async def told(_request: web.Request) -> web.Response:
+        return web.json_response(received)
+
+    settings = StandInSettings(port=port, skill=0.8, context_length=CONTEXT)
+    app = create_app(settings, policy=RestlessPolicy(bad))
+    app.middlewares.append(count)
+    app.router.add_get("/bytes_received", told)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def process(*arguments: str, log: Path, url: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a Python program that answers at ``url``, and ends it."""
+    with log.open("wb") as words:
+        started = subprocess.Popen(
+            [sys.executable, *arguments], stdout=words, stderr=words, env={**os.environ, **environment}
+        )
+    try:
+        wait_for(url, started, log)
+        yield started
+    finally:
+        started.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            started.wait(60)
+        started.kill()
+        started.wait()
+
+
+def wait_for(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until somebody answers with success."""
+    deadline = time.monotonic() + START_PATIENCE_S
+    while time.monotonic() < deadline and started.poll() is None:
+        with suppress(requests.RequestException):
+            if requests.get(url, timeout=5).ok:
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"{url} does not answer:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def largest_memory(supervisor: int) -> dict[bool, int]:
+    """The largest resident memory so far in bytes, of the runner (True) and of the rest of the server (False)."""
+    largest = {True: 0, False: 0}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        with suppress(OSError, StopIteration):  # it ended in between
+            status = (folder / "status").read_text()
+            command = (folder / "cmdline").read_bytes()
+            if int(folder.name) == supervisor or _field(status, "PPid:") == supervisor:
+                own = b"runner_main" in command
+                largest[own] = max(largest[own], _field(status, "VmHWM:") * 1024)
+    return largest
+
+
+def _field(status: str, name: str) -> int:
+    return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1])
+
+
+# --- one measurement -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What the episodes of one run cost, in bytes and seconds."""
+
+    mode: str
+    steps: int
+    episodes: int
+    outcomes: dict[str, int]
+    turns: int
+    malformed: int
+    rows: int
+    screenshots: int
+    slots: dict[str, int]
+    seconds: float
+    stored: int
+    delivered: int
+    fetched: int
+    to_engine: int
+    runner_memory: int
+    server_memory: int
+
+
+def measure(mode: str, steps: int, options: argparse.Namespace) -> Cost:
+    """Plays the episodes in a fresh server with a fresh engine."""
+    with tempfile.TemporaryDirectory(prefix="bench_episodes_", dir=options.folder) as name:
+        folder = Path(name)
+        config = folder / "android_world.yaml"
+        config.write_text(f"device_pool: local\nnum_workers: {options.episodes}\n", encoding="utf-8")
+        engine, buffer = free_port(), free_port()
+        engine_url, url = f"http://127.0.0.1:{engine}", f"http://127.0.0.1:{buffer}"
+        with (
+            process(
+                __file__, "--serve-engine", str(engine), "--bad", str(options.bad),
+                log=folder / "engine.log", url=f"{engine_url}/health",
+            ),
+            process(
+                "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(buffer),
+                "--data-dir", str(folder / "data"), "--data-root", str(folder), "--ray-address", "not needed",
+                log=folder / "serve.log", url=f"{url}/health", **{CONFIG_VARIABLE: str(config)},
+            ) as server,
+        ):  # fmt: skip
+            return _played(mode, steps, options, folder, url, engine_url, server.pid)
+
+
+def _played(
+    mode: str, steps: int, options: argparse.Namespace, folder: Path, url: str, engine_url: str, supervisor: int
+) -> Cost:
+    client = RolloutBufferClient(url, timeout_s=120)
+    empty, began = bytes_under(folder / "data"), time.monotonic()
+    job_id = client.start_rollout(payload(mode, steps, options.episodes, folder, engine_url)).job_id
+    memory = {True: 0, False: 0}
+    books: dict[str, Any] = {}
+    while not books or books["submitted"] < options.episodes or books["open"]:
+        time.sleep(1)
+        job = client.job(job_id)
+        books = job["slots"]
+        if job["state"] == "failed":
+            raise SystemExit(f"the job failed: {job}")
+        seen = largest_memory(supervisor)
+        memory = {own: max(memory[own], seen[own]) for own in memory}
+    seconds = time.monotonic() - began
+    to_engine = int(requests.get(f"{engine_url}/bytes_received", timeout=30).json())
+    stored = bytes_under(folder / "data") - empty
+    found = Received(client, job_id)
+    return Cost(
+        mode=mode,
+        steps=steps,
+        episodes=options.episodes,
+        outcomes=dict(found.outcomes),
+        turns=found.turns,
+        malformed=found.malformed,
+        rows=found.rows,
+        screenshots=found.screenshots,
+        slots={state: count for state, count in client.job(job_id)["slots"].items() if count},
+        seconds=seconds,
+        stored=stored,
+        delivered=found.bytes,
+        fetched=found.image_bytes,
+        to_engine=to_engine,
+        runner_memory=memory[True],
+        server_memory=memory[False],
+    )
+
+
+def bytes_under(folder: Path) -> int:
+    """How much the files of a folder hold."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def payload(mode: str, steps: int, episodes: int, folder: Path, engine_url: str) -> dict[str, Any]:
+    """The job: one episode for each instance, every task in turn."""
+    names = sorted(TASKS)
+    lines = [
+        {"instance_id": f"episode-{at}", "metadata": {"task_name": names[at % len(names)], "params_idx": at % PARAMS}}
+        for at in range(episodes)
+    ]
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return {
+        "task_type": "android_world",
+        "input_file": str(path),
+        "remote_engine_url": engine_url,
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "num_repeat_per_sample": 1,
+        "num_process": episodes,
+        "max_tokens": 512,
+        "evaluation": True,
+        "android_world": {"rollout_mode": mode, "max_turns": steps, "max_context_len": CONTEXT},
+    }
+
+
+class Received:
+    """Everything of a job as a trainer gets it: delivered, its screenshots fetched once by hash, acknowledged."""
+
+    def __init__(self, client: RolloutBufferClient, job_id: str) -> None:
+        from slime.utils.mask_utils import pack_training_rows
+
+        self.bytes = self.image_bytes = self.turns = self.malformed = self.rows = 0
+        self.outcomes: Counter[str] = Counter()
+        hashes: set[str] = set()
+        while True:
+            data = client.get_rollout_data(job_id=job_id, max_groups=8, wait_s=1, lease_s=300, images="hash")
+            if data.delivery_id is not None:
+                self.bytes += len(client.delivery_body(data.delivery_id, images="hash"))
+            for item in data.items:
+                self.outcomes[_ending(item)] += 1
+                self.turns += int(item.extra_info.get("turns", 0))
+                self.malformed += int(item.extra_info.get("malformed_turns", 0))
+                self.rows += len(pack_training_rows(item.generations))
+                hashes.update(item.images)
+            if data.delivery_id is not None:
+                client.ack([data.delivery_id])
+            if data.exhausted:
+                break
+        self.screenshots = len(hashes)
+        self.image_bytes = sum(len(client.get_image(sha256)) for sha256 in hashes)
+
+
+def _ending(item: wire.RolloutItem) -> str:
+    return f"{item.outcome}/{item.extra_info.get('stop_reason', item.extra_info.get('finish_reason', ''))}"
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def show(costs: list[Cost]) -> None:
+    """Prints what one step costs."""
+    table = Table(title="One step of one episode, in kB; memory in MB for all episodes at once")
+    columns = ("mode", "steps", "ended", "malformed", "rows", "screens", "stored", "delivered", "with screens")
+    for column in (*columns, "to engine", "runner MB", "server MB", "seconds"):
+        table.add_column(column)
+    for one in costs:
+        per_step = [value / one.turns / 1000 for value in _traffic(one)]
+        table.add_row(
+            one.mode, str(one.steps), ", ".join(f"{count} {name}" for name, count in one.outcomes.items()),
+            f"{one.malformed} of {one.turns}", str(one.rows), str(one.screenshots),
+            *(f"{value:.1f}" for value in per_step),
+            f"{one.runner_memory / 1e6:.0f}", f"{one.server_memory / 1e6:.0f}", f"{one.seconds:.0f}",
+        )  # fmt: skip
+    Console(width=170).print(table)
+
+
+def _traffic(one: Cost) -> tuple[int, int, int, int]:
+    return one.stored, one.delivered, one.delivered + one.fetched, one.to_engine
+
+
+def main() -> int:
+    """Runs the benchmark and writes what it found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs="+", default=[10, 25, 50], help="steps of every episode")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="rollout modes")
+    parser.add_argument("--episodes", type=int, default=64, help="episodes at once")
+    parser.add_argument("--bad", type=float, default=0.1, help="share of replies that no phone can follow")
+    parser.add_argument("--folder", type=Path, help="where the data directories go for a while")
+    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--serve-engine", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve_engine is not None:
+        asyncio.run(serve_engine(options.serve_engine, options.bad))
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # so that its processes are ended, too
+    costs: list[Cost] = []
+    for mode in options.modes:
+        for steps in options.steps:
+            costs.append(measure(mode, steps, options))
+            show(costs[-1:])
+            if options.json:
+                options.json.write_text(json.dumps([asdict(one) for one in costs], indent=1) + "\n", encoding="utf-8")
+    show(costs)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

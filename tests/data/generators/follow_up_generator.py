@@ -1,0 +1,75 @@
+"""A conversation whose every assistant turn is sampled: the questions of an instance, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Message, Outcome, StopReason, Trajectory
+
+TASK_TYPE = "follow_up"
+
+
+class FollowUpGenerator:
+    """Asks ``instance["questions"]``, keeps every sampled id, and answers a turn with the next question."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._chat: ChatTokens | None = None
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Remembers the engine and the chat template."""
+        self._engine, self._chat = context.engine, ChatTokens(context.tokenizer)
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Samples one turn for each question; the reward is one for saying anything."""
+        assert self._engine is not None
+        assert self._chat is not None
+        messages: list[Message] = []
+        generations: list[Generation] = []
+        for question in episode.instance.data["questions"]:
+            asked: Message = dict(question)
+            prompt = self._prompt(self._chat, asked, generations)
+            reply = await self._engine.generate(
+                GenerateRequest(input_ids=prompt, sampling_params=episode.sampling_params, session_id=episode.uid)
+            )
+            generations.append(_generation(prompt, reply))
+            messages += [asked, {"role": "assistant", "content": self._chat.text(reply.output_ids)}]
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=tuple(messages),
+            reward=1.0,
+            outcome=Outcome.COMPLETED,
+            stop_reason=StopReason.STOP,
+            generations=tuple(generations),
+            extra_info={"sampled_tokens": sum(len(generation.output_ids) for generation in generations)},
+        )
+
+    async def close(self) -> None:
+        """Does nothing; the engine belongs to the runner."""
+
+    @staticmethod
+    def _prompt(chat: ChatTokens, asked: Message, generations: Sequence[Generation]) -> list[int]:
+        if not generations:
+            return chat.prompt([asked])
+        last = generations[-1]
+        bridge = chat.bridge(asked, turn_is_closed=chat.is_closed(last.output_ids))
+        return [*last.prompt_ids, *last.output_ids, *bridge]
+
+
+def _generation(prompt: Sequence[int], reply: GenerateReply) -> Generation:
+    return Generation(
+        prompt_ids=tuple(prompt),
+        output_ids=reply.output_ids,
+        output_log_probs=reply.output_log_probs,
+        finish_reason=reply.finish_reason,
+        weight_version=reply.weight_version,
+    )
+
+
+def create_generator() -> Generator:
+    """The generator of this file."""
+    return FollowUpGenerator()
