@@ -86,8 +86,10 @@ class Situation:
 
 def explain_job(situation: Situation) -> list[Explanation]:
     """Returns at least one sentence: why the job stands still, or that it moves. The most pressing comes first."""
-    found = list(_over(situation)) or [*_halted(situation), *_troubles(situation)]
-    if not any(one.severity in (Severity.STOPPED, Severity.WAIT) or one.code == "moving" for one in found):
+    if over := list(_over(situation)):
+        return over
+    found = [*_halted(situation), *_troubles(situation)]
+    if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
         found += _at_work(situation)
     order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.OK]
     return sorted(found, key=lambda one: order.index(one.severity))

@@ -1,6 +1,6 @@
 // Time series with uPlot, each with its numbers in words and as a table.
 
-import { h, show } from "./dom.js";
+import { h, scrolling, show } from "./dom.js";
 import { number } from "./format.js";
 
 const HEIGHT = 170;
@@ -113,13 +113,14 @@ export const CHARTS = [
 export function chart(spec) {
   const plot = h("div", { class: "plot", "aria-hidden": "true" });
   const words = h("p", { class: "words" });
-  const numbers = h("div", { class: "scroll" });
+  const numbers = scrolling();
   const details = h("details", null, h("summary", null, "Numbers"), numbers);
   const figure = h("figure", { class: "panel chart", id: `chart-${spec.id}` }, h("figcaption", null, h("h3", null, spec.title), h("p", { class: "muted" }, spec.says)), words, plot, details);
   let drawn = null;
   let data = null;
   let width = 0;
 
+  const pointed = (plotted) => show(words, inWords(spec, data, plotted.cursor.idx ?? null));
   const draw = () => {
     drawn?.destroy();
     drawn = null;
@@ -129,7 +130,7 @@ export function chart(spec) {
     }
     plot.replaceChildren();
     width = plot.clientWidth;
-    drawn = new uPlot(options(spec, width), data, plot); // eslint-disable-line no-undef
+    drawn = new window.uPlot(options(spec, width, pointed), data, plot);
   };
   const resized = new ResizeObserver(() => {
     if (plot.clientWidth === width) return;
@@ -149,7 +150,7 @@ export function chart(spec) {
       data = fresh;
       if (sameKind) drawn.setData(data);
       else draw();
-      show(words, inWords(spec, data));
+      show(words, inWords(spec, data, drawn?.cursor.idx ?? null));
       if (details.open) show(numbers, table(spec, data));
     },
     end() {
@@ -162,26 +163,40 @@ export function chart(spec) {
 
 const hasAny = (data) => data.slice(1).some((values) => values.some((value) => value !== null && value !== 0)) || data.slice(1).some((values) => values.some((value) => value === 0) && values.includes(null));
 
-function options(spec, width) {
-  const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-  const value = (_, raw) => (raw === null || raw === undefined ? "–" : `${number(raw, spec.digits)} ${spec.unit}`.trim());
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const clockSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+
+/** Times along the axis in 24 hours; where a day begins, the day. */
+function clockTimes(_, splits) {
+  const step = splits.length > 1 ? splits[1] - splits[0] : 60;
+  return splits.map((at, index) => {
+    const date = new Date(at * 1000);
+    if (step >= 86400 || (index > 0 && date.getHours() === 0 && date.getMinutes() === 0)) return day.format(date);
+    return (step < 60 ? clockSeconds : clock).format(date);
+  });
+}
+
+function options(spec, width, onCursor) {
+  const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return {
     width,
     height: HEIGHT,
     padding: [8, 8, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
-    legend: { live: true },
+    legend: { show: false },
+    hooks: { setCursor: [onCursor] },
     scales: { y: { range: spec.range ?? rangeOf(spec) } },
-    axes: [{ ...axis, space: 70 }, { ...axis, size: 46, space: 30 }],
+    axes: [{ ...axis, space: 64, size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
     series: [
-      { value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" },
+      {},
       ...spec.lines.map((line) => ({
         label: line.name,
         stroke: color(line.color),
         width: line.width ?? 1.5,
         points: { show: spec.points ?? undefined, size: 4 },
         spanGaps: true,
-        value,
       })),
     ],
     bands: spec.band ? [{ series: spec.band, fill: faded(spec.lines[0].color) }] : undefined,
@@ -198,24 +213,26 @@ function rangeOf(spec) {
   };
 }
 
-function inWords(spec, data) {
+/** The numbers at the pointer, else the newest. */
+function inWords(spec, data, index) {
+  if (data === null) return null;
   const parts = spec.lines.map((line, at) => {
-    const values = data[at + 1].filter((value) => value !== null);
+    const values = (index === null ? data[at + 1] : [data[at + 1][index]]).filter((value) => value !== null && value !== undefined);
     return values.length ? h("span", null, h("i", { style: { background: `var(--${line.color})` }, "aria-hidden": "true" }), `${line.name} `, h("b", null, `${number(values.at(-1), spec.digits)}${spec.unit && ` ${spec.unit}`}`)) : null;
   });
-  return parts.some(Boolean) ? [h("span", { class: "unseen" }, "Now: "), parts] : h("span", { class: "muted" }, "Nothing yet");
+  const when = index === null || data[0][index] === undefined ? h("span", { class: "muted" }, "now") : h("span", { class: "muted" }, exact.format(new Date(data[0][index] * 1000)));
+  return parts.some(Boolean) ? [parts, when] : h("span", { class: "muted" }, "Nothing yet");
 }
 
 function table(spec, data) {
   if (data === null) return null;
   const rows = data[0].map((start, at) => [start, ...data.slice(1).map((values) => values[at])]);
   const shown = rows.filter((row) => row.slice(1).some((value) => value !== null && value !== 0)).slice(-40).reverse();
-  const time = new Intl.DateTimeFormat("en-GB", { dateStyle: "short", timeStyle: "medium" });
   return h(
     "table",
     null,
     h("caption", { class: "unseen" }, `${spec.title}: ${spec.says}, newest first`),
     h("thead", null, h("tr", null, h("th", { scope: "col" }, "from"), spec.lines.map((line) => h("th", { scope: "col", class: "num" }, line.name)))),
-    h("tbody", null, shown.map(([start, ...values]) => h("tr", null, h("th", { scope: "row" }, time.format(new Date(start * 1000))), values.map((value) => h("td", { class: "num" }, number(value, spec.digits)))))),
+    h("tbody", null, shown.map(([start, ...values]) => h("tr", null, h("th", { scope: "row" }, exact.format(new Date(start * 1000))), values.map((value) => h("td", { class: "num" }, number(value, spec.digits)))))),
   );
 }

@@ -44,6 +44,11 @@ function follow(container, path) {
   return path.reduce((at, index) => at?.childNodes[index], container);
 }
 
+/** A box that scrolls when it must, also with the keyboard. */
+export function scrolling(...children) {
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" }, ...children);
+}
+
 /** Keeps one element per item, in the items' order: what is there already is updated, never replaced. */
 export class KeyedList {
   constructor(container, keyOf, create) {

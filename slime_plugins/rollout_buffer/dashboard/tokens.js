@@ -1,7 +1,7 @@
 // Tokens as the trainer computes its loss on them: context in grey, what was sampled coloured by its log-prob.
 
 import { ask, path } from "./api.js";
-import { h } from "./dom.js";
+import { h, scrolling } from "./dom.js";
 import { count, number, plural } from "./format.js";
 
 const LONG_CONTEXT = 360;
@@ -18,7 +18,7 @@ export function tokenSection(jobId, uid) {
   const load = async (row) => {
     try {
       const found = (await ask(path(["token_rows", uid], { job_id: jobId, row }))).body;
-      body.replaceChildren(...describe(found, load));
+      body.replaceChildren(...describe(found, load).flat().filter(Boolean));
     } catch (error) {
       body.replaceChildren(h("p", { role: "alert", class: "problem" }, error.message));
     }
@@ -35,11 +35,11 @@ function describe(found, load) {
     found.why_no_texts && h("p", { class: "muted" }, found.why_no_texts),
     h("h3", null, "How the context went on"),
     h("p", { class: "muted" }, contextsInWords(found)),
-    h("div", { class: "scroll" }, contextTable(found)),
+    scrolling(contextTable(found)),
     h("h3", null, "Tokens of a training row"),
     found.rows.length > 0 && rowPicker(found, load),
     found.rows.length > 0 ? tokenText(found) : h("p", { class: "muted" }, "No row trains anything."),
-  ].filter(Boolean);
+  ];
 }
 
 function contextsInWords({ contexts, rows }) {
@@ -81,7 +81,8 @@ function kindOf(one) {
   return h("span", { class: "pill leased" }, one.kept_tokens ? "edited" : "anew");
 }
 
-const versions = (one) => (one.weight_versions.length > 1 ? one.weight_versions.map((version) => `v${version}`).join(" → ") : one.weight_version === null ? "–" : `v${one.weight_version}`);
+const named = (version) => (/^\d+$/.test(version) ? `v${version}` : version);
+const versions = (one) => (one.weight_versions.length > 1 ? one.weight_versions.map(named).join(" → ") : one.weight_version === null ? "–" : named(one.weight_version));
 
 function rowPicker(found, load) {
   const text = (row, at) => `row ${at + 1}: ${count(row.trained)} of ${count(row.tokens)} trained, generations ${row.generations.map((index) => index + 1).join(", ")}`;

@@ -1,7 +1,7 @@
 // One group: its members side by side, and why it became what it is.
 
 import { ask, path } from "./api.js";
-import { h, show } from "./dom.js";
+import { h, scrolling, show } from "./dom.js";
 import { count, moment, number, percent, reward, span } from "./format.js";
 import { callouts, crumbs, fact, jobHref, json, pill, rewardCell, rewardDots, section } from "./parts.js";
 
@@ -93,10 +93,7 @@ function detailsOf(group) {
     section(
       "Attempts",
       failed.length
-        ? h(
-            "div",
-            { class: "scroll" },
-            h(
+        ? scrolling(h(
               "table",
               null,
               h("caption", { class: "unseen" }, "Attempts that brought no trajectory"),

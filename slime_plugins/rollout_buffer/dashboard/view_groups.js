@@ -1,7 +1,7 @@
 // The groups of a job, the last touched first.
 
 import { path } from "./api.js";
-import { KeyedList, h, show } from "./dom.js";
+import { h, KeyedList, scrolling, show } from "./dom.js";
 import { ago, plural, reward } from "./format.js";
 import { STATES, empty, filters, go, jobHref, pager, pill, rewardDots } from "./parts.js";
 import { jobHead } from "./view_job.js";
@@ -44,7 +44,7 @@ export function groupsView(stage, jobId) {
   ];
   return {
     title: `Groups of ${jobId}`,
-    element: h("div", null, jobHead(jobId, "Groups"), filters(stage, fields, go), h("div", { class: "scroll" }, table), nothing, pages),
+    element: h("div", null, jobHead(jobId, "Groups"), filters(stage, fields, go), scrolling(table), nothing, pages),
   };
 }
 

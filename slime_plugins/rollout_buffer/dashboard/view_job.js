@@ -2,7 +2,7 @@
 
 import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
-import { h, show } from "./dom.js";
+import { h, scrolling, show } from "./dom.js";
 import { count, percent, reward, span } from "./format.js";
 import { actions, books, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
 
@@ -30,6 +30,7 @@ export function jobView(stage, jobId) {
   const facts = h("dl", { class: "facts" });
   const account = h("div");
   const losses = h("div", { class: "two" });
+  const farm = h("div");
   let job = null;
   let shownState = null;
 
@@ -42,6 +43,7 @@ export function jobView(stage, jobId) {
     }
     show(account, books(job.slots));
     show(losses, whereLost(job));
+    show(farm, ...farmOf(job.devices));
   });
   const explanationPoll = stage.poll(path(["jobs", jobId, "explanation"]), 2000, (body) => {
     show(why, callouts(body.explanation));
@@ -57,6 +59,7 @@ export function jobView(stage, jobId) {
     h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account),
     charts(stage, jobId),
     losses,
+    farm,
   );
   return { title: jobId, element };
 }
@@ -112,6 +115,34 @@ function whereLost(job) {
             h("tbody", null, failures.map(([name, times]) => h("tr", null, h("td", null, h("code", null, name.slice(7))), h("td", { class: "num" }, count(times))))),
           )
         : h("p", { class: "muted" }, "No attempt failed."),
+    ),
+  ];
+}
+
+const DEVICE_PILLS = { ready: "delivered", leased: "ready", booting: "leased", checking: "leased", recycling: "leased", quarantined: "failed" };
+
+/** The devices, as the job's runner last spoke of them. */
+function farmOf(told) {
+  if (!told?.devices?.length) return [];
+  const old = told.age_s > 30;
+  const names = ["Device", "State", "Episodes", "Actions", "Reset", "Action", "Failures", "Renewed", "Last error"];
+  const failures = (device) => Object.entries(device.failures ?? {}).map(([kind, times]) => `${count(times)} ${kind}`).join(", ") || "none";
+  const row = (device) =>
+    h(
+      "tr",
+      null,
+      h("th", { scope: "row" }, device.device_id),
+      h("td", null, h("span", { class: `pill ${DEVICE_PILLS[device.state] ?? ""}` }, device.state)),
+      [count(device.episodes), count(device.steps), span(device.reset_s_p50), span(device.step_s_p50)].map((value) => h("td", { class: "num" }, value)),
+      h("td", null, failures(device)),
+      h("td", { class: "num" }, count((device.replacements ?? 0) + (device.recyclings ?? 0))),
+      h("td", { class: "says" }, device.last_error || ""),
+    );
+  return [
+    section(
+      "Devices",
+      old && h("p", { class: "muted" }, `Last heard of ${span(told.age_s)} ago.`),
+      scrolling(h("table", { class: "dense" }, h("caption", { class: "unseen" }, "Devices of the pool; reset and action are medians"), h("thead", null, h("tr", null, names.map((name, at) => h("th", { scope: "col", class: (at > 1 && at < 6) || at === 7 ? "num" : "" }, name)))), h("tbody", null, told.devices.map(row)))),
     ),
   ];
 }

@@ -1,7 +1,7 @@
 // The trajectories of a job, newest first.
 
 import { path } from "./api.js";
-import { KeyedList, h, show } from "./dom.js";
+import { h, KeyedList, scrolling, show } from "./dom.js";
 import { ago, count, span } from "./format.js";
 import { empty, filters, go, jobHref, pager, pill, rewardCell } from "./parts.js";
 import { jobHead } from "./view_job.js";
@@ -47,7 +47,7 @@ export function trajectoriesView(stage, jobId) {
   });
   return {
     title: `Trajectories of ${jobId}`,
-    element: h("div", null, jobHead(jobId, "Trajectories"), filters(stage, FIELDS, go), h("div", { class: "scroll" }, table), nothing, pages),
+    element: h("div", null, jobHead(jobId, "Trajectories"), filters(stage, FIELDS, go), scrolling(table), nothing, pages),
   };
 }
 

@@ -1,7 +1,7 @@
 // One episode, played: what the agent saw and did, turn by turn, what it earned and how long it took.
 
 import { path } from "./api.js";
-import { announce, h, show } from "./dom.js";
+import { announce, h, show, svg } from "./dom.js";
 import { actionInWords, readEpisode, textOf } from "./episode.js";
 import { bytes, count, moment, number, plural, reward, short, span } from "./format.js";
 import { crumbs, fact, jobHref, json, pill, rewardCell, section } from "./parts.js";
@@ -9,6 +9,7 @@ import { Screen } from "./screen.js";
 import { tokenSection } from "./tokens.js";
 
 const SPEEDS = [["3000", "slow"], ["1500", "normal"], ["600", "fast"]];
+const icon = (shape) => svg("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: shape }));
 const KNOWN = new Set(["steps_log", "reward_breakdown"]);
 
 export function trajectoryView(stage, jobId, uid) {
@@ -34,11 +35,13 @@ function page(stage, jobId, trajectory) {
     section("Tokens", tokenSection(jobId, trajectory.uid)),
     section(
       "Everything else",
-      episode.prelude.length > 0 && h("details", { class: "panel" }, h("summary", null, "System prompt"), episode.prelude.map((message) => h("pre", null, textOf(message)))),
+      episode.prelude.length > 0 && h("details", { class: "panel" }, h("summary", null, "System prompt"), episode.prelude.map((message) => h("pre", { tabindex: 0 }, textOf(message)))),
       h("details", { class: "panel" }, h("summary", null, "What the generator noted (extra_info)"), json(Object.fromEntries(Object.entries(about).filter(([key]) => !KNOWN.has(key))))),
       h("details", { class: "panel" }, h("summary", null, plural((trajectory.messages ?? []).length, "message"), " as stored"), json(trajectory.messages ?? [])),
     ),
-  ].filter(Boolean);
+  ]
+    .flat()
+    .filter(Boolean);
 }
 
 function facts(jobId, one, about) {
@@ -86,7 +89,7 @@ function player(stage, episode, about) {
     at = Math.max(0, Math.min(turns.length - 1, index));
     const turn = turns[at];
     screen.show(turn, turns.length);
-    show(words, ...turnInWords(turn));
+    show(words, ...turnInWords(turn, turns[at + 1], () => (halt(), go(at + 1))));
     slider.value = at + 1;
     slider.setAttribute("aria-valuetext", `turn ${at + 1} of ${turns.length}`);
     place.textContent = `${at + 1} / ${turns.length}`;
@@ -128,14 +131,14 @@ function player(stage, episode, about) {
     halt();
     document.removeEventListener("keydown", keys);
   });
-  const step = (text, label, to) => h("button", { type: "button", "aria-label": label, onclick: () => (halt(), go(to())) }, text);
+  const step = (shape, label, to) => h("button", { type: "button", "aria-label": label, title: label, onclick: () => (halt(), go(to())) }, icon(shape));
   const controls = h(
     "div",
     { class: "row controls", role: "group", "aria-label": "Player" },
-    step("⏮", "First turn", () => 0),
-    step("◀", "Turn before", () => at - 1),
+    step("M5 4h3v16H5zM20 4v16L9 12z", "First turn", () => 0),
+    step("M18 4v16L6 12z", "Turn before", () => at - 1),
     play,
-    step("▶", "Next turn", () => at + 1),
+    step("M6 4v16l12-8z", "Next turn", () => at + 1),
     slider,
     place,
     speed,
@@ -146,7 +149,7 @@ function player(stage, episode, about) {
     { class: "player", "aria-label": "The episode" },
     controls,
     h("p", { class: "muted hint wide-only" }, "Keys: ← → step, space plays and pauses, Home and End."),
-    turns.length > 1 && film,
+    turns.length > 1 && hasScreens && film,
     h("div", { class: hasScreens ? "stage" : "stage plain" }, hasScreens && screen.element, words),
   );
 }
@@ -165,7 +168,7 @@ function filmFrame(turn, index, onclick) {
   );
 }
 
-function turnInWords(turn) {
+function turnInWords(turn, next, onNext) {
   const seen = turn.seen.map((message) => [message.role, textOf(message).replaceAll("‹screenshot›", "").trim()]).filter(([, text]) => text);
   return [
     h("h2", null, `Turn ${turn.number}`, !turn.trained && h("span", { class: "pill skipped" }, "not trained")),
@@ -173,8 +176,8 @@ function turnInWords(turn) {
     turn.thinking && part("It thought", h("p", { class: "thought" }, turn.thinking), turn.thinkingTokens !== null && h("small", { class: "muted" }, plural(turn.thinkingTokens, "token"))),
     part("It did", ...deeds(turn)),
     turn.conclusion && part("It concluded", h("p", null, turn.conclusion)),
-    part("Then", ...results(turn)),
-    h("details", null, h("summary", null, "The reply as it was sampled"), h("pre", null, turn.text || JSON.stringify(turn.message, null, 2))),
+    part("Then", ...results(turn, next, onNext)),
+    h("details", null, h("summary", null, "The reply as it was sampled"), h("pre", { tabindex: 0 }, turn.text || JSON.stringify(turn.message, null, 2))),
   ].filter(Boolean);
 }
 
@@ -189,19 +192,22 @@ function deeds(turn) {
   const words = actionInWords(turn.action);
   const found = [];
   if (words) found.push(h("p", { class: "did" }, h("b", null, words)));
-  turn.calls.forEach((call) => found.push(h("pre", { class: "call" }, `${call.name} ${typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments)}`)));
+  turn.calls.forEach((call) => found.push(h("pre", { class: "call", tabindex: 0 }, `${call.name} ${typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments)}`)));
   if (turn.rest) found.push(fold(turn.rest));
   if (!found.length) found.push(h("p", { class: "muted" }, "Nothing that could be read as an action."));
   return found;
 }
 
-function results(turn) {
+function results(turn, next, onNext) {
   const found = [];
   if (turn.malformed) found.push(h("p", { class: "problem" }, `Nothing was done: ${turn.malformed}.`));
   if (turn.note) found.push(h("p", null, turn.note));
   const texts = turn.result.map((message) => [message.role, textOf(message).replaceAll("‹screenshot›", "").trim()]).filter(([, text]) => text);
   texts.forEach(([role, text]) => found.push(h("div", { class: `said ${role}` }, role !== "user" && h("span", { class: "role" }, role), fold(text))));
-  if (!found.length) found.push(h("p", { class: "muted" }, turn.result.length ? "The next screenshot." : "The episode ended."));
+  if (next?.image) {
+    const same = next.image === turn.image;
+    found.push(h("button", { type: "button", class: "result", onclick: onNext, "aria-label": `Go on to turn ${next.number}` }, h("img", { src: `/images/${next.image}`, alt: "" }), h("span", { class: "muted" }, same ? "the screen stayed as it was" : "what it saw next")));
+  } else if (!found.length) found.push(h("p", { class: "muted" }, turn.result.length ? "It went on." : "The episode ended."));
   return found;
 }
 
