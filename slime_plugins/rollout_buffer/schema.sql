@@ -22,7 +22,8 @@ CREATE TABLE jobs (
     updated_at     REAL    NOT NULL,
     finished_at    REAL,
     last_poll_at   REAL,
-    waiting_since  REAL                         -- since when a trainer has polled and got nothing; NULL when it got some
+    waiting_since  REAL,                        -- since when a trainer has polled and got nothing; NULL when it got some
+    portion        INTEGER NOT NULL DEFAULT 1   -- what is written now belongs to it
 );
 
 CREATE TABLE instances (
@@ -98,7 +99,7 @@ CREATE TABLE trajectories (
     body_place   TEXT,                          -- their place there, pack:offset:length
     body_bytes   INTEGER NOT NULL,
     damage       TEXT,                          -- why the payload could not be read when it was to be delivered
-    reported_in  INTEGER,                       -- the delivery whose meta_info counted it
+    portion      INTEGER,                       -- of what the job reports: see portion_sums
     created_at   REAL    NOT NULL,
     UNIQUE (job_key, uid)
 );
@@ -109,7 +110,35 @@ CREATE INDEX trajectories_to_look_at ON trajectories (
     sampled_tokens, generate_s, played_s, instance_id, uid
 );
 CREATE INDEX trajectories_damaged ON trajectories (job_key) WHERE damage IS NOT NULL;
-CREATE INDEX trajectories_unreported ON trajectories (job_key) WHERE reported_in IS NULL;
+CREATE INDEX trajectories_by_portion ON trajectories (job_key, portion, group_key, outcome, reward);
+
+-- What deliveries report of the rewards, summed by a trigger: whatever is written between two reports is one portion.
+CREATE TABLE portion_sums (
+    job_key      INTEGER NOT NULL REFERENCES jobs (key),
+    portion      INTEGER NOT NULL,
+    outcome      TEXT    NOT NULL,
+    samples      INTEGER NOT NULL,
+    groups       INTEGER NOT NULL,              -- those that no other row of the portion counts
+    total        REAL    NOT NULL,
+    square_total REAL    NOT NULL,
+    low          REAL    NOT NULL,
+    high         REAL    NOT NULL,
+    reported_in  INTEGER,                       -- the delivery whose meta_info counted it
+    PRIMARY KEY (job_key, portion, outcome)
+) WITHOUT ROWID;
+CREATE INDEX portion_sums_unreported ON portion_sums (job_key) WHERE reported_in IS NULL;
+CREATE INDEX portion_sums_by_delivery ON portion_sums (reported_in) WHERE reported_in IS NOT NULL;
+CREATE TRIGGER trajectories_summed AFTER INSERT ON trajectories BEGIN
+    INSERT INTO portion_sums VALUES (
+        NEW.job_key, NEW.portion, NEW.outcome, 1, NEW.group_key IS NOT NULL AND NOT EXISTS (
+            SELECT 1 FROM trajectories WHERE job_key = NEW.job_key AND portion = NEW.portion
+            AND group_key = NEW.group_key AND key <> NEW.key
+        ), NEW.reward, NEW.reward * NEW.reward, NEW.reward, NEW.reward, NULL
+    ) ON CONFLICT (job_key, portion, outcome) DO UPDATE SET
+        samples = samples + 1, groups = groups + excluded.groups, total = total + excluded.total,
+        square_total = square_total + excluded.square_total, low = min(low, excluded.low),
+        high = max(high, excluded.high);
+END;
 
 -- What charts over long stretches add up, kept by a trigger in the transaction of each trajectory.
 CREATE TABLE trajectory_minutes (

@@ -30,7 +30,7 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 BUSY_TIMEOUT_S = 30.0
 CHECKPOINT_PAGES = 4000
@@ -73,7 +73,21 @@ INSERT INTO trajectory_minutes SELECT job_key, CAST(created_at / 60 AS INTEGER),
     count(turns), coalesce(sum(turns), 0), count(sampled_tokens), coalesce(sum(sampled_tokens), 0), total(generate_s),
     total(played_s) FROM trajectories WHERE late = 0 GROUP BY 1, 2;
 """
-MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING, 5: _MINUTES}
+_PORTIONS = f"""
+DROP INDEX trajectories_unreported;
+ALTER TABLE jobs ADD COLUMN portion INTEGER NOT NULL DEFAULT 1;
+UPDATE jobs SET portion = 1 + coalesce((SELECT max(key) FROM deliveries), 0);
+ALTER TABLE trajectories RENAME COLUMN reported_in TO portion;
+UPDATE trajectories SET portion = (SELECT jobs.portion FROM jobs WHERE key = job_key) WHERE portion IS NULL;
+{_part_of_schema("CREATE INDEX trajectories_by_portion", "-- What charts over long stretches")}
+INSERT INTO portion_sums SELECT job_key, trajectories.portion, outcome, count(*), 0, total(reward),
+    total(reward * reward), min(reward), max(reward), nullif(trajectories.portion, jobs.portion)
+    FROM trajectories JOIN jobs ON jobs.key = job_key GROUP BY 1, 2, 3;
+UPDATE portion_sums AS sums SET groups = (SELECT count(DISTINCT group_key) FROM trajectories
+    WHERE job_key = sums.job_key AND portion = sums.portion) WHERE outcome = (SELECT min(outcome) FROM portion_sums
+    WHERE job_key = sums.job_key AND portion = sums.portion);
+"""
+MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING, 5: _MINUTES, 6: _PORTIONS}
 """SQL that takes a database from the version named by the key to the next one."""
 
 

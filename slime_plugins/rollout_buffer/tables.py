@@ -54,6 +54,7 @@ class JobRecord:
     finished_at: float | None
     last_poll_at: float | None
     waiting_since: float | None
+    portion: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -480,7 +481,8 @@ def insert_trajectory(connection: Connection, **columns: Any) -> None:
     """Adds a trajectory."""
     names = ", ".join(columns)
     marks = ", ".join(f":{name}" for name in columns)
-    connection.execute(f"INSERT INTO trajectories ({names}) VALUES ({marks})", columns)
+    portion = "(SELECT portion FROM jobs WHERE key = :job_key)"
+    connection.execute(f"INSERT INTO trajectories ({names}, portion) VALUES ({marks}, {portion})", columns)
 
 
 def has_trajectory(connection: Connection, job_key: int, uid: str) -> bool:
@@ -762,7 +764,7 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
         "UPDATE groups SET delivery_key = NULL WHERE delivery_key = ? AND state IN ('ready', 'filtered', 'failed')",
         (delivery_key,),
     )
-    connection.execute("UPDATE trajectories SET reported_in = NULL WHERE reported_in = ?", (delivery_key,))
+    connection.execute("UPDATE portion_sums SET reported_in = NULL WHERE reported_in = ?", (delivery_key,))
 
 
 def update_delivery(connection: Connection, key: int, **columns: Any) -> None:
@@ -809,7 +811,7 @@ def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
     """Takes groups back out of the deliveries they went out in, and their trajectories out of the reports."""
     rows = [(key,) for key in group_keys]
     connection.executemany("UPDATE groups SET state = 'ready', delivery_key = NULL WHERE key = ?", rows)
-    connection.executemany("UPDATE trajectories SET reported_in = NULL WHERE group_key = ?", rows)
+    _report_again(connection, group_keys)
 
 
 def make_unreported(connection: Connection, group_keys: Sequence[int]) -> None:
@@ -826,7 +828,7 @@ def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
         "WHERE key = ? AND state = 'skipped'",
         rows,
     )
-    connection.executemany("UPDATE trajectories SET reported_in = NULL WHERE group_key = ?", rows)
+    _report_again(connection, group_keys)
 
 
 def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -> None:
@@ -871,19 +873,79 @@ def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[s
 
 
 def sum_unreported(connection: Connection, job_key: int, delivery_key: int) -> tuple[RewardSums, dict[str, int]]:
-    """Sums the rewards written since the last delivery, unfiltered, and marks them as reported in this one."""
-    row = connection.execute(
-        "SELECT count(*), count(DISTINCT group_key), total(reward), total(reward * reward), min(reward), max(reward) "
-        "FROM trajectories WHERE job_key = ? AND reported_in IS NULL",
+    """Sums the rewards written since the last delivery, unfiltered, and marks them as reported in this one.
+
+    The sums are there already, so that this takes the same time however much was written.
+    """
+    rows = connection.execute(
+        "SELECT portion, outcome, samples, groups, total, square_total, low, high FROM portion_sums "
+        "WHERE job_key = ? AND reported_in IS NULL",
         (job_key,),
-    ).fetchone()
-    query = "SELECT outcome, count(*) FROM trajectories WHERE job_key = ? AND reported_in IS NULL GROUP BY outcome"
-    outcomes = {entry[0]: entry[1] for entry in connection.execute(query, (job_key,))}
-    connection.execute(
-        "UPDATE trajectories SET reported_in = ? WHERE job_key = ? AND reported_in IS NULL", (delivery_key, job_key)
+    ).fetchall()
+    outcomes: dict[str, int] = {}
+    for row in rows:
+        outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + row["samples"]
+    sums = RewardSums(
+        samples=sum(outcomes.values()),
+        groups=_count_groups_in(connection, job_key, rows),
+        total=sum((row["total"] for row in rows), 0.0),
+        square_total=sum((row["square_total"] for row in rows), 0.0),
+        low=min((row["low"] for row in rows), default=None),
+        high=max((row["high"] for row in rows), default=None),
     )
-    sums = RewardSums(samples=row[0], groups=row[1], total=row[2], square_total=row[3], low=row[4], high=row[5])
+    if rows:
+        query = "UPDATE portion_sums SET reported_in = ? WHERE job_key = ? AND reported_in IS NULL"
+        connection.execute(query, (delivery_key, job_key))
+        connection.execute("UPDATE jobs SET portion = portion + 1 WHERE key = ?", (job_key,))
     return sums, outcomes
+
+
+def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite3.Row]) -> int:
+    portions = sorted({row["portion"] for row in rows})
+    if len(portions) <= 1:
+        return sum(row["groups"] for row in rows)
+    # What came back is reported together with what is new: a group may have members in both.
+    found: set[int] = set()
+    for portion in portions:
+        query = "SELECT DISTINCT group_key FROM trajectories WHERE job_key = ? AND portion = ? AND group_key NOT NULL"
+        found.update(row[0] for row in connection.execute(query, (job_key, portion)))
+    return len(found)
+
+
+def _report_again(connection: Connection, group_keys: Sequence[int]) -> None:
+    """Takes the trajectories of groups out of what was reported, and sums both sides anew. Rare."""
+    touched: set[tuple[int, int]] = set()
+    for key in group_keys:
+        query = "SELECT DISTINCT job_key, portion FROM trajectories WHERE group_key = ?"
+        touched.update((row[0], row[1]) for row in connection.execute(query, (key,)))
+        connection.execute(
+            "UPDATE trajectories SET portion = (SELECT portion FROM jobs WHERE key = job_key) WHERE group_key = ?",
+            (key,),
+        )
+    for job_key in {job_key for job_key, _ in touched}:
+        portion = connection.execute("SELECT portion FROM jobs WHERE key = ?", (job_key,)).fetchone()[0]
+        touched.add((job_key, portion))
+    for job_key, portion in touched:
+        _sum_portion(connection, job_key, portion)
+
+
+def _sum_portion(connection: Connection, job_key: int, portion: int) -> None:
+    here = (job_key, portion)
+    query = "SELECT reported_in FROM portion_sums WHERE job_key = ? AND portion = ? LIMIT 1"
+    before = connection.execute(query, here).fetchone()
+    connection.execute("DELETE FROM portion_sums WHERE job_key = ? AND portion = ?", here)
+    connection.execute(
+        "INSERT INTO portion_sums SELECT job_key, portion, outcome, count(*), 0, total(reward), "
+        "total(reward * reward), min(reward), max(reward), ? FROM trajectories "
+        "WHERE job_key = ? AND portion = ? GROUP BY outcome",
+        (None if before is None else before[0], *here),
+    )
+    connection.execute(
+        "UPDATE portion_sums SET groups = (SELECT count(DISTINCT group_key) FROM trajectories WHERE job_key = ? AND "
+        "portion = ?) WHERE job_key = ? AND portion = ? AND outcome = (SELECT min(outcome) FROM portion_sums WHERE "
+        "job_key = ? AND portion = ?)",
+        (*here, *here, *here),
+    )
 
 
 def delivered_members(connection: Connection, group_key: int) -> list[DeliveredMember]:

@@ -12,6 +12,7 @@ from slime_plugins.rollout_buffer.episode_facts import facts_of
 from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.types import Generation
 from tests.conftest import SettableClock
+from tests.old_schemas import without_portions
 from tests.support import poll, start_external, write, written
 
 
@@ -92,6 +93,7 @@ def test_a_database_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     old = start_external(before, 1)
     write(before, old, written("old"))
     with store.write() as connection:
+        without_portions(connection)
         connection.execute("DROP TRIGGER trajectories_counted")
         connection.execute("DROP TABLE trajectory_minutes")
         for index in (

@@ -47,9 +47,9 @@ def everything(client: FlaskClient) -> list[Any]:
     """Every row of every table that delivering or looking could change."""
     buffer: Buffer = client.application.extensions["rollout_buffer"].buffer
     with buffer.store.read() as connection:
-        tables = ("jobs", "groups", "attempts", "members", "deliveries", "delivery_groups")
+        tables = ("jobs", "groups", "attempts", "members", "deliveries", "delivery_groups", "portion_sums")
         rows = [tuple(row) for table in tables for row in connection.execute(f"SELECT * FROM {table}")]
-        return [*rows, *(tuple(row) for row in connection.execute("SELECT uid, reported_in FROM trajectories"))]
+        return [*rows, *(tuple(row) for row in connection.execute("SELECT uid, portion FROM trajectories"))]
 
 
 # --- time travel -----------------------------------------------------------------------------------------------------
