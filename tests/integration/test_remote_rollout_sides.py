@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import aiohttp
 import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, named_folders, running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
-from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TrainerSettings
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionBox
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
@@ -706,3 +710,59 @@ async def test_the_engine_is_asked_with_ids_and_the_turns_own_parameters() -> No
     assert list(request.input_ids) == rendered(demo_tokenizer(), QUESTION)
     params = request.sampling_params
     assert (params.temperature, params.top_p, params.max_new_tokens, params.extra) == (0.3, 0.5, 50, {"stop": ["\n\n"]})
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_process_serves_both_sides_and_asks_for_its_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef-token\n")
+    settings = RemoteRolloutSettings(port=0, engine_url="http://127.0.0.1:1", token_file=token)
+    async with running(settings) as url:
+        assert (await call("GET", f"{url}/health"))[0] == 200
+        assert (await call("POST", f"{url}/rollout", rollout_body(url)))[0] == 401
+        assert (await call("GET", f"{url}/rollouts"))[0] == 401
+        headers = {"Authorization": "Bearer 0123456789abcdef-token"}
+        assert (await call("GET", f"{url}/rollouts", headers=headers)) == (200, {"rollouts": []})
+
+
+async def test_without_an_engine_there_is_the_agents_side_alone() -> None:
+    async with running(RemoteRolloutSettings(port=0)) as url:
+        assert (await call("GET", f"{url}/tools"))[0] == 200
+        assert (await call("GET", f"{url}/rollouts"))[0] == 404
+        with pytest.raises(ConfigError, match="nothing can be served on"):
+            async with running(RemoteRolloutSettings(port=int(url.rsplit(":", 1)[1]))):
+                pass
+
+
+def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give --token-file"):
+        RemoteRolloutSettings(host="0.0.0.0")
+    with pytest.raises(ConfigError, match="give --engine-url"):
+        RemoteRolloutSettings(buffer_url="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        RemoteRolloutSettings(tokenizers=TokenizerSettings(roots=(tmp_path / "none",)))
+    with pytest.raises(ConfigError, match="NAME=FOLDER"):
+        named_folders(["qwen"])
+    assert named_folders([f"qwen={tmp_path}"]) == {"qwen": tmp_path}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b'{"a": ' * 500 + b"1" + b"}" * 500, b"\xff"])
+async def test_rubbish_is_a_400_at_every_door(content: bytes) -> None:
+    app = create_app(agent=AgentSide(QUICK), trainer=trainer_side(engine()))
+    async with served(app) as url, aiohttp.ClientSession() as http:
+        for path in ("/rollout", "/rollouts", "/v1/chat/completions"):
+            async with http.post(url + path, data=content) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (400, "invalid_payload")
+
+
+async def test_a_rollout_id_may_hold_anything_that_can_be_printed() -> None:
+    name = "job/1/[red]x[/]/0 ü"
+    trainer = trainer_side(engine(ANSWER))
+    async with served(create_app(trainer=trainer)) as url:
+        await call("POST", f"{url}/v1/chat/completions", {"rollout_id": name, "messages": QUESTION})
+        for view in ("json", "html", "text"):
+            assert (await call("GET", f"{url}/rollouts/{quote(name)}?view={view}"))[0] == 200
+        status, ended = await call("POST", f"{url}/rollouts/{quote(name)}/end", {"reward": 1})
+    assert (status, ended["uid"]) == (200, name)

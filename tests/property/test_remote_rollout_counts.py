@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.remote_rollout.counting import OwnCount, Way
 from slime_plugins.rollout_buffer.remote_rollout.masks import Count
 from slime_plugins.rollout_buffer.remote_rollout.refusals import WrongMaskError
 from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide
-from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import read_reply
+from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply
 from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, TurnKind, plan_turn
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.chat_tokenizers import load
@@ -35,7 +35,7 @@ from tests.remote_rollout_serving import trainer_side
 from tests.remote_rollout_strangers import rendered
 
 NAMES = ["small-plain", "small-default-system", "small-hybrid", "small-deepseek", "demo"]
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 WORDS = st.sampled_from(
     ["345", "the result", "\n\n", " ", "Über 😀", "<think>", "</think>", "assistant\n", ".", "a\n", "é"]
@@ -164,6 +164,28 @@ async def _render_and_play(tokens: ConversationTokens, question: list[dict[str, 
         assert completion["prompt_token_ids"] == prompt
         last_prompt_length = len(prompt) + len(completion["token_ids"])
         messages = [*messages, completion["choices"][0]["message"], *step.messages()]
+
+
+@pytest.mark.parametrize("name", ["small-plain", "small-default-system", "small-hybrid", "demo"])
+@SETTINGS
+@given(question=QUESTIONS, steps=STEPS)
+def test_the_agents_mask_is_the_guides_formula_where_a_trainer_renders_again(
+    name: str, question: list[dict[str, Any]], steps: list[Step]
+) -> None:
+    tokens, messages = tokens_of(name), list(question)
+    count, last_prompt_length = OwnCount(tokens, (), ()), 0
+    for turn, step in enumerate(steps, 1):
+        prompt, expected = rendered(tokens.tokenizer, messages), count.expect(messages, turn)
+        by_formula = len(prompt) - last_prompt_length if turn > 1 else 0
+        assert expected.entered[Way.TEXT] == by_formula
+        if expected.prompts[Way.IDS] == prompt:
+            assert expected.mask(expected.preferred) == ([0] * by_formula or None)
+        ids = step.sampled(tokens)
+        message = {"role": "assistant", "content": step.said}
+        reply = TrainerReply(message=message, finish_reason="stop", token_ids=ids, prompt_ids=tuple(prompt))
+        count.take(messages, expected, reply, turn)
+        last_prompt_length = len(prompt) + len(ids)
+        messages = [*messages, message, *step.messages()]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnauthorizedError,
 )
+from slime_plugins.rollout_buffer.payloads import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.session_views import coloured, described, listed, shown_page
 from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide, is_right_key
@@ -141,6 +142,12 @@ def _answered(handler: Handler) -> Handler:
             return await handler(request)
         except RolloutBufferError as error:
             return error_response(error)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception:
+            # A defect costs one request and is told in the log.
+            logger.exception("%s %s failed", request.method, request.path)
+            return error_response(RolloutBufferError("this server has a defect; its log has the traceback"))
 
     return answered
 
@@ -156,6 +163,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
         raise InvalidPayloadError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidPayloadError("the body must be a JSON object")
+    if is_deeper_than(body, MAX_NESTING):
+        raise InvalidPayloadError(f"the body is nested more than {MAX_NESTING} levels deep")
     return body
 
 

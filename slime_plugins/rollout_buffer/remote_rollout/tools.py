@@ -119,6 +119,7 @@ async def _awaited(result: Awaitable[str]) -> str:
 
 
 def _cut(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be sent
     if len(text) <= LONGEST_RESULT:
         return text
     return f"{text[:LONGEST_RESULT]}\n[{len(text) - LONGEST_RESULT} characters were cut off]"
