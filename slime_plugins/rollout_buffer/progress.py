@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ _COLORS = {
 }
 
 
+_OUT = ("quarantined", "booting")
+
+
 def job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Renders each job with a bar, its books in slots, and why groups were filtered or failed."""
     if not jobs:
@@ -42,7 +46,20 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
         lines.append(Text(f"  cause: {job['cause']}", style="red"))
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
+    if job.get("devices"):
+        lines.extend(_devices(job["devices"]))
     return Group(*lines)
+
+
+def _devices(farm: Mapping[str, Any]) -> list[Text]:
+    """One line for the farm, and one for each device that rests or does not come up, with the reason."""
+    states = Counter(device["state"] for device in farm["devices"])
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    out = [device for device in farm["devices"] if device["state"] in _OUT and device["last_error"]]
+    return [
+        Text(f"  devices of {farm['pool']}, {farm['age_s']:.0f} s ago: {counted}", style="dim"),
+        *(Text(f"  {each['device_id']} is {each['state']}: {each['last_error']}", style="yellow") for each in out),
+    ]
 
 
 def _books(slots: Mapping[str, int]) -> Text:

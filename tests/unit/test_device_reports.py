@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from rich.console import Console
 
 from slime_plugins.rollout_buffer import device_watch
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -19,6 +21,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.device_counters import DeviceCounters
 from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, KeepsDevices
+from slime_plugins.rollout_buffer.progress import job_table
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from tests.unit.test_metrics import scrape
@@ -103,6 +106,15 @@ def test_what_is_no_report_is_not_kept(client: FlaskClient, report: dict[str, An
         job_with_report(client, report)
     assert client.get("/metrics").status_code == 200
     assert client.get("/jobs/j").get_json()["devices"] is None
+
+
+def test_status_shows_the_states_and_why_a_device_is_out(client: FlaskClient) -> None:
+    job_with_report(client, farm(device(), device("device-1", "quarantined", last_error="adb is offline")))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(job_table([client.get("/jobs/j").get_json()]))
+    shown = console.export_text()
+    assert "s ago: 1 quarantined, 1 ready" in shown
+    assert "device-1 is quarantined: adb is offline" in shown
 
 
 # ---- the runner ------------------------------------------------------------------------------------------------------
