@@ -1,0 +1,319 @@
+"""The device pool on a Ray cluster of several nodes: where workers land, and what the death of a node costs.
+
+The nodes are processes on this machine, each with a resource called ``phone``; the head has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.device_reports import devices_of_job
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator import Plugin
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.device_pool import RayDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
+from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.runner import JobRunner
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, StopReason, Trajectory
+
+pytestmark = [
+    pytest.mark.slow,
+    # Not imported here: Ray reads its token's place when it is imported, and the cluster is not up yet.
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+    pytest.mark.timeout(600),
+    # Ray leaves sockets and subprocesses to the garbage collector, and announces its own future changes.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LOCAL_RAY = "slime_plugins.rollout_buffer.generator.android_world.local_ray"
+CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
+STARTED = b"Ray runtime started"
+
+
+class Node:
+    """One more node of the cluster, with phones. Ends with everything it started, by process id."""
+
+    def __init__(self, address: str, phones: int, log: Path) -> None:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={address}"]
+        command += ["--num-cpus=2", "--resources", json.dumps({"phone": phones}), "--disable-usage-stats"]
+        command += ["--node-ip-address=127.0.0.1", "--dashboard-agent-listen-port=0"]
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        deadline = time.monotonic() + 240
+        while STARTED not in log.read_bytes():
+            assert self.process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """Kills the node's own processes, as when its machine is switched off; workers follow by themselves."""
+        for process in [*descendants(self.process.pid), self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self.process.wait()
+
+
+def descendants(process: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [process]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found[1:]
+
+
+def is_alive(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster whose head offers no phone."""
+    folder = tmp_path_factory.mktemp("nodes")
+    (folder / "token").write_text("a secret of this test\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN_PATH", str(folder / "token"))
+        command = [sys.executable, "-m", LOCAL_RAY, "--num-cpus", "1", "--address-file", str(folder / "address")]
+        process = subprocess.Popen(command)
+        try:
+            deadline = time.monotonic() + 120
+            while not (folder / "address").exists():
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield (folder / "address").read_text(encoding="utf-8")
+        finally:
+            process.terminate()
+            assert process.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="module")
+def first_node(head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    node = Node(head, 2, tmp_path_factory.mktemp("first") / "log")
+    yield node
+    node.kill()
+
+
+def settings(**changes: Any) -> AndroidWorldSettings:
+    values = {"device": ADDRESS, "num_workers": 4, "lease_timeout_s": 30, "boot_timeout_s": 120}
+    values["resources_per_worker"] = {"num_cpus": 0.1, "custom": {"phone": 1}}
+    return AndroidWorldSettings.model_validate(values | changes)
+
+
+@asynccontextmanager
+async def pool_at(address: str, owner: str = "job", **changes: Any) -> AsyncIterator[RayDevicePool]:
+    pool = RayDevicePool(settings(**changes), ray_address=address, owner=owner)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def until_ready(pool: RayDevicePool, count: int) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 240
+    while True:
+        ready = [device for device in await pool.counters() if device["state"] == "ready"]
+        if len(ready) == count:
+            return ready
+        assert time.monotonic() < deadline, await pool.counters()
+        await asyncio.sleep(0.2)
+
+
+def nodes_of(devices: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(device["place"].split(" on ")[0] for device in devices)
+
+
+# ---- where workers land ----------------------------------------------------------------------------------------------
+
+
+async def test_what_no_node_offers_is_said_at_once(head: str, first_node: Node) -> None:
+    begun = time.monotonic()
+    with pytest.raises(DeviceError, match=r"no node offers \{CPU: 0\.1, toaster: 1\}: the cluster has ") as caught:
+        async with pool_at(head, resources_per_worker={"num_cpus": 0.1, "custom": {"toaster": 1}}, boot_timeout_s=120):
+            pass
+    assert "phone: 2" in caught.value.message
+    assert time.monotonic() - begun < 100
+
+
+async def test_workers_land_only_where_their_resource_is_and_the_rest_wait_and_say_why(
+    head: str, first_node: Node
+) -> None:
+    async with pool_at(head, boot_timeout_s=60) as pool:
+        ready = await until_ready(pool, 2)
+        assert list(nodes_of(ready).values()) == [2]
+        deadline = time.monotonic() + 120
+        while not any("is full" in device["last_error"] for device in await pool.counters()):
+            assert time.monotonic() < deadline, await pool.counters()
+            await asyncio.sleep(0.2)
+
+
+# ---- the death of a node ---------------------------------------------------------------------------------------------
+
+
+class PlaysOnPhones:
+    """A generator without a policy: three slow actions on a phone, then its score."""
+
+    def __init__(self, pool: RayDevicePool, playing: asyncio.Event) -> None:
+        self._pool = pool
+        self._playing = playing
+
+    async def start(self, context: GeneratorContext) -> None:
+        """The pool is up already."""
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        async with await self._pool.acquire() as device:
+            await device.reset("Slow", 0)
+            self._playing.set()
+            for _ in range(3):
+                await device.step(CLICK)
+            reward = await device.score()
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=[{"role": "assistant", "content": "played"}],
+            reward=reward,
+            outcome=Outcome.COMPLETED,
+            stop_reason=StopReason.TERMINATED,
+        )
+
+    async def devices(self) -> Mapping[str, Any]:
+        return await self._pool.snapshot()
+
+    async def close(self) -> None:
+        """The pool stays up for the test to look at."""
+
+
+def start_job(buffer: Buffer) -> JobRecord:
+    ids = [str(number) for number in range(12)]
+    body = {
+        "task_type": "phones",
+        "job_id": "job",
+        "instances": [{"instance_id": name} for name in ids],
+        "remote_engine_url": "http://127.0.0.1:9",
+        "num_repeat_per_sample": 2,
+        "num_process": 8,
+        "max_attempts": 8,
+    }
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+
+
+async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
+    head: str, first_node: Node, tmp_path: Path
+) -> None:
+    second = await asyncio.to_thread(Node, head, 2, tmp_path / "second.log")
+    third: Node | None = None
+    buffer = Buffer(Store(tmp_path / "data"))
+    try:
+        async with pool_at(head) as pool:
+            assert sorted(nodes_of(await until_ready(pool, 4)).values()) == [2, 2]
+            playing = asyncio.Event()
+            generator = PlaysOnPhones(pool, playing)
+            plugin = Plugin(
+                task_type="phones",
+                source=Path(__file__),
+                needs_ray=True,
+                reward_range=(0.0, 1.0),
+                functions=DEFAULT_FUNCTIONS,
+                create_generator=lambda: generator,
+            )
+            job = start_job(buffer)
+            running = asyncio.create_task(
+                JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9", ray_address=head).run()
+            )
+            await playing.wait()
+            second.kill()
+            await asyncio.sleep(5)
+            third = await asyncio.to_thread(Node, head, 2, tmp_path / "third.log")
+            await asyncio.wait_for(running, 400)
+            books = buffer.describe(buffer.job("job"))
+            assert books["state"] == "finished"
+            assert books["slots"]["submitted"] == 24 == sum(v for k, v in books["slots"].items() if k != "submitted")
+            assert books["slots"]["ready"] == 24
+            assert 1 <= books["attempts"]["failed:device"] <= 4
+            report = devices_of_job(buffer.store, job.key)
+            assert report is not None
+            assert sum(device["failures"].get("died", 0) for device in report["devices"]) >= 1
+            assert sorted(nodes_of(await until_ready(pool, 4)).values()) == [2, 2]
+    finally:
+        second.kill()
+        if third is not None:
+            third.kill()
+        buffer.store.close()
+
+
+# ---- what else breaks ------------------------------------------------------------------------------------------------
+
+
+async def test_a_stopped_worker_process_counts_as_hung_and_is_killed_and_replaced(head: str, first_node: Node) -> None:
+    async with pool_at(head, num_workers=1, step_timeout_s=5) as pool:
+        async with await pool.acquire() as device:
+            stopped = int((await device.reset("Solved", 0)).details["pid"])
+            os.kill(stopped, signal.SIGSTOP)
+            with pytest.raises(DeviceError, match="did not finish"):
+                await device.step(CLICK)
+        async with await pool.acquire() as device:
+            assert int((await device.reset("Solved", 0)).details["pid"]) != stopped
+        deadline = time.monotonic() + 30
+        while is_alive(stopped):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+
+
+async def test_two_trainings_and_an_evaluation_share_two_phones_and_all_come_to_their_end(
+    head: str, first_node: Node
+) -> None:
+    order: list[str] = []
+
+    async def job(name: str, purpose: Purpose, episodes: int) -> None:
+        async with pool_at(head, name, num_workers=2) as pool:
+
+            async def episode() -> None:
+                async with await pool.acquire(purpose) as device:
+                    order.append(name)
+                    await device.reset("Slow", 0)
+                    await device.step(CLICK)
+
+            await asyncio.gather(*(episode() for _ in range(episodes)))
+
+    async with pool_at(head, "keeper", num_workers=2) as keeper:  # one connection for all of them
+        await until_ready(keeper, 2)
+        await asyncio.gather(
+            job("first", Purpose.TRAINING, 12),
+            job("second", Purpose.TRAINING, 12),
+            job("evaluation", Purpose.EVALUATION, 10),
+        )
+    assert Counter(order) == {"first": 12, "second": 12, "evaluation": 10}
+    while_all_wait = Counter(order[2:18])
+    assert 6 <= while_all_wait["evaluation"] <= 10
+    assert min(while_all_wait["first"], while_all_wait["second"]) >= 2
