@@ -46,7 +46,7 @@ function follow(container, path) {
 
 /** A box that scrolls when it must, also with the keyboard. */
 export function scrolling(...children) {
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table" }, ...children);
+  return h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Table" }, ...children);
 }
 
 /** Keeps one element per item, in the items' order: what is there already is updated, never replaced. */
