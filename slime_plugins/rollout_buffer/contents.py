@@ -196,5 +196,11 @@ def _goes_into_a_pack(draft: Draft, new_shots: Sequence[str]) -> bool:
 
 
 def _data_uri(data: memoryview) -> tuple[bytes, bytes]:
-    media_type = wire.image_media_type(bytes(data[:16])) or "application/octet-stream"
-    return f"data:{media_type};base64,".encode("ascii"), pybase64.b64encode(data)
+    media_type = wire.image_media_type(bytes(data[:16]))
+    return _URI_HEADS[media_type], pybase64.b64encode(data)
+
+
+_URI_HEADS = {
+    media_type: f"data:{media_type or 'application/octet-stream'};base64,".encode("ascii")
+    for media_type in (None, "image/png", "image/jpeg", "image/webp")
+}

@@ -155,7 +155,8 @@ def _spans(places: Iterable[Place]) -> list[_Span]:
 
 
 def _checked(place: Place, read: memoryview, at: int) -> memoryview:
-    header, data = read[at : at + HEADER.size], read[at + HEADER.size : at + HEADER.size + place.length]
-    if len(data) != place.length or header != header_of(data):
+    start = at + HEADER.size
+    data = read[start : start + place.length]
+    if len(data) != place.length or read[at:start] != header_of(data):
         raise DamagedError(f"the bytes at {place} are not what was written there")
     return data

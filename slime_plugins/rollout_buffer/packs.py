@@ -52,8 +52,7 @@ class Place(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Place:
         """Reads a place back from its text."""
-        pack, offset, length = text.split(":")
-        return cls(int(pack), int(offset), int(length))
+        return cls(*map(int, text.split(":")))
 
 
 class Blob(NamedTuple):

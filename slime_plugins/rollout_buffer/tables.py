@@ -580,7 +580,7 @@ def image_places(connection: Connection, hashes: Sequence[str]) -> dict[str, Pla
     for start in range(0, len(hashes), MAX_MARKS):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
         query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
-        found.update({row[0].hex(): Place.parse(row[1]) for row in connection.execute(query, digests)})
+        found.update({digest.hex(): Place.parse(place) for digest, place in connection.execute(query, digests)})
     return found
 
 
