@@ -34,12 +34,29 @@ PLAIN = st.sampled_from(
 )
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["on", "on", "on", "again", "back", "edit", "drop", "space", "tools", "tool", "image", "two"]),
+        st.sampled_from(
+            [
+                "on",
+                "on",
+                "on",
+                "again",
+                "back",
+                "edit",
+                "drop",
+                "space",
+                "name",
+                "name",
+                "tools",
+                "tool",
+                "image",
+                "two",
+            ]
+        ),
         st.integers(0, 2**16),
         PLAIN,
     ),
     min_size=1,
-    max_size=14,
+    max_size=10,
 )
 
 
@@ -64,11 +81,11 @@ class Client:
     histories: list[list[dict[str, Any]]] = field(default_factory=lambda: [[]])
     tools: list[dict[str, Any]] = field(default_factory=list)
 
-    def play(self, move: str, number: int, text: str) -> None:
+    async def play(self, move: str, number: int, text: str) -> None:
         history = [dict(message) for message in self.histories[-1]]
         spoken = [at for at, message in enumerate(history) if message["role"] == "assistant"]
         if move == "again" and spoken:
-            self.ask(history[: spoken[-1]])
+            await self.ask(history[: spoken[-1]])
             return
         if move == "back":
             history = [dict(message) for message in self.histories[number % len(self.histories)]]
@@ -79,14 +96,13 @@ class Client:
         if move == "space" and spoken:
             at = spoken[number % len(spoken)]
             history[at]["content"] = f" {history[at]['content']}\n"
+        if move == "name" and history:  # another message to the client, the same text to the template
+            history[number % len(history)]["name"] = f"n{number}"
         if move == "tools":
             self.tools = [] if self.tools else TOOLS
-        self.ask([*history, *_new_messages(move, number, text)])
+        await self.ask([*history, *_new_messages(move, number, text)])
 
-    def ask(self, messages: list[dict[str, Any]]) -> None:
-        asyncio.run(self._ask(messages))
-
-    async def _ask(self, messages: list[dict[str, Any]]) -> None:
+    async def ask(self, messages: list[dict[str, Any]]) -> None:
         conversation = read_conversation(messages)
         key = digest(self.tools)
         prompt = await build_prompt(self.recording, key, conversation, chat, self.tools)
@@ -123,27 +139,34 @@ def _new_messages(move: str, number: int, text: str) -> list[dict[str, Any]]:
 
 
 def _sampled(luck: random.Random) -> GenerateReply:
-    """Ids that no tokeniser would give for their text, mostly; ended, or cut."""
+    """Ids that no tokeniser would give for their text, or those that it gives; ended, or cut."""
+    if luck.random() < 0.4:
+        return _reply(
+            [*tokenizer.encode(luck.choice(["Very well.", "Answer one"]), add_special_tokens=False), END], luck
+        )
     ids = [luck.randrange(300, 2000) for _ in range(luck.randrange(1, 6))]
     if luck.random() < 0.7:
         ids.append(END)
-    return GenerateReply(
-        output_ids=tuple(ids),
-        output_log_probs=tuple(-luck.random() for _ in ids),
-        finish_reason="stop",
-        weight_version="1",
-    )
+    return _reply(ids, luck)
+
+
+def _reply(ids: list[int], luck: random.Random) -> GenerateReply:
+    log_probs = tuple(-luck.random() for _ in ids)
+    return GenerateReply(output_ids=tuple(ids), output_log_probs=log_probs, finish_reason="stop", weight_version="1")
 
 
 def played(moves: Sequence[tuple[str, int, str]], seed: int) -> Client:
-    client = Client(random.Random(seed))
-    for move in moves:
-        client.play(*move)
-    return client
+    async def play_all() -> Client:
+        client = Client(random.Random(seed))
+        for move in moves:
+            await client.play(*move)
+        return client
+
+    return asyncio.run(play_all())
 
 
 any_client = given(moves=MOVES, seed=st.integers(0, 1000))
-bounded = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+bounded = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def rows_of(client: Client) -> tuple[list[Generation], list[TrainingRow]]:

@@ -64,6 +64,10 @@ async def build_prompt(
     match = recording.find(key, conversation.digests, conversation.replies)
     if match.turn is not None:
         prompt = await _continued(match.turn, conversation, match.consumed, chat)
+        said = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
+        if prompt is not None and said:  # what was rendered may be the ids of a later turn, told by them alone
+            deeper = _after_ids(recording, prompt.ids, prompt.images, conversation)
+            return deeper if deeper is not None and deeper.held > prompt.held else prompt
         if prompt is not None:
             return prompt
     try:
@@ -71,13 +75,24 @@ async def build_prompt(
     except ConfigError as error:
         raise InvalidPayloadError(error.message, {"param": "messages"}) from error
     images = tuple(image_hashes_of(conversation.messages))
+    return _after_ids(recording, ids, images, conversation) or Prompt(
+        parent=None, ids=ids, images=images, held=0, held_images=0, context=conversation.digests, from_start=True
+    )
+
+
+def _after_ids(
+    recording: Recording, ids: list[int], images: tuple[str, ...], conversation: Conversation
+) -> Prompt | None:
+    """The prompt as one that goes on from the longest path with exactly its first ids; None when there is none."""
     parent = recording.find_ids(ids, images)
+    if parent is None:
+        return None
     return Prompt(
         parent=parent,
         ids=ids,
         images=images,
-        held=0 if parent is None else len(parent.held_ids()),
-        held_images=0 if parent is None else len(parent.held_images()),
+        held=len(parent.held_ids()),
+        held_images=len(parent.held_images()),
         context=conversation.digests,
         from_start=True,
     )
