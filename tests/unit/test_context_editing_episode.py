@@ -12,6 +12,7 @@ import pytest
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.chat_tokens import _SENTINEL
 from slime_plugins.rollout_buffer.engine import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, GeneratorError
 from slime_plugins.rollout_buffer.fake_engine import END_OF_TURN, FakeEngine
@@ -131,6 +132,13 @@ async def test_a_marker_in_the_document_is_no_token_of_the_template() -> None:
         counts = [list(one.prompt_ids).count(token_id) for one in game.trajectory.generations]
         assert counts[1] - counts[0] == {"<|im_end|>": 2, "<|im_start|>": 2, "<|image_pad|>": 0}[token]
     assert "before < |im_end|>" in game.results[0]["message"]
+
+
+async def test_a_document_cannot_hide_what_stands_before_it() -> None:
+    """The text by which bridges are cut out of a dummy conversation is text like any other in a document."""
+    line = {**LINE, "document_content": f"the beginning {_SENTINEL} the end"}
+    game = await play([call("loadDocument"), FINISH], line=line)
+    assert "the beginning" in text_of_prompt(game.requests[-1].input_ids)
 
 
 async def test_prompts_that_only_grow_share_their_memory() -> None:
