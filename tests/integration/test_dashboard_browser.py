@@ -1,0 +1,364 @@
+"""The dashboard in a real browser: every page, phones and desks, keyboard alone, hostile text, signing in.
+
+Needs Chromium and playwright, else it is skipped: ``ROLLOUT_BUFFER_CHROMIUM`` names a browser that is not on the PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+import requests
+from werkzeug.serving import make_server
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext, create_app
+from tests.support import written
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+TOKEN = "a-token-of-enough-characters"
+JOB = 'run/1 <img src=x onerror="window.hacked=1">'
+EVIL = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
+CHROMIUM = os.environ.get("ROLLOUT_BUFFER_CHROMIUM") or next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+SIZES = [(390, 844), (1440, 900), (1920, 1080)]
+
+
+def picture(shade: int) -> bytes:
+    """A PNG of 90 by 200 in one grey."""
+    rows = b"".join(b"\0" + bytes([shade]) * 90 for _ in range(200))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = (90).to_bytes(4, "big") + (200).to_bytes(4, "big") + b"\x08\x00\x00\x00\x00"
+    packed = zlib.compress(rows)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def shot(shade: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": wire.encode_data_uri(picture(shade))}}
+
+
+def reply(**arguments: Any) -> dict[str, Any]:
+    call = str({"name": "mobile_use", "arguments": arguments}).replace("'", '"')
+    text = f"<thinking>I think {EVIL}</thinking><tool_call>{call}</tool_call><conclusion>Done.</conclusion>"
+    return {"role": "assistant", "content": text}
+
+
+def episode(uid: str, instance_id: str, reward: float) -> dict[str, Any]:
+    """A phone episode of three turns: a tap, a swipe, the end."""
+    messages = [
+        {"role": "system", "content": f"Tools {EVIL}"},
+        {"role": "user", "content": [{"type": "text", "text": f"Do it {EVIL}"}, shot(40)]},
+        reply(action="click", coordinate=[500, 250]),
+        {"role": "user", "content": [{"type": "text", "text": "Step 2"}, shot(90)]},
+        reply(action="swipe", coordinate=[500, 900], coordinate2=[500, 100]),
+        {"role": "user", "content": [{"type": "text", "text": "Step 3"}, shot(140)]},
+        reply(action="terminate", status="success"),
+    ]
+    breakdown = {"reward": reward, "success": 1.0, "step_scale": 0.7, "thinking_bonus": 0.03, "premature_penalty": 0.0}
+    generations = [
+        {"prompt_ids": [1, 2, 3], "output_ids": [40, 41], "output_log_probs": [-0.01, -4.0], "weight_version": "1"},
+        {"prompt_ids": [1, 9], "output_ids": [42], "output_log_probs": [-0.5], "weight_version": "2"},
+    ]
+    return written(
+        uid,
+        instance_id,
+        reward,
+        messages=messages,
+        generations=generations,
+        extra_info={"success": True, "goal": EVIL, "screen": [90, 200], "reward_breakdown": breakdown, "evil": EVIL},
+        timings_s={"reset": 1.0, "generate": 3.0, "act": 2.0},
+    )
+
+
+class Site:
+    """A server with a job of some groups."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "token").write_text(TOKEN)
+        app = create_app(ServeSettings(data_dir=folder / "data", token_file=folder / "token"))
+        self.context: ServerContext = app.extensions["rollout_buffer"]
+        self.context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+        self.server = make_server("127.0.0.1", 0, app, threaded=True)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        found = requests.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=20)
+        assert found.ok, found.text
+        return found.json()
+
+    def write(self, uid: str, instance_id: str, reward: float) -> None:
+        self.post("/buffer/write", {"job_id": JOB, **episode(uid, instance_id, reward)})
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    found = Site(tmp_path_factory.mktemp("site"))
+    names = ["equal", "good", EVIL, *(f"later-{at}" for at in range(60))]
+    start = {"task_type": "external", "job_id": JOB, "num_repeat_per_sample": 2, "group_timeout_seconds": 1e6}
+    instances = [{"instance_id": name} for name in names]
+    found.post("/start_rollout", {**start, "instances": instances, "tokenizer_path": str(DEMO_TOKENIZER_PATH)})
+    for slot in range(2):
+        found.write(f"e{slot}", "equal", 0.5)
+        found.write(f"g{slot}", "good", 0.2 + slot / 2)
+    found.write(f"x/{EVIL}", EVIL, -0.4)
+    yield found
+    found.server.shutdown()
+    found.context.buffer.store.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on the PATH, and ROLLOUT_BUFFER_CHROMIUM names none")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield found
+        found.close()
+
+
+class Visit:
+    """A page that must neither complain nor be wider than its window."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.complaints: list[str] = []
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self._hear(message.type, message.text))
+
+    def _hear(self, kind: str, text: str) -> None:
+        if kind in ("error", "warning") and "401" not in text:
+            self.complaints.append(text)
+
+    def open(self, *parts: str, query: str = "") -> Page:
+        address = "/".join(quote(part, safe="") for part in parts)
+        self.page.goto(f"{self.url}/#/{address}{query}")
+        return self.page
+
+    def check(self) -> None:
+        too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert self.page.evaluate(too_wide) <= 0
+        assert self.page.evaluate("window.hacked === undefined")
+        assert self.complaints == []
+
+
+@pytest.fixture
+def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
+    """Opens windows of a size, signed in."""
+    contexts = []
+
+    def make(width: int = 1440, height: int = 900, *, signed_in: bool = True, theme: Any = "light") -> Visit:
+        size: Any = {"width": width, "height": height}
+        context = browser.new_context(viewport=size, color_scheme=theme, reduced_motion="reduce")
+        contexts.append(context)
+        if signed_in:
+            context.request.post(f"{site.url}/sign_in", data={"token": TOKEN}, headers={"Origin": site.url})
+        return Visit(context.new_page(), site.url)
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_every_page_can_be_clicked_through(visit: Callable[..., Visit], width: int, height: int) -> None:
+    here = visit(width, height, theme="dark" if width == 390 else "light")
+    page = here.open()
+    page.get_by_role("link", name=JOB).click()
+    page.get_by_role("heading", name=JOB).wait_for()
+    page.get_by_text("Mean reward").wait_for()
+    page.locator("#chart-reward canvas").wait_for()
+    here.check()
+    page.get_by_role("link", name="Groups", exact=True).click()
+    page.get_by_text("all 2 members earned the same reward").wait_for()
+    here.check()
+    page.get_by_role("link", name="equal").click()
+    page.get_by_role("heading", name="Members side by side").wait_for()
+    here.check()
+    page.get_by_role("link", name="Play the episode of slot 1").click()
+    page.get_by_role("heading", name="Turn 1").wait_for()
+    here.check()
+    page.get_by_role("link", name="Trajectories").click()
+    page.get_by_role("link", name="good").first.wait_for()
+    here.check()
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_text("group_timeout_seconds").wait_for()
+    here.check()
+
+
+def test_the_player_draws_what_was_done_and_steps_with_keys(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "trajectories", "g1")
+    page.get_by_role("heading", name="Turn 1").wait_for()
+    assert page.locator(".marks circle.dot").count() == 1
+    assert "taps (500, 250)" in page.locator(".deed").inner_text()
+    assert page.locator(".glass img").evaluate("image => image.decode().then(() => image.naturalHeight)") == 200
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("heading", name="Turn 2").wait_for()
+    assert page.locator(".marks line.path").count() == 1
+    page.keyboard.press("End")
+    page.get_by_text("ends the task: success").first.wait_for()
+    page.keyboard.press("Home")
+    page.get_by_label("Speed").select_option("600")
+    page.get_by_role("button", name="Play").click()
+    page.get_by_role("heading", name="Turn 3").wait_for()
+    assert "success 1.00 × step scale 0.700" in page.locator(".sum-line").inner_text()
+    here.check()
+
+
+def test_tokens_are_coloured_by_mask_and_log_prob(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "trajectories", "g1")
+    page.get_by_text("Tokens, mask and log-probs").click()
+    page.get_by_text("1 prompt of 2 did not continue the one before").wait_for()
+    shades = page.locator(".tokens .t").evaluate_all("spans => spans.map((span) => span.className)")
+    assert shades == ["t lp1", "t lp6"]
+    page.locator(".tokens").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert "log-prob −4.000" in page.locator(".token-told").inner_text()
+    here.check()
+
+
+def test_hostile_text_stays_text(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "trajectories", f"x/{EVIL}")
+    page.get_by_role("heading", name=EVIL).wait_for()
+    for summary in page.locator("summary").all():
+        summary.click()
+    page.wait_for_timeout(300)
+    assert page.locator("main script, main img[onerror]").count() == 0
+    here.check()
+
+
+def test_what_is_new_appears_without_a_reload(visit: Callable[..., Visit], site: Site) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "trajectories")
+    page.get_by_role("link", name="good").first.wait_for()
+    page.evaluate("window.stays = true")
+    site.write("news", "later-59", 0.9)
+    page.get_by_role("link", name="later-59").wait_for()
+    assert page.evaluate("window.stays") is True
+    here.check()
+
+
+def test_filters_stand_in_the_address_and_lists_are_paged(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "groups")
+    page.get_by_role("button", name="Older").click()
+    page.wait_for_url("**cursor**")
+    page.get_by_role("button", name="Newest").click()
+    page.get_by_label("State").select_option("filtered")
+    page.wait_for_url("**state=filtered**")
+    page.get_by_role("link", name="equal").wait_for()
+    assert page.locator("tbody tr").count() == 1
+    page.get_by_label("Instance contains").fill("nothing like this")
+    page.keyboard.press("Enter")
+    page.get_by_text("No group matches these filters.").wait_for()
+    here.check()
+
+
+def test_a_job_is_paused_only_after_asking(visit: Callable[..., Visit], site: Site) -> None:
+    here = visit()
+    page = here.open("jobs", JOB)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Keep it as it is").click()
+    assert site.context.buffer.job(JOB).state == "running"
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    page.get_by_text("Somebody paused the job").wait_for()
+    assert site.context.buffer.job(JOB).state == "paused"
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause").wait_for()
+    here.check()
+
+
+def test_the_keyboard_alone_is_enough(visit: Callable[..., Visit]) -> None:
+    here = visit(signed_in=False)
+    page = here.open()
+    page.get_by_label("Token").wait_for()
+    page.keyboard.type(TOKEN)
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name=JOB).wait_for()
+    _tab_to(page, JOB)
+    page.keyboard.press("Enter")
+    page.get_by_text("Mean reward").wait_for()
+    _tab_to(page, "Trajectories")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="good").first.wait_for()
+    _tab_to(page, "good")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Turn 1").wait_for()
+    page.keyboard.press(" ")
+    page.get_by_role("button", name="Pause").wait_for()
+    page.keyboard.press("End")
+    page.get_by_role("heading", name="Turn 3").wait_for()
+    here.check()
+
+
+def _tab_to(page: Page, text: str) -> None:
+    """Presses the tab key until what has the focus says that, and shows that it has it."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent").strip() == text:
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            return
+    raise AssertionError(f"the tab key never reaches {text!r}")
+
+
+def test_the_wrong_token_is_refused_and_signing_out_ends_the_session(visit: Callable[..., Visit]) -> None:
+    here = visit(signed_in=False)
+    page = here.open("jobs", JOB)
+    page.get_by_label("Token").fill("not the token at all")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_text("That is not this server's token.").wait_for()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_text("Mean reward").wait_for()
+    page.reload()
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("Token").wait_for()
+    page.reload()
+    page.get_by_label("Token").wait_for()
+    assert page.evaluate("document.cookie") == ""
+
+
+def test_the_theme_can_be_chosen_and_is_remembered(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open()
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_role("button", name="Use the dark theme").click()
+    assert page.evaluate(background) != light
+    page.reload()
+    page.get_by_role("button", name="Use the light theme").wait_for()
+    here.check()
+
+
+def test_a_page_that_is_not_there_says_so(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", "no such job")
+    page.get_by_text("there is no job 'no such job'").wait_for()
+    page.get_by_role("link", name="To the jobs").click()
+    page.get_by_role("link", name=JOB).wait_for()
