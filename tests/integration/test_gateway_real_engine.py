@@ -55,14 +55,14 @@ def recomputed(rows: list[list[int]]) -> list[list[float]]:
 
 async def test_every_trained_position_of_a_session_agrees_with_the_model(tmp_path: Path) -> None:
     async with gateway_on(tmp_path, SglangEngine, load=load_tokenizer) as gateway:
-        job = start_session_job(gateway.buffer, n=1, remote_engine_url=URL, tokenizer_path=MODEL, max_tokens=24)
+        job = start_session_job(gateway.buffer, n=1, remote_engine_url=URL, tokenizer_path=MODEL, max_tokens=16)
         opened = await gateway.open(job)
         client = gateway.client(opened, timeout=600)
         messages: list[Any] = [{"role": "user", "content": "Name a city by the sea."}]
         for question in ("And what should I pack?\n\n", "  Write 你好 and e\u0301, please.", "Thanks."):
-            async with client.chat.completions.stream(model="policy", messages=messages) as stream:
-                reply = (await stream.get_final_completion()).choices[0].message
-            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": question}]
+            stream = await client.chat.completions.create(model="policy", messages=messages, stream=True)
+            said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": question}]
         await client.chat.completions.create(model="policy", messages=messages)  # a fourth turn
         await client.chat.completions.create(model="policy", messages=messages[:3])  # the second, asked again
         messages[1] = {"role": "assistant", "content": "Lisbon."}
