@@ -462,3 +462,40 @@ class TestLifetime:
 def _no_task_is_left_behind(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+class TestTheReport:
+    """What an operator is told while no tokens come."""
+
+    async def test_an_engine_that_is_well_has_nothing_to_say(self) -> None:
+        server = ScriptedSglang([answered([7])])
+        async with server.serving() as url:
+            engine = SglangEngine(url, QUICK)
+            await engine.generate(turn())
+            report = engine.report()
+            await engine.close()
+        assert report == {"url": url, "says": "", "since_s": None, "updating": False, "waiting": 0}
+
+    async def test_an_engine_that_is_not_there_is_said_to_be_out_of_reach(self) -> None:
+        engine = SglangEngine("http://127.0.0.1:9", EngineSettings(backoff_first_s=5.0))
+        waiting = asyncio.create_task(engine.generate(turn()))
+        await eventually(lambda: bool(engine.report()["says"]))
+        report = engine.report()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert "cannot be reached" in report["says"]
+        assert (report["waiting"], report["updating"]) == (1, False)
+        assert engine.report()["says"] == ""
+        await engine.close()
+
+    async def test_an_engine_that_aborts_is_said_to_update_its_weights(self) -> None:
+        server = ScriptedSglang([answered([7], finish="abort"), answered([8])])
+        async with server.serving() as url:
+            engine = SglangEngine(url, EngineSettings(backoff_first_s=1.0))
+            going = asyncio.create_task(engine.generate(turn()))
+            await eventually(lambda: bool(engine.report()["says"]))
+            assert engine.report()["updating"] is True
+            reply = await going
+            assert engine.report()["says"] == ""
+            await engine.close()
+        assert reply.output_ids == (7, 8)
