@@ -36,11 +36,13 @@ logger = logging.getLogger(__name__)
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 _START_TIMEOUT_S = 120.0
+_STARTS = 3
+"""Ray gives up by itself when its own parts take more than 30 s to find each other, as on a host with much to do."""
 _GRACE_S = 3.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"
-_LONGEST_TEMP_ROOT = 24
+_LONGEST_TEMP_ROOT = 22
 """Ray puts unix sockets about 60 characters below its folder, and their paths end at 107."""
 
 
@@ -84,13 +86,18 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(num_cpus: int, temp_dir: Path, address_file: Path) -> int:
-    address = f"127.0.0.1:{_free_port()}"
-    head = _start_head(num_cpus, temp_dir, address)
-    if not _wait_until_ready(head, temp_dir / "head.log"):
-        logger.error("Ray did not start:\n%s", (temp_dir / "head.log").read_text(errors="replace")[-4000:])
+    for attempt in range(_STARTS):
+        address, folder = f"127.0.0.1:{_free_port()}", temp_dir / str(attempt)
+        folder.mkdir()
+        head = _start_head(num_cpus, folder, address)
+        if _wait_until_ready(head, folder / "head.log"):
+            break
+        logger.error("Ray did not start:\n%s", (folder / "head.log").read_text(errors="replace")[-4000:])
+        _end_descendants()
+    else:
         return 1
     _write_whole(address_file, address)
-    logger.info("Ray is up at %s with %d CPUs, files in %s", address, num_cpus, temp_dir)
+    logger.info("Ray is up at %s with %d CPUs, files in %s", address, num_cpus, folder)
     code = head.wait()
     logger.error("Ray ended by itself with code %d", code)
     return 1

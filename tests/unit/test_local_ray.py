@@ -1,0 +1,63 @@
+"""The program that keeps a local Ray, with a play-acted ``ray`` command: what it does when Ray does not start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LOCAL_RAY = "slime_plugins.rollout_buffer.generator.android_world.local_ray"
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = """
+import os, sys, time
+from pathlib import Path
+tries = Path(os.environ["TRIES"])
+count = len(tries.read_text()) + 1 if tries.exists() else 1
+tries.write_text("x" * count)
+if count <= int(os.environ["FAILURES"]):
+    sys.exit("The current node timed out during startup.")
+print("Ray runtime started", flush=True)
+time.sleep(600)
+"""
+
+
+def start(tmp_path: Path, failures: int) -> subprocess.Popen[str]:
+    package = tmp_path / "ray" / "scripts"
+    package.mkdir(parents=True)
+    (tmp_path / "ray" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "scripts.py").write_text(FAKE, encoding="utf-8")
+    (tmp_path / "token").write_text("a secret of this test", encoding="utf-8")
+    more = {"TRIES": str(tmp_path / "tries"), "FAILURES": str(failures), "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    command = [sys.executable, "-m", LOCAL_RAY, "--address-file", str(tmp_path / "address"), "--num-cpus", "1"]
+    environment = {**os.environ, **more, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_ray_that_did_not_start_is_started_again(tmp_path: Path) -> None:
+    process = start(tmp_path, failures=2)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "address").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert said.count("timed out during startup") == 2
+    assert process.returncode == 0
+    assert (tmp_path / "tries").read_text(encoding="utf-8") == "xxx"
+
+
+@pytest.mark.timeout(60)
+def test_a_ray_that_never_starts_ends_the_program_with_its_words(tmp_path: Path) -> None:
+    process = start(tmp_path, failures=99)
+    _, said = process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert said.count("timed out during startup") == 3
+    assert not (tmp_path / "address").exists()
