@@ -294,6 +294,10 @@ def test_forgetting_the_last_turn_leaves_what_was_before(moves: Any, seed: int) 
     after.recording.forget(youngest)
     assert after.recording.generations() == before.recording.generations()
     assert (after.recording.turns, after.recording.ids) == (before.recording.turns, before.recording.ids)
+    conversation = read_conversation([*after.histories[-1], {"role": "user", "content": "and then?"}])
+    keys = [digest([]), digest(TOOLS)]
+    found = [after.recording.find(key, conversation.digests, conversation.replies).turn for key in keys]
+    assert youngest not in found, "a turn that is forgotten is not gone on from"
 
 
 def _turns(recording: Recording) -> list[Any]:

@@ -87,7 +87,7 @@ class Recording:
 
     def __init__(self) -> None:
         self._roots: list[Turn] = []
-        self._entries: dict[bytes, list[Turn]] = {}
+        self._entries: dict[tuple[bytes, bytes], list[Turn]] = {}
         self._count = 0
         self.turns = 0
         self.ids = 0
@@ -99,7 +99,7 @@ class Recording:
         is what was sent and sampled.
         """
         best = Match(None, 0)
-        open_ends = [Match(turn, 0) for turn in self._entries.get(key, ())]
+        open_ends = [Match(turn, 0) for turn in self._entries.get((key, digests[0]), ())]
         while open_ends:
             end = open_ends.pop()
             turn = end.turn
@@ -166,7 +166,7 @@ class Recording:
         )
         (self._roots if parent is None else parent.children).append(turn)
         if from_start:
-            self._entries.setdefault(key, []).append(turn)
+            self._entries.setdefault((key, context[0]), []).append(turn)
         self.turns += 1
         self.ids += turn.own_length
         return turn
@@ -175,7 +175,7 @@ class Recording:
         """Takes a turn out that nobody was given. It has no children: those would stand on what was given."""
         (self._roots if turn.parent is None else turn.parent.children).remove(turn)
         if turn.from_start:
-            self._entries[turn.key].remove(turn)
+            self._entries[turn.key, turn.context[0]].remove(turn)
         self.turns -= 1
         self.ids -= turn.own_length
 
