@@ -162,7 +162,7 @@ class Buffer:
         with self.store.write() as connection:
             fence = tables.get_job(connection, job_key).fence + 1
             tables.give_up_running_attempts(connection, job_key, self._clock())
-            tables.update_job(connection, job_key, fence=fence)
+            tables.update_job(connection, job_key, fence=fence, updated_at=self._clock())
             return fence
 
     def job_by_key(self, job_key: int) -> JobRecord:

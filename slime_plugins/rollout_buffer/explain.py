@@ -19,6 +19,7 @@ __all__ = ["Explanation", "Severity", "Situation", "explain_group", "explain_job
 SUPERVISOR_PATIENCE_S = 15.0
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
+START_PATIENCE_S = 120.0
 LONG_EPISODE_S = 600.0
 FAILURES_WORTH_SAYING = 3
 LITTLE_DISK_BYTES = 2_000_000_000
@@ -63,7 +64,8 @@ class Situation:
     group_size: int = 1
     groups: Mapping[str, int] = field(default_factory=dict)
     supervisor_age_s: float | None = None
-    age_s: float = 0.0
+    began_s: float = 0.0
+    """Since the job was started or resumed, or its present runner began."""
     running_attempts: int = 0
     oldest_running_s: float | None = None
     trajectory_age_s: float | None = None
@@ -334,12 +336,12 @@ def _at_work(at: Situation) -> Iterator[Explanation]:
 
 
 def _starting(at: Situation) -> Explanation:
-    if at.age_s < QUIET_AFTER_S:
+    if at.began_s < START_PATIENCE_S:
         return Explanation(
             code="starting",
             severity=Severity.WAIT,
-            says=f"The job started {_span(at.age_s)} ago; its runner is loading the tokenizer and finding devices.",
-            advice="Give it a minute.",
+            says=f"The job began {_span(at.began_s)} ago; its runner is loading the tokenizer and finding devices.",
+            advice="Give it two minutes.",
         )
     return Explanation(
         code="no_runner",

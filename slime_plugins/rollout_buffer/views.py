@@ -122,7 +122,7 @@ class Views:
             group_size=job.group_size,
             groups=groups,
             supervisor_age_s=None if beat is None else abs(now - beat[0]),
-            age_s=max(0.0, now - job.created_at),
+            began_s=max(0.0, now - max(job.created_at, job.updated_at)),
             poll_age_s=_age(now, job.last_poll_at),
             max_groups_ahead=job.settings.get("max_groups_ahead"),
             pause_when_idle_s=job.settings.get("pause_when_idle_s"),
