@@ -251,7 +251,6 @@ def _engine_trouble(at: Situation) -> Iterator[Explanation]:
         return
     held = f", {at.engine['waiting']} requests are held" if at.engine.get("waiting") else ""
     for_long = f" for {_span(at.engine['since_s'])}" if at.engine.get("since_s") is not None else ""
-    severity = Severity.ATTENTION if _recent(at.trajectory_age_s) else Severity.WAIT
     if at.engine.get("updating") or "abort" in says:
         yield Explanation(
             code="weights",
@@ -260,10 +259,12 @@ def _engine_trouble(at: Situation) -> Iterator[Explanation]:
             advice="Episodes go on from their partial tokens when it is through. Nothing to do.",
         )
         return
+    long = (at.engine.get("since_s") or 0.0) > QUIET_AFTER_S
+    standing = Severity.STOPPED if long else Severity.WAIT
     yield Explanation(
         code="no_engine",
-        severity=severity,
-        says=f"The engine at {at.engine.get('url')} {says}{for_long}{held}.",
+        severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else standing,
+        says=f"The engine at {at.engine.get('url')} {says.split(' (')[0]}{for_long}{held}.",
         advice="Is it up, and is the address right as seen from the buffer host? Episodes wait for it, none is lost.",
     )
 

@@ -49,7 +49,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"state": JobState.FAILED, "cause": "no tokenizer"}, "failed", "(no tokenizer)"),
     (
         {
-            "engine": {"url": "http://e", "says": "cannot be reached", "since_s": 20.0, "waiting": 8},
+            "engine": {"url": "http://e", "says": "cannot be reached (OSError: x)", "since_s": 20.0, "waiting": 8},
             "trajectory_age_s": 90.0,
         },
         "no_engine",

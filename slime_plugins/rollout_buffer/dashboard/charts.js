@@ -188,7 +188,7 @@ function options(spec, width, onCursor) {
     legend: { show: false },
     hooks: { setCursor: [onCursor] },
     scales: { y: { range: spec.range ?? rangeOf(spec) } },
-    axes: [{ ...axis, space: 64, size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
+    axes: [{ ...axis, space: 50, size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
     series: [
       {},
       ...spec.lines.map((line) => ({
