@@ -109,11 +109,15 @@ class Clockwork:
 
     def act(self, action: Action) -> float:
         """Seconds until the action is done; ending the task takes none."""
-        self._span.mark()
         if action.kind is ActionKind.TERMINATE:
             return 0.0
         self._actions += 1
         return self._latencies.step(self._position, self._actions)
+
+    def succeed(self) -> float:
+        """The score, which is asked for at the very end."""
+        self._span.mark()
+        return 1.0
 
     def look(self) -> Observation:
         """What it shows now."""
@@ -151,7 +155,7 @@ class Lease:
 
     async def score(self) -> float:
         """As ``DeviceLease.score``."""
-        return 1.0
+        return self._device.succeed()
 
 
 class Pool:
@@ -214,7 +218,7 @@ class Worker:
 
     async def score(self, lease_id: int) -> float:
         """As ``DeviceCalls.score``."""
-        return 1.0
+        return self._device.succeed()
 
 
 def run_runner(bench: Bench) -> None:
