@@ -225,6 +225,7 @@ def start_job(buffer: Buffer) -> JobRecord:
         "num_repeat_per_sample": 2,
         "num_process": 8,
         "max_attempts": 8,
+        "evaluation": True,  # every group is kept, also those with equal rewards: every slot can be counted
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
     return buffer.start_job(payloads.parse(StartPayload, body), instances).job

@@ -379,9 +379,12 @@ async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> Non
         assert await states_of(registry) == ["ready"] * 3
         first, second = await registry.acquire("a", Purpose.TRAINING, 5, 5)
         assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
-        await registry.release(first.lease_id, LeaseReport(fault="died"))
+        waiting = asyncio.create_task(registry.acquire("b", Purpose.TRAINING, 2, 5))
         await turns()
-        (third,) = await registry.acquire("b", Purpose.TRAINING, 2, 0.01)
+        await registry.release(first.lease_id, LeaseReport(fault="died"))
+        await turns(2)
+        (third,) = waiting.result()
+        await turns()
         assert sorted(await states_of(registry)) == ["booting", "leased", "leased"]
         await registry.release(second.lease_id, LeaseReport())
         await registry.release(third.lease_id, LeaseReport())
@@ -585,6 +588,19 @@ async def test_within_one_pool_an_evaluation_does_not_wait_behind_all_of_trainin
         await asyncio.gather(*training_episodes, *evaluations)
     last_evaluation = max(at for at, name in enumerate(order) if name == "evaluation")
     assert last_evaluation < 60
+
+
+async def test_a_pool_says_for_which_purpose_it_waits() -> None:
+    async with local_pool(num_workers=1) as pool, await pool.acquire():
+        waiting = [asyncio.create_task(pool.acquire(Purpose.EVALUATION)) for _ in range(3)]
+        await turns()
+        snapshot = await pool.snapshot()
+        assert snapshot["runners_waiting"] == {"training": 0, "evaluation": 1}
+        assert snapshot["episodes_waiting"] == {"training": 0, "evaluation": 3}
+        for task in waiting:
+            task.cancel()
+        await turns()
+        assert (await pool.snapshot())["episodes_waiting"] == {"training": 0, "evaluation": 0}
 
 
 async def test_the_event_loop_goes_on_while_a_device_hangs() -> None:
