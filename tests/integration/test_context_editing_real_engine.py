@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.generator.context_editing_generator import Con
 from slime_plugins.rollout_buffer.types import Trajectory
 from tests.context_editing_player import LINE, call, request_for
 
-pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
 
 URL_VARIABLE = "ROLLOUT_BUFFER_TEST_ENGINE_URL"
 MODEL_VARIABLE = "ROLLOUT_BUFFER_TEST_ENGINE_MODEL"
@@ -133,7 +133,7 @@ class MutteringScript:
 
 
 async def played(kind: str, tokenizer: Any) -> Trajectory:
-    server = SglangEngine(URL, EngineSettings(patience_s=60.0, deadline_s=300.0))
+    server = SglangEngine(URL, EngineSettings(patience_s=60.0, deadline_s=900.0))
     engine: Engine = MutteringScript(server, tokenizer) if kind == "scored" else server
     generator = ContextEditingGenerator(read_calls if kind == "scored" else calls_of_the_script())
     options = {"statelm": {"system_prompt": "", "max_model_length": 8000}}
