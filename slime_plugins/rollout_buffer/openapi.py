@@ -399,8 +399,9 @@ COMPONENTS: Mapping[str, Schema] = {
         newest=_NEWEST,
     ),
     "Series": _object(
-        "job_id width_s columns",
+        "job_id until width_s columns",
         job_id=_text(),
+        until=_number("Now, or when the job ended: the last bucket is as long as from its start to there"),
         width_s=_integer("Seconds of a bucket"),
         columns=_object(
             "t",

@@ -157,7 +157,7 @@ class Views:
             first = job.created_at if query.range_s is None else max(job.created_at, last - query.range_s)
             span = span_of(first, last, width_s=query.width_s, since=query.since)
             columns = job_series(connection, job.key, span)
-        return {"job_id": job.job_id, "now": now, "width_s": span.width_s, "columns": columns}
+        return {"job_id": job.job_id, "until": last, "width_s": span.width_s, "columns": columns}
 
     # --- groups ------------------------------------------------------------------------------------------------------
 

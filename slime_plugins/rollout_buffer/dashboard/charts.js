@@ -8,6 +8,8 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 const faded = (name) => `color-mix(in srgb, ${color(name)} 18%, transparent)`;
 
 const perMinute = (values, { seconds }) => values.map((value, at) => (value * 60) / seconds[at]);
+/** The server divides by the whole interval; the newest one is shorter. */
+const atOnce = (values, { seconds, widthS }) => values.map((value, at) => (value === null ? null : (value * widthS) / seconds[at]));
 const asPercent = (values) => values.map((value) => (value === null ? null : value * 100));
 
 /** What is drawn. ``from`` names a column of the series; ``as`` turns it into what is shown. */
@@ -41,6 +43,7 @@ export const CHARTS = [
     unit: "",
     digits: 1,
     zero: true,
+    counts: true,
     lines: [
       { from: "groups_valid", name: "valid", color: "delivered", as: perMinute },
       { from: "groups_filtered", name: "filtered", color: "filtered", as: perMinute },
@@ -54,6 +57,7 @@ export const CHARTS = [
     unit: "",
     digits: 1,
     zero: true,
+    counts: true,
     lines: [
       { from: "completed", name: "completed", color: "delivered", as: perMinute },
       { from: "truncated", name: "truncated", color: "leased", as: perMinute },
@@ -81,8 +85,8 @@ export const CHARTS = [
     digits: 1,
     zero: true,
     lines: [
-      { from: "playing", name: "devices", color: "line-2", width: 2 },
-      { from: "generating", name: "requests at the engine", color: "line-3" },
+      { from: "playing", name: "devices", color: "line-2", width: 2, as: atOnce },
+      { from: "generating", name: "requests at the engine", color: "line-3", as: atOnce },
     ],
   },
   {
@@ -124,7 +128,7 @@ export function chart(spec) {
   const draw = () => {
     drawn?.destroy();
     drawn = null;
-    if (data === null || !plot.clientWidth || !hasAny(data)) {
+    if (data === null || !plot.clientWidth || !hasAny(spec, data)) {
       plot.replaceChildren(h("p", { class: "empty-plot" }, data === null ? "" : "nothing yet"));
       return;
     }
@@ -143,10 +147,10 @@ export function chart(spec) {
 
   return {
     element: figure,
-    update(columns, widthS, now) {
-      const seconds = columns.t.map((start) => Math.max(1, Math.min(widthS, now - start)));
-      const fresh = [columns.t, ...spec.lines.map((line) => (line.as ? line.as(columns[line.from], { seconds }) : columns[line.from]))];
-      const sameKind = drawn !== null && hasAny(fresh);
+    update(columns, widthS, until) {
+      const seconds = columns.t.map((start) => Math.max(1, Math.min(widthS, until - start)));
+      const fresh = [columns.t, ...spec.lines.map((line) => (line.as ? line.as(columns[line.from], { seconds, widthS }) : columns[line.from]))];
+      const sameKind = drawn !== null && hasAny(spec, fresh);
       data = fresh;
       if (sameKind) drawn.setData(data);
       else draw();
@@ -161,7 +165,8 @@ export function chart(spec) {
   };
 }
 
-const hasAny = (data) => data.slice(1).some((values) => values.some((value) => value !== null && value !== 0)) || data.slice(1).some((values) => values.some((value) => value === 0) && values.includes(null));
+/** Where things are counted, nothing but zeros means that nothing happened; a measured zero is a value. */
+const hasAny = (spec, data) => data.slice(1).some((values) => values.some((value) => value !== null && !(spec.counts && value === 0)));
 
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const clockSeconds = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });

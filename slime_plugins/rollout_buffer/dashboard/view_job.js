@@ -159,7 +159,7 @@ function charts(stage, jobId) {
     4000,
     (body) => {
       feed.take(body);
-      drawn.forEach((one) => one.update(feed.columns, feed.widthS, body.now));
+      drawn.forEach((one) => one.update(feed.columns, feed.widthS, body.until));
       show(told, `each point is ${span(feed.widthS)}`);
     },
   );
@@ -206,7 +206,7 @@ class Feed {
     }
     const from = body.columns.t[0];
     const keep = this.columns.t.filter((start) => start < from).length;
-    const drop = this.rangeS ? this.columns.t.filter((start) => start < body.now - Number(this.rangeS) - this.widthS).length : 0;
+    const drop = this.rangeS ? this.columns.t.filter((start) => start < body.until - Number(this.rangeS) - this.widthS).length : 0;
     for (const name of Object.keys(this.columns)) this.columns[name] = [...this.columns[name].slice(drop, keep), ...body.columns[name]];
   }
 }
