@@ -158,15 +158,28 @@ class SampleConverter:
 
     def _count_drift(self, item: RolloutItem) -> None:
         """Counts what rebuilding the tokens from messages would have changed; the sampled ones are trained anyway."""
-        if not getattr(self._args, "rollout_buffer_report_drift", False) or not item.messages:
+        if not getattr(self._args, "rollout_buffer_report_drift", True) or not item.messages:
+            return
+        generator = self._drift_measure
+        if generator is None:
+            self.counts["token_drift/unknown"] += 1
             return
         try:
-            report = self._mask_generator().report_drift(item.messages, item.generations, _tools(item))
+            report = generator.report_drift(item.messages, item.generations, _tools(item))
         except Exception:  # a report that fails must not cost the trajectory
             logger.exception("the token drift of %s cannot be measured", item.uid)
             self.counts["token_drift/unknown"] += 1
         else:
             self.counts.update(f"token_drift/{kind}" for kind in report.kinds or ["clean"])
+
+    @functools.cached_property
+    def _drift_measure(self) -> MultiTurnLossMaskGenerator | None:
+        """What drift is measured with; None where the tokenizer cannot be loaded, which sampled tokens do not need."""
+        try:
+            return self._mask_generator()
+        except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
+            logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
+            return None
 
     def _mask_generator(self) -> MultiTurnLossMaskGenerator:
         return mask_generator(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")

@@ -50,7 +50,7 @@ def group_of(*items: RolloutItem, size: int | None = None) -> list[Any]:
 
 
 def converter(size: int, **changes: Any) -> SampleConverter:
-    args = trainer_args(hf_checkpoint=str(DEMO_TOKENIZER_PATH), n_samples_per_prompt=size, **changes)
+    args = trainer_args(**{"hf_checkpoint": str(DEMO_TOKENIZER_PATH), "n_samples_per_prompt": size, **changes})
     return SampleConverter(args, samples_per_group=size)
 
 
@@ -103,24 +103,33 @@ def test_the_tokenizer_is_loaded_once() -> None:
     assert mask_generator(str(DEMO_TOKENIZER_PATH), "qwen") is mask_generator(str(DEMO_TOKENIZER_PATH), "qwen")
 
 
-def test_drift_is_counted_on_request_and_changes_nothing() -> None:
+def test_drift_is_counted_and_changes_nothing() -> None:
     tokenizer = mask_generator(str(DEMO_TOKENIZER_PATH), "qwen").tokenizer
     prompt = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True, return_dict=False)
     said, other = (tokenizer(f"{text}<|im_end|>")["input_ids"] for text in "45")
     items = [item(generations=(Generation(prompt, said),)), item(uid="b", generations=(Generation(prompt, other),))]
-    worker = converter(2, rollout_buffer_report_drift=True)
+    worker = converter(2)
     (group,) = worker.groups(items)
 
     assert (worker.counts["token_drift/clean"], worker.counts["token_drift/text"]) == (1, 1)
     assert [sample.tokens for sample in group] == [[*prompt, *said], [*prompt, *other]]
 
 
-def test_drift_is_not_measured_unasked_and_never_costs_a_trajectory() -> None:
+def test_drift_is_not_measured_where_nobody_wants_it_and_never_costs_a_trajectory() -> None:
     unreadable = item(messages=[{"role": "assistant", "content": 5}])
-    silent, asked = converter(1), converter(1, rollout_buffer_report_drift=True)
+    silent, asked = converter(1, rollout_buffer_report_drift=False), converter(1)
 
     assert not flat_samples([silent.groups([unreadable]), asked.groups([unreadable])])[1].remove_sample
     assert (silent.counts["token_drift/unknown"], asked.counts["token_drift/unknown"]) == (0, 1)
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_tried_once_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    worker = converter(2, hf_checkpoint="/nowhere/at/all")
+    (group,) = worker.groups([item(), item(uid="b")])
+
+    assert not any(sample.remove_sample for sample in group)
+    assert worker.counts["token_drift/unknown"] == 2
+    assert caplog.text.count("token drift is not measured") == 1
 
 
 def test_the_first_token_of_all_is_never_trained() -> None:

@@ -115,7 +115,8 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
         # The server is HTTP over the store and knows nothing of playing.
         (HTTP, (GENERATOR, f"{BUFFER}.engine", f"{BUFFER}.runner", "ray"), ()),
         # The gateway is a process of its own: nobody's runner, no generator, nothing of the server's.
-        ((f"{BUFFER}.gateway",), (GENERATOR, f"{BUFFER}.runner", f"{BUFFER}.stand_in_engine", "ray", "flask", *HTTP), ()),
+        ((f"{BUFFER}.gateway",), (GENERATOR, f"{BUFFER}.runner", f"{BUFFER}.stand_in_engine", "ray", "flask"), ()),
+        ((f"{BUFFER}.gateway",), HTTP, ()),
         ((*HTTP, GENERATOR, f"{BUFFER}.runner"), (f"{BUFFER}.gateway", f"{BUFFER}.slot_claims"), ()),
         # A generator plays; where its trajectories go is not its business.
         ((GENERATOR,), KEEPERS, ()),

@@ -464,7 +464,7 @@ async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path:
 
 
 async def test_limits_have_their_status(tmp_path: Path) -> None:
-    limits = {"max_body_bytes": 2000, "max_turns": 1, "body_timeout_s": 0.3}
+    limits: dict[str, Any] = {"max_body_bytes": 2000, "max_turns": 1, "body_timeout_s": 0.3}
     async with gateway_on(tmp_path, talkative(), **limits) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
         long = await gateway.chat(opened, [{"role": "user", "content": "x" * 3000}])
