@@ -158,7 +158,7 @@ def found(words: str, near: BufferProcess) -> int:
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_no_emulator_outlives_its_guard_its_worker_or_ray(farm: BufferProcess, records: Path) -> None:
+def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, records: Path) -> None:
     guard = recorded(records, "guard")[0]
     emulators = [pid for pid in recorded(records) if parent_of(pid) == guard]
     os.kill(guard, signal.SIGKILL)
@@ -169,19 +169,15 @@ def test_no_emulator_outlives_its_guard_its_worker_or_ray(farm: BufferProcess, r
     os.kill(parent_of(guard), signal.SIGKILL)
     wait_until(all_gone([guard, *emulators]), PATIENCE_S, "the end of the worker's emulator")
 
-    wait_until(lambda: any(map(lives, recorded(records))), 240, "a device that was brought up again")
-    emulators = [pid for pid in recorded(records) if lives(pid)]
-    os.kill(found("raylet/raylet", farm), signal.SIGKILL)
-    wait_until(all_gone(emulators), PATIENCE_S, "the end of the raylet's emulators")
-
 
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("killed", ["local Ray", "supervisor"])
+@pytest.mark.parametrize("killed", ["raylet", "local Ray", "supervisor"])
 def test_no_emulator_outlives_the_killed_farm(farm: BufferProcess, records: Path, killed: str) -> None:
     emulators = recorded(records)
-    victim = farm.process.pid if killed == "supervisor" else found("android_world.local_ray", farm)
+    names = {"raylet": "raylet/raylet", "local Ray": "android_world.local_ray"}
+    victim = farm.process.pid if killed == "supervisor" else found(names[killed], farm)
     os.kill(victim, signal.SIGKILL)
     start = time.monotonic()
     wait_until(all_gone(emulators), PATIENCE_S, "the end of the emulators")
