@@ -18,7 +18,7 @@ import requests
 from tests.crash.workload import MARK, Journal, Plan
 
 GENERATORS = Path(__file__).with_name("generators")
-HEALTHY_WITHIN_S = 30.0
+HEALTHY_WITHIN_S = 90.0
 STOP_WITHIN_S = 10.0
 
 

@@ -133,7 +133,7 @@ async def test_every_slot_of_every_group_and_epoch_is_played_once(real_time_buff
 
 
 async def test_no_more_episodes_at_once_than_num_process(real_time_buffer: Buffer) -> None:
-    generator = ScriptedGenerator(lambda episode: _after(0.01, by_slot(episode)))
+    generator = ScriptedGenerator(lambda episode: _after(0.1, by_slot(episode)))
     await run(real_time_buffer, start(real_time_buffer, count=10, num_process="3"), generator)
     assert generator.most_at_once == 3
 
