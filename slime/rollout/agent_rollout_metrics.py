@@ -61,6 +61,12 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/engine_image_mismatches": "trajectories whose screenshots the engine counted otherwise",
     "rollout/buffer/slots/<state>": "slots of the job by state",
     "rollout/buffer/trajectories/<outcome>": "trajectories of the job by outcome",
+    "rollout/buffer/trajectories/late": "trajectories that came after their group had closed",
+    "rollout/buffer/trajectories/damaged": "trajectories whose payload could not be read",
+    "rollout/buffer/reward/<statistic>": "reward of all the job's trajectories: mean, min, max",
+    "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
+    "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
+    "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
     "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
 }
 """Every metric that a training rollout reports, and what it says."""
@@ -115,7 +121,16 @@ def job_metrics(job: Mapping[str, Any]) -> Metrics:
     attempts = job.get("attempts") or {}
     failed = {key.partition(":")[2]: count for key, count in attempts.items() if key.startswith("failed:")}
     errors = {f"rollout/buffer/attempts/failed/{code}": float(count) for code, count in failed.items()}
-    return {**slots, **outcomes, **errors}
+    lost = {f"rollout/buffer/trajectories/{name}": float(job[name]) for name in ("late", "damaged") if name in job}
+    return {**slots, **outcomes, **errors, **lost, **_measures(job.get("measures") or {})}
+
+
+def _measures(measures: Mapping[str, Mapping[str, float]]) -> Metrics:
+    return {
+        f"rollout/buffer/{name.replace('_', '/')}/{statistic}": float(value)
+        for name, statistics_of in measures.items()
+        for statistic, value in statistics_of.items()
+    }
 
 
 def _weighted(values: Sequence[tuple[int, float]]) -> float:

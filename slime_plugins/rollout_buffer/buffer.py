@@ -38,6 +38,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
 from slime_plugins.rollout_buffer.job_starts import StartedJob
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.staleness import versions_of
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
@@ -675,6 +676,7 @@ class Buffer:
             causes = tables.count_causes(connection, job.key)
             late = tables.count_late(connection, job.key)
             damaged = tables.count_damaged(connection, job.key)
+            measures = job_measures(connection, job.key)
         slots = {state.value: count * job.group_size for state, count in counted.items()}
         return {
             "job_id": job.job_id,
@@ -695,6 +697,7 @@ class Buffer:
             "outcomes": outcomes,
             "late": late,
             "damaged": damaged,
+            "measures": measures,
             "causes": causes,
             "settings": job.settings,
         }

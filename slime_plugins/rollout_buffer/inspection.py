@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.deliveries import Delivery
 from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
 from slime_plugins.rollout_buffer.queries import PageQuery, TrajectoryPageQuery
+from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import Connection, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
@@ -46,6 +47,9 @@ class JobCounts:
     """(state, error code); the code is empty for attempts without an error."""
     outcomes: dict[str, int]
     late: int
+    damaged: int
+    measures: dict[str, dict[str, float]]
+    """By what was measured and statistic, as ``series.job_measures``."""
     deliveries: dict[str, int]
     poll_age_s: float | None
     """Seconds since a trainer last asked; None when none ever did."""
@@ -252,6 +256,8 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
         attempts=_count_pairs(connection, _ATTEMPTS, job),
         outcomes=tables.count_outcomes(connection, job.key),
         late=tables.count_late(connection, job.key),
+        damaged=tables.count_damaged(connection, job.key),
+        measures=job_measures(connection, job.key),
         deliveries=_count_deliveries(connection, job),
         poll_age_s=None if job.last_poll_at is None else max(0.0, now - job.last_poll_at),
         oldest_ready_age_s=0.0 if oldest is None else max(0.0, now - oldest),

@@ -77,6 +77,32 @@ LATE = MetricName(
     says="Trajectories that came after their group had closed; kept, never delivered",
     labels=JOB_LABELS,
 )
+DAMAGED = MetricName(
+    name="rollout_buffer_trajectories_damaged",
+    says="Trajectories whose payload could not be read when they were to be delivered",
+    labels=JOB_LABELS,
+)
+REWARD = MetricName(
+    name="rollout_buffer_reward",
+    says="Reward of the job's trajectories as they were written, without late ones; by statistic: mean, min, max",
+    labels=(*JOB_LABELS, "statistic"),
+)
+SUCCESS = MetricName(
+    name="rollout_buffer_success",
+    says="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
+    labels=(*JOB_LABELS, "statistic"),
+)
+STALENESS = MetricName(
+    name="rollout_buffer_staleness",
+    says="Weight versions between a trajectory's oldest token and the job's newest when it was written; by statistic: "
+    "mean, max",
+    labels=(*JOB_LABELS, "statistic"),
+)
+POLL_WAIT = MetricName(
+    name="rollout_buffer_poll_wait_seconds",
+    says="Seconds that the trainer had polled for a delivery; by statistic: mean, max",
+    labels=(*JOB_LABELS, "statistic"),
+)
 DELIVERIES = MetricName(
     name="rollout_buffer_deliveries",
     says="Deliveries by state: leased, acked, popped (handed out for good), expired (came back)",
@@ -163,6 +189,11 @@ METRICS: tuple[MetricName, ...] = (
     ATTEMPTS,
     TRAJECTORIES,
     LATE,
+    DAMAGED,
+    REWARD,
+    SUCCESS,
+    STALENESS,
+    POLL_WAIT,
     DELIVERIES,
     POLL_AGE,
     OLDEST_READY,
@@ -179,6 +210,9 @@ METRICS: tuple[MetricName, ...] = (
     DEVICE_PACE,
     DEVICE_WAITING,
 )
+
+
+MEASURES = {metric.name.removeprefix("rollout_buffer_"): metric for metric in (REWARD, SUCCESS, STALENESS, POLL_WAIT)}
 
 
 def metrics_page(inspection: Inspection, supervisor: str) -> bytes:
@@ -229,6 +263,10 @@ def _samples_of(job: JobCounts) -> Iterator[Sample]:
     for outcome, count in job.outcomes.items():
         yield TRAJECTORIES, (*this, outcome), count
     yield LATE, this, job.late
+    yield DAMAGED, this, job.damaged
+    for measured, statistics in job.measures.items():
+        for statistic, value in statistics.items():
+            yield MEASURES[measured], (*this, statistic), value
     for state in DELIVERY_STATES:
         yield DELIVERIES, (*this, state), job.deliveries.get(state, 0)
     if job.poll_age_s is not None:

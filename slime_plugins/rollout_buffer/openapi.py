@@ -270,7 +270,8 @@ COMPONENTS: Mapping[str, Schema] = {
         ),
     ),
     "Job": _object(
-        "job_id task_type state cause group_size instances epochs groups slots attempts outcomes late causes settings",
+        "job_id task_type state cause group_size instances epochs groups slots attempts outcomes late causes settings "
+        "damaged measures",
         job_id=_text(),
         task_type=_text(),
         state=_text(enum=[state.value for state in JobState]),
@@ -291,6 +292,13 @@ COMPONENTS: Mapping[str, Schema] = {
         attempts=_counts(None, "Attempts by state, and `failed:CODE` by error code"),
         outcomes=_counts(None, "Trajectories by outcome"),
         late=_integer("Trajectories that came after their group had closed"),
+        damaged=_integer("Trajectories that could not be read when they were to be delivered"),
+        measures={
+            "type": "object",
+            "additionalProperties": {"type": "object", "additionalProperties": {"type": "number"}},
+            "description": "Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight "
+            "versions and `poll_wait_seconds` (mean, max); what is unknown is left out",
+        },
         causes={"type": "object", "description": "Why groups were filtered or failed: state, cause, count"},
         settings={"type": "object", "description": "What the job keeps of its start payload"},
         devices=_nullable(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BUCKET_WIDTHS_S", "Span", "job_series", "span_of"]
+__all__ = ["BUCKET_WIDTHS_S", "Span", "job_measures", "job_series", "span_of"]
 
 Connection = sqlite3.Connection
 
@@ -59,6 +59,17 @@ SELECT CAST((created_at - :start) / :width AS INTEGER) AS bucket, count(*) AS de
     max(waited_s) AS wait_max
 FROM deliveries INDEXED BY deliveries_by_job
 WHERE job_key = :job AND created_at >= :start AND created_at < :end GROUP BY bucket
+"""
+
+_MEASURES = """
+SELECT total(reward_total) / sum(episodes) AS reward_mean, min(reward_min) AS reward_min, max(reward_max) AS reward_max,
+    CAST(sum(succeeded) AS REAL) / nullif(sum(judged), 0) AS success_mean,
+    CAST(sum(behind_total) AS REAL) / nullif(sum(versioned), 0) AS staleness_mean, max(behind_max) AS staleness_max
+FROM trajectory_minutes WHERE job_key = :job
+"""
+_ALL_WAITS = """
+SELECT avg(waited_s) AS poll_wait_seconds_mean, max(waited_s) AS poll_wait_seconds_max
+FROM deliveries INDEXED BY deliveries_by_job WHERE job_key = :job
 """
 
 COUNTED = (
@@ -111,6 +122,22 @@ def job_series(connection: Connection, job_key: int, span: Span) -> dict[str, li
     for query in (_EPISODES_BY_MINUTE if by_minute else _EPISODES, _GROUPS, _FAILURES, _WAITS):
         _fill(columns, connection.execute(query, places))
     return columns
+
+
+def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, float]]:
+    """Returns what was measured over a job's whole life, by what it is and then by statistic; unknown is left out.
+
+    ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
+    weight versions) and ``poll_wait_seconds`` mean and max. Late trajectories do not count, as in the series.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for query in (_MEASURES, _ALL_WAITS):
+        row = connection.execute(query, {"job": job_key}).fetchone()
+        for name in row.keys():  # noqa: SIM118 - iterating a Row gives values, not names
+            measured, _, statistic = name.rpartition("_")
+            if row[name] is not None:
+                found.setdefault(measured, {})[statistic] = float(row[name])
+    return found
 
 
 def _fill(columns: dict[str, list[Any]], rows: Iterable[sqlite3.Row]) -> None:

@@ -97,6 +97,9 @@ def test_the_books_of_a_job_keep_their_names() -> None:
         "slots": {"submitted": 8, "open": 2, "ready": 6},
         "outcomes": {"completed": 6},
         "attempts": {"finished": 6, "failed": 3, "failed:device_hung": 2, "failed:engine_gone": 1},
+        "late": 3,
+        "damaged": 0,
+        "measures": {"reward": {"mean": 0.5}, "poll_wait_seconds": {"max": 7.0}},
     }
 
     assert job_metrics(job) == {
@@ -106,7 +109,12 @@ def test_the_books_of_a_job_keep_their_names() -> None:
         "rollout/buffer/trajectories/completed": 6,
         "rollout/buffer/attempts/failed/device_hung": 2,
         "rollout/buffer/attempts/failed/engine_gone": 1,
+        "rollout/buffer/trajectories/late": 3,
+        "rollout/buffer/trajectories/damaged": 0,
+        "rollout/buffer/reward/mean": 0.5,
+        "rollout/buffer/poll/wait/seconds/max": 7.0,
     }
+    assert [name for name in job_metrics(job) if not is_documented(name)] == []
     assert job_metrics({}) == {}
 
 
