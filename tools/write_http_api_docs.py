@@ -67,6 +67,26 @@ Worth an alarm:
 | `rollout_buffer_oldest_ready_group_age_seconds > 3600` | groups wait, and no trainer fetches them |
 | `rate(rollout_buffer_attempts{state="failed"}[10m]) > 0.1` | devices or the engine are failing |
 | `rollout_buffer_disk_free_bytes < 10e9` | the disk is filling up |
+
+## Grafana
+
+`deploy/grafana_dashboard.json` has a panel for every metric of this page. In Grafana: Dashboards → New → Import, upload
+the file, and choose the Prometheus data source at the top of the dashboard; `Job` and `Device farm` beside it narrow
+what is shown. Or without clicking:
+
+```bash
+jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
+  curl -H "Authorization: Bearer $GRAFANA_TOKEN" -H 'Content-Type: application/json' -d @- \\
+    "$GRAFANA_URL/api/dashboards/db"
+```
+
+`python tools/write_grafana_dashboard.py` writes the file.
+
+## The same names elsewhere
+
+What the trainer logs of the buffer (`rollout/buffer/…`) has these names with slashes for underscores and the labels'
+values as last parts: `rollout_buffer_slots{state="ready"}` is `rollout/buffer/slots/ready`. `GET /jobs/<job_id>` tells
+the same numbers, and the dashboard's charts add up to them.
 """
 
 
