@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, buil
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, RequestError, RolloutBufferError
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT
+from slime_plugins.rollout_buffer.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 from slime_plugins.rollout_buffer.progress import job_table
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ app = typer.Typer(
 WIDTH_OF_A_FILE = 120
 console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
 errors = Console(stderr=True)
+logger = logging.getLogger(__name__)
 
 DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
 Url = Annotated[
@@ -60,6 +62,14 @@ AndroidSetting = Annotated[
         "--android",
         metavar="KEY=VALUE",
         help="One of these settings, before file and environment; repeatable. Sections with dots.",
+    ),
+]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar=LOG_FORMAT_VARIABLE,
+        help="Lines of text, or of JSON with job, group and uid where known; children inherit it.",
     ),
 ]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
@@ -105,6 +115,14 @@ def _client(url: str) -> RolloutBufferClient:
     return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
 
 
+def _tell(text: str, log_format: LogFormat) -> None:
+    """Says something at a server's start, as a line of its log where that is JSON."""
+    if log_format is LogFormat.JSON:
+        logger.info("%s", text)
+    else:
+        errors.print(text, highlight=False, soft_wrap=True)
+
+
 def _print_json(value: Any) -> None:
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
@@ -147,13 +165,14 @@ def serve(
     scoring_host: Annotated[
         list[str] | None, typer.Option(help="Host that a gateway session's scoring_url may name; repeatable.")
     ] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     android_config: AndroidConfig = None,
     android: AndroidSetting = None,
 ) -> None:
     """Serve the buffer: the supervisor with its gunicorn workers and its runners, until SIGTERM or Ctrl-C."""
     from slime_plugins.rollout_buffer.supervisor import Supervisor
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_format)
     with _said_plainly():
         settings = build_serve_settings(
             host=host,
@@ -173,8 +192,8 @@ def serve(
             scoring_hosts=tuple(scoring_host or ()),
         )
         _set_android_settings(android_config, android)
-        errors.print(f"settings: {settings.model_dump_json()}", highlight=False, soft_wrap=True)
-        Supervisor(settings, on_ready=lambda url: errors.print(f"rollout buffer serving on {url}")).run()
+        _tell(f"settings: {settings.model_dump_json()}", log_format)
+        Supervisor(settings, on_ready=lambda url: _tell(f"rollout buffer serving on {url}", log_format)).run()
 
 
 @app.command()
@@ -200,12 +219,13 @@ def gateway(
     session_timeout_s: Annotated[float, typer.Option(help="Seconds that one may live.")] = 14400.0,
     max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 64 * 1024 * 1024,
     max_data_bytes: Annotated[int | None, typer.Option(help="As of `serve`. [default: unlimited]")] = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Serve the OpenAI-compatible gateway alone, beside a buffer on this host, until SIGTERM or Ctrl-C."""
     from slime_plugins.rollout_buffer.gateway import main as gateway_main
     from slime_plugins.rollout_buffer.gateway.settings import build_gateway_settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_format)
     with _said_plainly():
         settings = build_gateway_settings(
             data_dir=data_dir,
@@ -220,7 +240,7 @@ def gateway(
             max_body_bytes=max_body_bytes,
             max_data_bytes=max_data_bytes,
         )
-        gateway_main.serve(settings, on_ready=lambda url: errors.print(f"gateway serving on {url}"))
+        gateway_main.serve(settings, on_ready=lambda url: _tell(f"gateway serving on {url}", log_format))
 
 
 @app.command()
@@ -267,12 +287,13 @@ def remote_rollout(
         bool, typer.Option("--only-exact-counts", help="Refuse the guide's count where re-tokenising made it differ.")
     ] = False,
     idle_s: Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")] = 3600.0,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Serve the remote rollout protocol: play rollouts for trainers, and with an engine be the trainer."""
     from slime_plugins.rollout_buffer.remote_rollout import main as remote
     from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_format)
     with _said_plainly():
         tokenizers = TokenizerSettings(
             roots=tuple(tokenizer_root or ()),
@@ -294,7 +315,7 @@ def remote_rollout(
             idle_s=idle_s,
             **({"callback_hosts": tuple(callback_host)} if callback_host else {}),
         )
-        remote.serve(settings, on_ready=lambda url: errors.print(f"remote rollout serving on {url}"))
+        remote.serve(settings, on_ready=lambda url: _tell(f"remote rollout serving on {url}", log_format))
 
 
 def _set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
@@ -469,6 +490,7 @@ def engine(
     seed: Annotated[int, typer.Option(help="Seed of its luck.")] = 0,
     latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")] = 0.0,
     token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")] = 0.0,
+    log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Serve the stand-in engine: SGLang's HTTP interface played by a scripted policy. It is no model."""
     try:
@@ -478,7 +500,7 @@ def engine(
         errors.print(f"rollout-buffer: the stand-in engine needs the extra 'android' ({error}): "
                      "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
         raise typer.Exit(1) from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_format)
     with _said_plainly():
         stand_in.serve(
             StandInSettings(

@@ -19,12 +19,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from gunicorn.glogging import Logger as GunicornLogger
 from gunicorn.http.body import Body, LengthReader
 from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.unreader import SocketUnreader
 from gunicorn.workers.gthread import ThreadWorker
 
-__all__ = ["RECEIVE_ERRORS", "Worker", "grant_time", "receive_body", "stop_clock"]
+from slime_plugins.rollout_buffer.logs import LogFormat, formatter, log_format, set_up_logging
+
+__all__ = ["RECEIVE_ERRORS", "Logger", "Worker", "grant_time", "receive_body", "stop_clock"]
 
 LINGER_S = 0.005
 """How long a thread waits for the next request while other connections need threads."""
@@ -89,6 +92,18 @@ def stop_clock(environ: Mapping[str, Any]) -> None:
     connection = environ.get("gunicorn.socket")
     if connection is not None:
         _clock.stop(connection)
+
+
+class Logger(GunicornLogger):  # type: ignore[misc]  # gunicorn brings no types
+    """gunicorn's own logger; where lines are to be JSON, its lines and the application's are."""
+
+    def setup(self, cfg: Any) -> None:
+        """Sets the loggers up as gunicorn does, then gives them the wanted format."""
+        super().setup(cfg)
+        if log_format() is LogFormat.JSON:
+            set_up_logging(LogFormat.JSON)
+            for handler in self.error_log.handlers:
+                handler.setFormatter(formatter(LogFormat.JSON))
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types

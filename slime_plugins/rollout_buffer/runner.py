@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import math
 import os
@@ -38,6 +39,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
+from slime_plugins.rollout_buffer.logs import log_fields
 from slime_plugins.rollout_buffer.payloads import JobSettings
 from slime_plugins.rollout_buffer.tables import RUNNER_NAME, GroupRecord
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Trajectory
@@ -99,8 +101,12 @@ class JobRunner:
         """Plays until every group is closed or the job is over.
 
         A generator that cannot start fails the job, with the reason in its ``cause``. Cancelling this coroutine gives
-        up the running attempts; the slots stay open for the next runner.
+        up the running attempts; the slots stay open for the next runner. What is logged meanwhile names the job.
         """
+        with log_fields(job=self._job.job_id):
+            await self._run()
+
+    async def _run(self) -> None:
         self._fence = await self._stored(self._buffer.begin_running, self._job.key)
         self._set_pause(self._job.state)
         logger.info("job %s: runner %d begins", self._job.job_id, self._fence)
@@ -250,6 +256,12 @@ class JobRunner:
         if number is None:
             return True
         request = self._episode_request(record, slot, number, instance)
+        with _said_of(record, request):
+            return await self._play(group, request, generator)
+
+    async def _play(self, group: _RunningGroup, request: EpisodeRequest, generator: Generator) -> bool:
+        """Plays an attempt that has begun and keeps what came of it."""
+        record, slot, number = group.record, request.slot, request.attempt
         try:
             trajectory = await generator.play(request)
             _check(trajectory, request)
@@ -298,7 +310,8 @@ class JobRunner:
 
     async def _close_group(self, group: _RunningGroup, *, timed_out: bool) -> None:
         del self._groups[group.record.key]
-        await self._stored(self._judge_and_close, group.record, timed_out)
+        with log_fields(group=group.record.key, instance=group.record.instance_id):
+            await self._stored(self._judge_and_close, group.record, timed_out)
 
     def _judge_and_close(self, record: GroupRecord, timed_out: bool) -> None:
         functions = self._plugin.functions
@@ -417,10 +430,10 @@ class JobRunner:
 
     async def _stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Calls the store off the event loop, one call at a time; waits for as long as the disk is full or busy."""
-        loop = asyncio.get_running_loop()
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         while True:
             try:
-                return await loop.run_in_executor(self._store_thread, lambda: function(*arguments))
+                return await loop.run_in_executor(self._store_thread, lambda: context.run(function, *arguments))
             except StaleAttemptError as error:
                 raise _FencedError(error.message) from error
             except (StorageFullError, UnavailableError) as error:
@@ -448,6 +461,13 @@ def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str,
 
     threading.Thread(target=work, name="run_rollout", daemon=True).start()
     return future
+
+
+def _said_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
+    """Everything that is logged inside is said of this attempt."""
+    return log_fields(
+        group=record.key, instance=record.instance_id, uid=request.uid, slot=request.slot, attempt=request.attempt
+    )
 
 
 def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator import load
+from slime_plugins.rollout_buffer.logs import set_up_logging
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.store import Store
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one job's runner; returns the exit code."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging()
     buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
     try:
         plugin = load(buffer.job_by_key(options.job_key).task_type, options.generator_dir)

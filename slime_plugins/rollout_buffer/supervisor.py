@@ -190,7 +190,7 @@ class Supervisor:
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
         for job_id in self._buffer.pause_idle_jobs():
-            logger.warning("job %s is paused: nobody polls it", job_id)
+            logger.warning("job %s is paused: nobody polls it", job_id, extra={"job": job_id})
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner and job.has_input:
                 self._buffer.finish_if_done(job.key)
@@ -239,7 +239,7 @@ class Supervisor:
         slot.process = None
         slot.not_before = time.monotonic() + min(RESTART_CAP_S, RESTART_BASE_S * 2 ** (slot.crashes - 1))
         logger.error("the runner of job %s ended with exit code %s (%d in a row):\n%s",
-                     job.job_id, code, slot.crashes, words)  # fmt: skip
+                     job.job_id, code, slot.crashes, words, extra={"job": job.job_id})  # fmt: skip
         if slot.crashes >= MAX_CRASHES:
             self._buffer.fail_job(job.key, f"its runner ended {slot.crashes} times in a row; the last words: {words}")
 
@@ -286,6 +286,7 @@ class Supervisor:
             "--workers", str(self.settings.workers), "--threads", str(self.settings.threads),
             "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30",
             "--error-logfile", "-", "--no-control-socket",
+            "--logger-class", "slime_plugins.rollout_buffer.http_worker.Logger",
         ]  # fmt: skip
         environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
         self._server_started_at = time.monotonic()

@@ -15,6 +15,7 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
+    "logs",
     "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
     "episode_facts explain sign_in mask_view",
     "payloads engine client jobs inputs processes packs inline_images token_rows",

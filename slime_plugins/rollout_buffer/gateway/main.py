@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.gateway.app import create_app, running
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import Keys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.logs import set_up_logging
 from slime_plugins.rollout_buffer.store import Store
 
 __all__ = ["main", "serve"]
@@ -82,7 +83,7 @@ def _lock(data_dir: Path) -> IO[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the supervisor starts, with a file of settings as its only argument; returns the exit code."""
     (settings_file,) = sys.argv[1:] if arguments is None else arguments
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging()
     try:
         serve(GatewaySettings.model_validate_json(Path(settings_file).read_bytes()))
     except ConfigError as error:

@@ -300,7 +300,8 @@ class Gateway:
         """Takes back a turn whose answer did not reach the client; nothing happens once the session is closed."""
         if session.ended is None:
             session.recording.forget(turn)
-            logger.info("session %s: turn %d did not reach its client and is not recorded", session.name, turn.number)
+            logger.info("session %s: turn %d did not reach its client and is not recorded",
+                        session.name, turn.number, extra=_log_fields(session))  # fmt: skip
 
     async def _bring_images(self, session: Session, conversation: Conversation, images: Mapping[str, Image]) -> None:
         """Has every image of the messages in the session: as it came, or from the store."""
@@ -347,11 +348,11 @@ class Gateway:
     async def _give_up(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
         session.end(why)
         self._sessions.pop(session.name, None)
-        logger.info("session %s %s (%s)", session.name, why, code)
+        logger.info("session %s %s (%s)", session.name, why, code, extra=_log_fields(session))
         try:
             await self.stored(lambda: self.claims.fail(session.claim, code, f"the session {why}", given_up=given_up))
         except StaleAttemptError:
-            logger.info("session %s was taken over", session.name)
+            logger.info("session %s was taken over", session.name, extra=_log_fields(session))
 
     # --- helpers -----------------------------------------------------------------------------------------------------
 
@@ -378,6 +379,12 @@ class Gateway:
     def _score_asked(self, session: Session, url: str) -> ScoreAsked:
         described = self.describe(session)
         return ScoreAsked(url=url, body={**described, "messages": list(session.messages)})
+
+
+def _log_fields(session: Session) -> dict[str, str | int]:
+    """What a line about a session is about."""
+    claim = session.claim
+    return {"job": claim.job.job_id, "group": claim.group.key, "uid": claim.uid, "attempt": claim.attempt}
 
 
 def _chat_of(door: Door, body: ChatBody) -> ChatTokens:

@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from slime_plugins.rollout_buffer.logs import set_up_logging
+
 __all__ = ["main"]
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class _StopAskedError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cluster until told to stop; returns 0, or 1 if Ray does not start."""
     options = _parse(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    set_up_logging()
     _fall_with(os.getppid())
     temp_dir = Path(tempfile.mkdtemp(prefix="rb-ray-", dir=options.temp_root))
     try:
