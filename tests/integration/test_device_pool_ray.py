@@ -24,7 +24,12 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 from slime_plugins.rollout_buffer.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.device_pool import NAMESPACE, REGISTRY_NAME, RayDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.device_pool import (
+    NAMESPACE,
+    REGISTRY_NAME,
+    RayDevicePool,
+    _RemoteRegistry,
+)
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -294,7 +299,7 @@ async def test_simulated_phones_play_whole_episodes_in_their_workers(cluster: st
         await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4))
         played = await asyncio.gather(*(generator.play(request_for(task)) for task in ("SystemWifiTurnOn",) * 4))
         assert all(trajectory.extra_info["success"] for trajectory in played)
-        assert {trajectory.extra_info["device_id"] for trajectory in played} == {"device-0", "device-1"}
+        assert {trajectory.extra_info["device_id"] for trajectory in played} <= {"device-0", "device-1"}
         assert all(trajectory.images[0].data.startswith(b"\x89PNG") for trajectory in played)
 
 
@@ -313,6 +318,18 @@ def request_for(task_name: str) -> EpisodeRequest:
         attempt=0,
         sampling_params=SamplingParams(max_new_tokens=1024),
     )
+
+
+async def test_an_actor_whose_cluster_was_left_is_a_typed_error(cluster: str) -> None:
+    import ray
+
+    registry = _RemoteRegistry(cluster)
+    await registry.configure(settings().for_devices().model_dump(mode="json"))
+    await asyncio.to_thread(ray.shutdown)
+
+    with pytest.raises(DeviceError, match="has left the cluster"):
+        await registry.renew("somebody", [1])
+    assert not ray.is_initialized()  # a call without a cluster must not start one
 
 
 def test_local_ray_ends_with_its_parent(token: None, tmp_path: Path) -> None:

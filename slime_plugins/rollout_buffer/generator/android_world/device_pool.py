@@ -19,7 +19,7 @@ import os
 import socket
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
@@ -43,8 +43,6 @@ _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
 _CALL_TIMEOUT_S = 60.0
 _LIFETIME_GRACE_S = 10.0
-
-_Result = TypeVar("_Result")
 
 
 def create_device_pool(settings: AndroidWorldSettings, *, job_id: str, ray_address: str | None) -> DevicePool:
@@ -81,29 +79,30 @@ class _RemoteRegistry:
 
     async def configure(self, settings: Mapping[str, Any]) -> None:
         await asyncio.to_thread(self._connect)
-        await _answer(self._actor.configure.remote(dict(settings)), _CALL_TIMEOUT_S)
+        await _ask(self._actor.configure, dict(settings), timeout_s=_CALL_TIMEOUT_S)
 
     async def ready(self, wait_s: float) -> str:
-        return cast("str", await _answer(self._actor.ready.remote(wait_s), wait_s + _CALL_TIMEOUT_S))
+        return cast("str", await _ask(self._actor.ready, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S))
 
     async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
-        asked = self._actor.acquire.remote(owner, purpose, wanted, wait_s)
-        granted: list[Grant] = await _answer(asked, wait_s + _CALL_TIMEOUT_S)
+        granted: list[Grant] = await _ask(
+            self._actor.acquire, owner, purpose, wanted, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S
+        )
         return [
             Grant(lease_id=grant.lease_id, device_id=grant.device_id, calls=_RemoteDevice(grant.device_id, grant.calls))
             for grant in granted
         ]
 
     async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
-        return cast("list[int]", await _answer(self._actor.renew.remote(owner, list(lease_ids)), _CALL_TIMEOUT_S))
+        return cast("list[int]", await _ask(self._actor.renew, owner, list(lease_ids), timeout_s=_CALL_TIMEOUT_S))
 
     async def release(self, lease_id: int, report: LeaseReport) -> None:
-        await _answer(self._actor.release.remote(lease_id, report), _CALL_TIMEOUT_S)
+        await _ask(self._actor.release, lease_id, report, timeout_s=_CALL_TIMEOUT_S)
 
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
             raise DeviceError("the device registry is not connected yet")
-        return cast("dict[str, Any]", await _answer(self._actor.snapshot.remote(), _CALL_TIMEOUT_S))
+        return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))
 
     async def close(self) -> None:
         """Disconnects this process; registry and devices stay for the next runner."""
@@ -131,18 +130,19 @@ class _RemoteDevice:
         self._actor = actor
 
     async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
-        return cast("Observation", await _answer(self._actor.reset.remote(lease_id, task_name, params_idx)))
+        return cast("Observation", await _ask(self._actor.reset, lease_id, task_name, params_idx))
 
     async def step(self, lease_id: int, action: Action) -> Observation:
-        return cast("Observation", await _answer(self._actor.step.remote(lease_id, action)))
+        return cast("Observation", await _ask(self._actor.step, lease_id, action))
 
     async def score(self, lease_id: int) -> float:
-        return cast("float", await _answer(self._actor.score.remote(lease_id)))
+        return cast("float", await _ask(self._actor.score, lease_id))
 
 
-async def _answer(reference: Awaitable[_Result], timeout_s: float | None = None) -> _Result:
-    """Awaits a call to an actor; the actor's own ``EpisodeError`` comes out as it went in, all else as DeviceError."""
+async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
+    """Calls an actor; the actor's own ``EpisodeError`` comes out as it went in, all else as DeviceError."""
     ray = _import_ray()
+    reference = _submit(method, arguments)
     try:
         async with asyncio.timeout(timeout_s):
             return await reference
@@ -155,6 +155,17 @@ async def _answer(reference: Awaitable[_Result], timeout_s: float | None = None)
         raise DeviceError(f"a device worker broke: {error}") from error
     except ray.exceptions.RayError as error:
         raise device_died(f"a device worker is gone: {type(error).__name__}: {error}") from error
+
+
+def _submit(method: Any, arguments: Sequence[Any]) -> Awaitable[Any]:
+    """Sends a call. Without a cluster Ray would quietly start one of its own here, which nobody asked for."""
+    if not _import_ray().is_initialized():
+        raise device_died("this process has left the cluster of the devices")
+    try:
+        reference: Awaitable[Any] = method.remote(*arguments)
+    except Exception as error:  # Ray raises bare exceptions for an actor of a cluster that it has left
+        raise device_died(f"an actor of the devices cannot be asked: {error}") from error
+    return reference
 
 
 def _join_cluster(ray: Any, address: str) -> None:
@@ -253,19 +264,19 @@ class _RemoteWorker:
         if why_not:
             raise DeviceError(why_not)
         place = await self._placed()
-        await _answer(self._actor.boot.remote())
+        await _ask(self._actor.boot)
         return place
 
     async def _placed(self) -> str:
         try:
             async with asyncio.timeout(self._patience_s):
-                return cast("str", await _answer(self._actor.place.remote()))
+                return cast("str", await _ask(self._actor.place))
         except TimeoutError as timeout:
             nodes = f"every node that offers {in_words(self._wanted)}"
             raise DeviceError(f"no worker within {self._patience_s:g} s: {nodes} is full, or slow") from timeout
 
     async def settle(self) -> None:
-        await _answer(self._actor.settle.remote())
+        await _ask(self._actor.settle)
 
     def kill(self) -> None:
         _import_ray().kill(self._actor, no_restart=True)
