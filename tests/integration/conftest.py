@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.processes import ChildProcess
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives tests of real processes a second chance, which the summary counts: a crowded machine can starve any of them.
+    """Gives tests of real processes a second chance, which the summary counts: a crowded machine can starve any.
 
     A defect fails twice. Nothing else in the suite is tried again.
     """
