@@ -42,6 +42,7 @@ from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.logs import log_fields
 from slime_plugins.rollout_buffer.payloads import JobSettings
 from slime_plugins.rollout_buffer.tables import RUNNER_NAME, GroupRecord
+from slime_plugins.rollout_buffer.tracing import Attributes, NoTracer, Tracer, traced_by
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Trajectory
 
 __all__ = ["JobRunner"]
@@ -78,9 +79,19 @@ class JobRunner:
     """Plays one job to its end. Build it, then ``await run()`` once."""
 
     def __init__(
-        self, buffer: Buffer, job_key: int, plugin: Plugin, *, buffer_url: str, ray_address: str | None = None
+        self,
+        buffer: Buffer,
+        job_key: int,
+        plugin: Plugin,
+        *,
+        buffer_url: str,
+        ray_address: str | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        """``buffer_url`` is where slime's plain generators write; ``ray_address`` the cluster that has the devices."""
+        """``buffer_url`` is where slime's plain generators write; ``ray_address`` the cluster that has the devices.
+
+        ``tracer`` gets a span for each attempt, with its episode's phases in it.
+        """
         self._buffer = buffer
         self._job = buffer.job_by_key(job_key)
         self._settings = JobSettings.model_validate(self._job.settings)
@@ -88,6 +99,7 @@ class JobRunner:
         self._plugin = plugin
         self._buffer_url = buffer_url
         self._ray_address = ray_address
+        self._tracer: Tracer = tracer or NoTracer()
         self._fence = 0
         self._groups: dict[int, _RunningGroup] = {}
         self._places = asyncio.Semaphore(self._settings.num_process)
@@ -103,7 +115,7 @@ class JobRunner:
         A generator that cannot start fails the job, with the reason in its ``cause``. Cancelling this coroutine gives
         up the running attempts; the slots stay open for the next runner. What is logged meanwhile names the job.
         """
-        with log_fields(job=self._job.job_id):
+        with log_fields(job=self._job.job_id), traced_by(self._tracer):
             await self._run()
 
     async def _run(self) -> None:
@@ -263,8 +275,10 @@ class JobRunner:
         """Plays an attempt that has begun and keeps what came of it."""
         record, slot, number = group.record, request.slot, request.attempt
         try:
-            trajectory = await generator.play(request)
-            _check(trajectory, request)
+            with self._tracer.span("attempt", _attributes(record, request)) as span:
+                trajectory = await generator.play(request)
+                _check(trajectory, request)
+                span.note({"outcome": str(trajectory.outcome), "reward": trajectory.reward})
             await self._stored(self._buffer.add_trajectory, self._fence, record, slot, number, trajectory)
         except _FencedError:
             raise
@@ -468,6 +482,19 @@ def _said_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.Abstrac
     return log_fields(
         group=record.key, instance=record.instance_id, uid=request.uid, slot=request.slot, attempt=request.attempt
     )
+
+
+def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
+    """What the span of an attempt says; ``task`` is the instance's ``task_name``, its id where it has none."""
+    metadata = request.instance.data.get("metadata")
+    named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
+    return {
+        "job": request.job_id,
+        "group": record.key,
+        "uid": request.uid,
+        "attempt": request.attempt,
+        "task": str(named or record.instance_id),
+    }
 
 
 def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:

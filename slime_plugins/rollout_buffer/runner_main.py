@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.generator import load
 from slime_plugins.rollout_buffer.logs import set_up_logging
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.telemetry import tracing_from_environment
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GeneratorError as error:
         buffer.fail_job(options.job_key, error.message[:2000])
         return 0
-    runner = JobRunner(buffer, options.job_key, plugin, buffer_url=options.buffer_url, ray_address=options.ray_address)
-    asyncio.run(_run_until_told_to_stop(runner))
+    with tracing_from_environment() as tracer:
+        runner = JobRunner(
+            buffer,
+            options.job_key,
+            plugin,
+            buffer_url=options.buffer_url,
+            ray_address=options.ray_address,
+            tracer=tracer,
+        )
+        asyncio.run(_run_until_told_to_stop(runner))
     buffer.store.close()
     return 0
 

@@ -15,9 +15,9 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types",
-    "logs",
+    "logs tracing",
     "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
-    "episode_facts explain sign_in mask_view",
+    "episode_facts explain sign_in mask_view telemetry",
     "payloads engine client jobs inputs processes packs inline_images token_rows",
     "pack_reader",
     "store fake_engine engine_contract remote_rollout",
@@ -123,6 +123,8 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
         ((GENERATOR,), KEEPERS, ()),
         # Ray is known to the device pool alone.
         (("slime", "slime_plugins"), ("ray",), RAY_USERS),
+        # Who plays marks phases; where traces go is one room's business.
+        (("slime", "slime_plugins"), ("opentelemetry",), (f"{BUFFER}.telemetry",)),
         # The trainer's environment has requests and aiohttp, and no more of ours than the client.
         (("slime.rollout",), (f"{BUFFER}",), ("slime.rollout.agent_rollout_probe",)),
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),

@@ -1,4 +1,4 @@
-"""Where the seconds of an episode went."""
+"""Where the seconds of an episode went. Who traces episodes sees the same phases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from slime_plugins.rollout_buffer import tracing
 
 __all__ = ["Stopwatch"]
 
@@ -22,7 +24,8 @@ class Stopwatch:
         """Adds the time spent inside to ``name``, however it is left."""
         start = self._clock()
         try:
-            yield
+            with tracing.phase(name):
+                yield
         finally:
             self._seconds[name] += self._clock() - start
 
