@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.remote_rollout.counting import ExpectedTurn, O
 from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import ToolCall, calls_of
-from slime_plugins.rollout_buffer.remote_rollout.tools import ToolBox, answer_call
+from slime_plugins.rollout_buffer.remote_rollout.tools import SeesContext, ToolBox, answer_call
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
@@ -78,6 +78,7 @@ class RolloutLoop:
         settings: AgentSettings,
     ) -> None:
         self._request = request
+        self._tokens = tokens
         self._box = box
         self._calls = calls
         self._settings = settings
@@ -147,6 +148,8 @@ class RolloutLoop:
     async def _answer(self, calls: Sequence[ToolCall]) -> None:
         start = time.monotonic()
         timeout_s = self._settings.tool_timeout_s
+        if isinstance(self._box, SeesContext):
+            self._box.see_context(self._count.sequence_tokens, lambda text: len(self._tokens.encode(text)))
         self._messages += await asyncio.gather(*(answer_call(self._box, call, timeout_s) for call in calls))
         self._metrics.tool_s += time.monotonic() - start
         self._metrics.tool_calls += len(calls)

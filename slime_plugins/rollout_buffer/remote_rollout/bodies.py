@@ -1,7 +1,11 @@
-"""The bodies that both sides take, checked field by field. Unknown fields of strangers are taken and ignored."""
+"""The bodies that both sides take, checked field by field. Unknown fields of strangers are taken.
+
+What a rollout's request says beyond the protocol is kept for its tools; elsewhere it is ignored.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -45,7 +49,9 @@ class _Body(BaseModel):
 
 
 class RolloutBody(_Body):
-    """The body of ``POST /rollout``."""
+    """The body of ``POST /rollout``. Fields beyond these are kept for the tools."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
     rollout_id: Identifier
     """Names the rollout; the same id with the same body attaches to it."""
@@ -69,6 +75,11 @@ class RolloutBody(_Body):
     """OpenAI tools to send with every turn; without them, tools are named by the messages or the trainer alone."""
     metadata: dict[str, Any] = {}
     """Comes back in the answer; tools may read it."""
+
+    @property
+    def unknown_fields(self) -> Mapping[str, Any]:
+        """What the request says beyond the protocol."""
+        return self.__pydantic_extra__ or {}
 
 
 class CompletionBody(_Body):

@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
+from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_offer
 from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide
 
 __all__ = ["DEFAULT_PORT", "RemoteRolloutSettings", "named_folders", "running", "serve"]
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 class RemoteRolloutSettings:
     """What the process was started with.
 
+    ``tools`` is the address (``MODULE:NAME``) of the tools of rollouts; None is the calculator.
     ``engine_url`` turns the trainer's side on; ``buffer_url`` is where it writes trajectories, with ``buffer_token``.
     ``token_file`` holds the bearer token that ``POST /rollout`` and the trainer's routes ask for.
 
@@ -53,6 +55,7 @@ class RemoteRolloutSettings:
     open_unknown: bool = True
     text_counts: bool = True
     idle_s: float = TrainerSettings().idle_s
+    tools: str | None = None
 
     def __post_init__(self) -> None:
         if self.token_file is None and not is_loopback(self.host):
@@ -99,13 +102,19 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     """Serves on this event loop for the time of the context; yields the base URL.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: the port is taken, or the tools cannot be loaded.
     """
+    offer = load_offer(settings.tools) if settings.tools is not None else CALCULATOR
     key = read_token(settings.token_file) if settings.token_file is not None else None
     catalog = TokenizerCatalog(settings.tokenizers)
     engine = SglangEngine(settings.engine_url) if settings.engine_url is not None else None
     sink = _sink(settings)
-    agent = AgentSide(AgentSettings(callback_hosts=settings.callback_hosts, api_key=key), tokenizers=catalog)
+    agent = AgentSide(
+        AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),
+        tokenizers=catalog,
+        open_box=offer.open_box,
+        tool_schemas=offer.schemas,
+    )
     trainer = None
     if engine is not None:
         rules = TrainerSettings(

@@ -1,22 +1,34 @@
 """What an agent may call: a box of tools, one for each rollout. The calculator is the reference; any other fits in.
 
-A generator offers its tools by a function that opens a box for a rollout::
-
-    def open_box(request: RolloutRequest) -> ToolBox: ...
+Whoever has tools offers them as an object (``ToolOffer``) that opens a box for each rollout; a server is started with
+its address, ``MODULE:NAME``. Nothing here knows who offers: the address is all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, runtime_checkable
 
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import ToolCall
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["CalculatorBox", "FunctionBox", "ToolBox", "answer_call"]
+__all__ = [
+    "CALCULATOR",
+    "CalculatorBox",
+    "CalculatorOffer",
+    "FunctionBox",
+    "SeesContext",
+    "ToolBox",
+    "ToolOffer",
+    "answer_call",
+    "load_offer",
+]
 
 LONGEST_RESULT = 100_000
 """Characters of one tool result; the rest is cut off, and the text says so."""
@@ -45,6 +57,32 @@ class ToolBox(Protocol):
         ...
 
 
+@runtime_checkable
+class SeesContext(Protocol):
+    """A box that also wants to know how full the context is."""
+
+    def see_context(self, tokens: int, count: Callable[[str], int]) -> None:
+        """Takes the tokens of the sequence, told before the calls of each turn; ``count`` counts those of a text."""
+        ...
+
+
+class ToolOffer(Protocol):
+    """Tools for any number of rollouts."""
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """The tools in OpenAI's form, as ``GET /tools`` lists them."""
+        ...
+
+    def open_box(self, request: RolloutBody) -> ToolBox:
+        """Returns the tools of one rollout; ``request.unknown_fields`` is what else its request says.
+
+        Raises:
+            InvalidPayloadError: the request lacks what the tools need; it is answered with a 400.
+        """
+        ...
+
+
 class CalculatorBox:
     """The calculator: ``calculate`` an expression, or ``add``, ``subtract``, ``multiply``, ``divide`` two numbers."""
 
@@ -63,6 +101,22 @@ class CalculatorBox:
 
     async def close(self) -> None:
         """Does nothing."""
+
+
+class CalculatorOffer:
+    """The calculator, which needs nothing of a request."""
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """The five tools."""
+        return CALCULATOR_SCHEMAS
+
+    def open_box(self, request: RolloutBody) -> ToolBox:
+        """Returns a calculator."""
+        return CalculatorBox()
+
+
+CALCULATOR = CalculatorOffer()
 
 
 class FunctionBox:
@@ -95,6 +149,43 @@ class FunctionBox:
 
     async def close(self) -> None:
         """Does nothing."""
+
+
+def load_offer(address: str) -> ToolOffer:
+    """Returns the tools that stand at ``MODULE:NAME``.
+
+    Raises:
+        ConfigError: there is no such module or name, the module breaks, or what stands there offers no tools.
+    """
+    module_name, _, name = address.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"--tools {address}: must be MODULE:NAME")
+    found = getattr(_imported(address, module_name), name, None)
+    if found is None:
+        raise ConfigError(f"--tools {address}: the module {module_name} has no {name}")
+    if isinstance(found, type):
+        raise ConfigError(f"--tools {address}: is a class; name an object of it")
+    if not callable(getattr(found, "open_box", None)):
+        raise ConfigError(f"--tools {address}: offers no tools; it needs open_box(request) and schemas")
+    if not _are_schemas(getattr(found, "schemas", None)):
+        raise ConfigError(f"--tools {address}: its schemas must be a list of tools in OpenAI's form, each with a name")
+    return cast("ToolOffer", found)
+
+
+def _imported(address: str, module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ConfigError as error:
+        raise ConfigError(f"--tools {address}: {error}") from error
+    except Exception as error:  # a module is anybody's program, and may break in any way
+        raise ConfigError(f"--tools {address} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _are_schemas(schemas: Any) -> bool:
+    if not isinstance(schemas, list | tuple) or not schemas:
+        return False
+    functions = [schema.get("function") if isinstance(schema, Mapping) else None for schema in schemas]
+    return all(isinstance(function, Mapping) and isinstance(function.get("name"), str) for function in functions)
 
 
 async def answer_call(box: ToolBox, call: ToolCall, timeout_s: float) -> Message:
