@@ -172,14 +172,12 @@ class SampleConverter:
         else:
             self.counts.update(f"token_drift/{kind}" for kind in report.kinds or ["clean"])
 
-    @functools.cached_property
+    @property
     def _drift_measure(self) -> MultiTurnLossMaskGenerator | None:
-        """What drift is measured with; None where the tokenizer cannot be loaded, which sampled tokens do not need."""
-        try:
-            return self._mask_generator()
-        except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
-            logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
+        """What drift is measured with; None where there is no tokenizer, which sampled tokens do not need."""
+        if not self._args.hf_checkpoint:
             return None
+        return _mask_generator_or_none(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
 
     def _mask_generator(self) -> MultiTurnLossMaskGenerator:
         return mask_generator(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
@@ -192,6 +190,16 @@ def mask_generator(tokenizer_path: str, loss_mask_type: str) -> MultiTurnLossMas
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=True)
     return MultiTurnLossMaskGenerator(tokenizer, tokenizer_type=loss_mask_type)
+
+
+@functools.lru_cache(maxsize=4)
+def _mask_generator_or_none(tokenizer_path: str, loss_mask_type: str) -> MultiTurnLossMaskGenerator | None:
+    """Returns the mask generator, or None where it cannot be loaded, which is tried once per process and said once."""
+    try:
+        return mask_generator(tokenizer_path, loss_mask_type)
+    except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
+        logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
+        return None
 
 
 # --- one batch -------------------------------------------------------------------------------------------------------

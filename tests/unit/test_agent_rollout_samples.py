@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.rollout import agent_rollout_samples
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     consumed_ids,
@@ -124,12 +125,20 @@ def test_drift_is_not_measured_where_nobody_wants_it_and_never_costs_a_trajector
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_tried_once_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    worker = converter(2, hf_checkpoint="/nowhere/at/all")
-    (group,) = worker.groups([item(), item(uid="b")])
+    workers = [converter(2, hf_checkpoint="/nowhere/at/all") for _ in range(2)]
+    groups = [group for worker in workers for group in worker.groups([item(), item(uid="b")])]
 
-    assert not any(sample.remove_sample for sample in group)
-    assert worker.counts["token_drift/unknown"] == 2
+    assert not any(sample.remove_sample for sample in flat_samples(groups))
+    assert [worker.counts["token_drift/unknown"] for worker in workers] == [2, 2]
     assert caplog.text.count("token drift is not measured") == 1
+
+
+def test_without_a_tokenizer_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rollout_samples, "mask_generator", lambda *_: pytest.fail("nothing was to be loaded"))
+    worker = converter(1, hf_checkpoint=None)
+
+    assert not flat_samples(worker.groups([item()]))[0].remove_sample
+    assert worker.counts["token_drift/unknown"] == 1
 
 
 def test_the_first_token_of_all_is_never_trained() -> None:
