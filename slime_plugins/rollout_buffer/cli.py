@@ -280,6 +280,12 @@ def remote_rollout(
     buffer_url: Annotated[
         str | None, typer.Option(help="The buffer that the trainer's side writes trajectories to. [default: none]")
     ] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            help="MODULE:NAME: the object that offers the tools that rollouts are played with. [default: a calculator]"
+        ),
+    ] = None,
     only_opened: Annotated[
         bool, typer.Option("--only-opened", help="Refuse turns of rollouts that were not opened by POST /rollouts.")
     ] = False,
@@ -313,6 +319,7 @@ def remote_rollout(
             open_unknown=not only_opened,
             text_counts=not only_exact_counts,
             idle_s=idle_s,
+            tools=tools,
             **({"callback_hosts": tuple(callback_host)} if callback_host else {}),
         )
         remote.serve(settings, on_ready=lambda url: _tell(f"remote rollout serving on {url}", log_format))
