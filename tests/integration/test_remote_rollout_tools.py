@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,9 @@ async def test_a_rollout_searches_the_document_of_its_request_and_its_masks_are_
 
 
 async def test_calls_of_one_turn_are_carried_out_in_their_order() -> None:
-    final, trainer = await play_on_document(
-        tool_call("buildIndex") + tool_call("readChunk", chunk_id=0) + tool_call("note", key="k", content="c"), "done"
-    )
+    turn = tool_call("buildIndex") + tool_call("readChunk", chunk_id=0) + tool_call("note", key="k", content="c")
+    never_seen = f"{DOCUMENT} {uuid.uuid4()}"  # its index is not at hand: cutting it takes a thread
+    final, trainer = await play_on_document(turn, "done", document_content=never_seen)
     assert json.loads(results(final)[1])["text"].startswith("The sea was calm")
     assert json.loads(results(final)[2]) == {"key": "k", "notes": 1}
     assert trainer.mismatches == []
