@@ -1,13 +1,12 @@
-"""The command line. Exit codes: 0 all well, 1 it failed, 2 the call was wrong."""
+"""The command line: one app, whose larger commands have rooms of their own. Exit codes: see ``cli_common``."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -16,39 +15,43 @@ from typing import Annotated, Any
 import orjson
 import requests
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer import cli_export, cli_inspect, cli_prune, cli_skip_list
+from slime_plugins.rollout_buffer.cli_common import (
+    DEFAULT_URL,
+    EXIT_CODES,
+    AsJson,
+    JobId,
+    Url,
+    connect,
+    console,
+    errors,
+    local_time,
+    print_json,
+    print_page,
+    said_plainly,
+)
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT
 from slime_plugins.rollout_buffer.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 from slime_plugins.rollout_buffer.progress import job_table
 
+logger = logging.getLogger(__name__)
+
 app = typer.Typer(
     name="rollout-buffer",
     help="A durable rollout buffer for training agents with slime.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-WIDTH_OF_A_FILE = 120
-console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
-errors = Console(stderr=True)
-logger = logging.getLogger(__name__)
-
-DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url", envvar="ROLLOUT_BUFFER_URL", help="Where the buffer serves. Its token: ROLLOUT_BUFFER_TOKEN."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 AndroidConfig = Annotated[
     Path | None,
     typer.Option(
@@ -72,7 +75,6 @@ LogFormatOption = Annotated[
         help="Lines of text, or of JSON with job, group and uid where known; children inherit it.",
     ),
 ]
-JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
 
 
 class DemoTask(StrEnum):
@@ -94,37 +96,12 @@ def main() -> None:
     app()
 
 
-@contextmanager
-def _said_plainly() -> Iterator[None]:
-    """Turns what users can mend into one sentence and an exit code."""
-    try:
-        yield
-    except (ConfigError, RequestError) as error:
-        errors.print(f"rollout-buffer: {error.message}", style="red", highlight=False)
-        raise typer.Exit(2) from error
-    except RolloutBufferError as error:
-        errors.print(f"rollout-buffer: {error.message}", style="red", highlight=False)
-        raise typer.Exit(1) from error
-    except requests.RequestException as error:
-        errors.print(f"rollout-buffer: no answer from the buffer ({error}). Is `rollout-buffer serve` up? "
-                     "Give --url when it is elsewhere.", style="red", highlight=False)  # fmt: skip
-        raise typer.Exit(1) from error
-
-
-def _client(url: str) -> RolloutBufferClient:
-    return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
-
-
 def _tell(text: str, log_format: LogFormat) -> None:
     """Says something at a server's start, as a line of its log where that is JSON."""
     if log_format is LogFormat.JSON:
         logger.info("%s", text)
     else:
         errors.print(text, highlight=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 
 @app.command()
@@ -173,7 +150,7 @@ def serve(
     from slime_plugins.rollout_buffer.supervisor import Supervisor
 
     set_up_logging(log_format)
-    with _said_plainly():
+    with said_plainly():
         settings = build_serve_settings(
             host=host,
             port=port,
@@ -226,7 +203,7 @@ def gateway(
     from slime_plugins.rollout_buffer.gateway.settings import build_gateway_settings
 
     set_up_logging(log_format)
-    with _said_plainly():
+    with said_plainly():
         settings = build_gateway_settings(
             data_dir=data_dir,
             host=host,
@@ -300,7 +277,7 @@ def remote_rollout(
     from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 
     set_up_logging(log_format)
-    with _said_plainly():
+    with said_plainly():
         tokenizers = TokenizerSettings(
             roots=tuple(tokenizer_root or ()),
             folders=remote.named_folders(tokenizer or []),
@@ -335,10 +312,10 @@ def _set_android_settings(config: Path | None, assignments: list[str] | None) ->
 @app.command()
 def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the jobs, newest first."""
-    with _said_plainly():
-        found = _client(url).jobs()
+    with said_plainly():
+        found = connect(url).jobs()
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     table = Table("job", "task type", "state", "groups", "ready", "delivered", "filtered", "failed", "cause")
     for job in found:
@@ -356,32 +333,41 @@ def status(
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
 ) -> None:
-    """Show how far jobs are: every slot in exactly one state."""
-    client = _client(url)
+    """Show how far jobs are, every slot in exactly one state, and why nothing moves."""
+    client = connect(url)
 
     def read() -> list[dict[str, Any]]:
-        if job_id is not None:
-            return [client.job(job_id)]
-        return [job for job in client.jobs() if job["state"] in ("running", "paused")]
+        found = [client.job(job_id)] if job_id is not None else client.jobs()
+        shown = [job for job in found if job_id is not None or job["state"] in ("running", "paused")]
+        return [{**job, "now": client.explanation(job["job_id"])} for job in shown]
 
-    with _said_plainly():
+    with said_plainly():
         if as_json:
-            _print_json(read())
+            print_json(read())
         elif watch:
-            with Live(job_table(read()), console=console, refresh_per_second=4) as live:
-                while True:
-                    time.sleep(1.0)
-                    live.update(job_table(read()))
+            _watch(read)
         else:
             console.print(job_table(read()))
 
 
+def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
+    """Shows it anew every second; a buffer that goes away is waited for, once it has answered."""
+    with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(1.0)
+            try:
+                live.update(job_table(read()))
+            except (requests.RequestException, UnavailableError):
+                live.update(Text(f"no answer from the buffer since {local_time(time.time())}; asking again"))
+                time.sleep(4.0)
+
+
 def _change(verb: str) -> Callable[[str, str, bool], None]:
     def command(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-        with _said_plainly():
-            job = getattr(_client(url), verb)(job_id)
+        with said_plainly():
+            job = getattr(connect(url), verb)(job_id)
         if as_json:
-            _print_json(job)
+            print_json(job)
         else:
             console.print(f"{job['job_id']} is {job['state']}")
 
@@ -402,16 +388,16 @@ def deliveries(
     as_json: AsJson = False,
 ) -> None:
     """List what was handed out of a job, newest first."""
-    with _said_plainly():
-        page = _client(url).deliveries(job_id, limit=limit, cursor=cursor)
+    with said_plainly():
+        page = connect(url).deliveries(job_id, limit=limit, cursor=cursor)
     if as_json:
-        _print_json(page)
+        print_json(page)
         return
     table = Table("delivery", "state", "groups", "samples", "handed out", "consumer")
     for entry in page["deliveries"]:
-        numbers = (str(entry["groups"]), str(entry["samples"]), _local_time(entry["created_at"]))
+        numbers = (str(entry["groups"]), str(entry["samples"]), local_time(entry["created_at"]))
         table.add_row(entry["delivery_id"], entry["state"], *numbers, entry["consumer_id"] or "")
-    _print_page(table if page["deliveries"] else "nothing was handed out yet", page)
+    print_page(table if page["deliveries"] else "nothing was handed out yet", page)
 
 
 @app.command()
@@ -420,16 +406,20 @@ def replay(
     output: Annotated[Path, typer.Option(help="File that gets the reply, byte for byte as its poll got it.")],
     images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Write the groups of a past delivery to a file. Changes nothing in the buffer."""
-    with _said_plainly():
-        body = _client(url).delivery_body(delivery_id, images=images)
+    with said_plainly():
+        body = connect(url).delivery_body(delivery_id, images=images)
         try:
             output.write_bytes(body)
         except OSError as error:
             raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
     samples = len(orjson.loads(body)["data"]["data"])
-    console.print(f"{samples} samples, {len(body)} bytes, in {output}")
+    if as_json:
+        print_json({"delivery_id": delivery_id, "samples": samples, "bytes": len(body), "output": str(output)})
+    else:
+        console.print(f"{samples} samples, {len(body)} bytes, in {output}")
 
 
 @app.command()
@@ -446,8 +436,8 @@ def trajectories(
     as_json: AsJson = False,
 ) -> None:
     """Search trajectories, newest first."""
-    with _said_plainly():
-        page = _client(url).trajectories(
+    with said_plainly():
+        page = connect(url).trajectories(
             job_id=job_id,
             instance_id=instance_id,
             outcome=outcome,
@@ -458,32 +448,27 @@ def trajectories(
             cursor=cursor,
         )
     if as_json:
-        _print_json(page)
+        print_json(page)
         return
     table = Table("uid", "instance", "job", "outcome", "stop reason", "reward", "group", "written")
     for entry in page["trajectories"]:
         ended = (entry["outcome"], entry["stop_reason"], f"{entry['reward']:g}")
         group = "late" if entry["late"] else entry["group_state"] or ""
         names = (entry["uid"], entry["instance_id"], entry["job_id"])
-        table.add_row(*names, *ended, group, _local_time(entry["created_at"]))
-    _print_page(table if page["trajectories"] else "no such trajectory", page)
-
-
-def _print_page(content: Table | str, page: Mapping[str, Any]) -> None:
-    console.print(content)
-    if page["next_cursor"] is not None:
-        console.print(f"more with --cursor {page['next_cursor']}")
-
-
-def _local_time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+        table.add_row(*names, *ended, group, local_time(entry["created_at"]))
+    print_page(table if page["trajectories"] else "no such trajectory", page)
 
 
 @app.command()
-def health(url: Url = DEFAULT_URL) -> None:
-    """Ask the buffer how it is. Exit code 1 when it is not well."""
-    with _said_plainly():
-        _print_json(_client(url).health())
+def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
+    """Ask the buffer how it is; the answer is JSON in any case. Exit code 1 when it is not well."""
+    del as_json
+    with said_plainly():
+        try:
+            print_json(connect(url).health())
+        except UnavailableError as error:
+            errors.print(f"rollout-buffer: {error.message}", style="red", highlight=False)
+            raise typer.Exit(1) from error
 
 
 @app.command()
@@ -508,7 +493,7 @@ def engine(
                      "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
         raise typer.Exit(1) from error
     set_up_logging(log_format)
-    with _said_plainly():
+    with said_plainly():
         stand_in.serve(
             StandInSettings(
                 host=host,
@@ -538,12 +523,12 @@ def doctor(
     from slime_plugins.rollout_buffer.doctor import Examination, State, examine
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
-    with _said_plainly():
+    with said_plainly():
         _set_android_settings(android_config, android)
         settings = load_settings({})
     findings = examine(Examination(settings=settings, data_dir=data_dir, engine_url=engine_url))
     if as_json:
-        _print_json([asdict(finding) for finding in findings])
+        print_json([asdict(finding) for finding in findings])
     else:
         table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
         for finding in findings:
@@ -575,7 +560,7 @@ def demo(
         raise typer.Exit(1) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
-    with _said_plainly():
+    with said_plainly():
         settings = DemoSettings(
             folder=folder,
             task=task.value,
@@ -585,3 +570,7 @@ def demo(
             rollout_mode=rollout_mode.value,
         )
         run_demo(settings, console)
+
+
+for room in (cli_inspect, cli_export, cli_skip_list, cli_prune):
+    room.register(app)

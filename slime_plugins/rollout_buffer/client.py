@@ -151,6 +151,19 @@ def _trajectory(uid: str, job_id: str | None, images: str | None) -> _Call[dict[
     return _Call(method="GET", path=path, read=_object)
 
 
+def _groups(job_id: str, options: Mapping[str, Any]) -> _Call[dict[str, Any]]:
+    path = _with_query(f"/jobs/{quote(job_id, safe='')}/groups", options)
+    return _Call(method="GET", path=path, read=_object)
+
+
+def _group(group_index: int) -> _Call[dict[str, Any]]:
+    return _Call(method="GET", path=f"/groups/{group_index}", read=_object)
+
+
+def _explanation(job_id: str) -> _Call[dict[str, Any]]:
+    return _Call(method="GET", path=f"/jobs/{quote(job_id, safe='')}/explanation", read=_object)
+
+
 def _raise_for_status(status: int, content: bytes) -> None:
     """Raises the member of the error tree that the server named; a plain one by status when it named none."""
     if status < 400:
@@ -274,6 +287,28 @@ class RolloutBufferClient:
     def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
         """Returns one trajectory as it is stored; ``job_id`` is needed when several jobs have that uid."""
         return self._send(_trajectory(uid, job_id, images))
+
+    def groups(
+        self,
+        job_id: str,
+        *,
+        state: str | None = None,
+        cause: str | None = None,
+        search: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        """Lists a job's groups, the last touched first, with their rewards and what became of them in words."""
+        filters = {"state": state, "cause": cause, "search": search, "limit": limit, "cursor": cursor}
+        return self._send(_groups(job_id, filters))
+
+    def group(self, group_index: int) -> dict[str, Any]:
+        """Returns one group with its members, attempts and what was delivered of it."""
+        return self._send(_group(group_index))
+
+    def explanation(self, job_id: str) -> dict[str, Any]:
+        """Returns why a job stands still, or that it moves, in sentences and numbers."""
+        return self._send(_explanation(job_id))
 
     def health(self) -> dict[str, Any]:
         """Returns the health report of the buffer."""
@@ -410,6 +445,28 @@ class AsyncRolloutBufferClient:
     async def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
         """As ``RolloutBufferClient.trajectory``."""
         return await self._send(_trajectory(uid, job_id, images))
+
+    async def groups(
+        self,
+        job_id: str,
+        *,
+        state: str | None = None,
+        cause: str | None = None,
+        search: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        """As ``RolloutBufferClient.groups``."""
+        filters = {"state": state, "cause": cause, "search": search, "limit": limit, "cursor": cursor}
+        return await self._send(_groups(job_id, filters))
+
+    async def group(self, group_index: int) -> dict[str, Any]:
+        """As ``RolloutBufferClient.group``."""
+        return await self._send(_group(group_index))
+
+    async def explanation(self, job_id: str) -> dict[str, Any]:
+        """As ``RolloutBufferClient.explanation``."""
+        return await self._send(_explanation(job_id))
 
     async def health(self) -> dict[str, Any]:
         """As ``RolloutBufferClient.health``."""

@@ -41,7 +41,7 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     done = slots["submitted"] - slots["open"]
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
-    lines: list[RenderableType] = [grid, _books(slots)]
+    lines: list[RenderableType] = [grid, _books(slots), *_now(job.get("now") or {})]
     if job["cause"]:
         lines.append(Text(f"  cause: {job['cause']}", style="red"))
     for state, causes in job["causes"].items():
@@ -49,6 +49,24 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     if job.get("devices"):
         lines.extend(_devices(job["devices"]))
     return Group(*lines)
+
+
+_SEVERITY = {"ok": "green", "wait": "yellow", "attention": "yellow", "stopped": "bold red"}
+
+
+def _now(now: Mapping[str, Any]) -> list[Text]:
+    """Says why the job moves or stands still and what to do, then how its newest episodes went."""
+    lines = []
+    for one in now.get("explanation", ()):
+        lines.append(Text(f"  {one['says']}", style=_SEVERITY.get(one["severity"], "")))
+        if one["advice"]:
+            lines.append(Text(f"    {one['advice']}"))
+    newest = now.get("newest") or {}
+    if newest.get("episodes"):
+        success = "" if newest["success"] is None else f", success {newest['success']:.0%}"
+        rewards = f"reward {newest['reward_mean']:+.3f} ({newest['reward_min']:+.3f} to {newest['reward_max']:+.3f})"
+        lines.append(Text(f"  newest {newest['episodes']} episodes: {rewards}{success}", style="dim"))
+    return lines
 
 
 def _devices(farm: Mapping[str, Any]) -> list[Text]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.packs import is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.store import Store
 
-__all__ = ["Forgotten", "forget"]
+__all__ = ["Forgotten", "forget", "would_forget"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ class Forgotten:
     payloads: int
     images: int
     packs: int
+    bytes: int = field(default=0, compare=False)
+    """Of the packs that were removed: only they give room back."""
 
 
 def forget(store: Store, *, now: float, retain_s: float) -> Forgotten:
@@ -35,25 +39,58 @@ def forget(store: Store, *, now: float, retain_s: float) -> Forgotten:
     refused as unavailable, and written again with the screenshot.
     """
     with store.write() as connection:
-        before = min(now - retain_s, tables.oldest_undelivered(connection, now))
-        payloads = tables.forget_payloads(connection, before)
-        images = tables.forget_images(connection, before)
-    removed = _remove_empty_packs(store)
+        payloads, images = _forget_rows(connection, now, retain_s)
+    removed, size = _remove_empty_packs(store)
     if payloads or images or removed:
         logger.info("forgot %d payloads and %d screenshots, removed %d packs", payloads, images, removed)
-    return Forgotten(payloads, images, removed)
+    return Forgotten(payloads, images, removed, size)
 
 
-def _remove_empty_packs(store: Store) -> int:
-    """Removes packs that no row names a byte of and no process appends to."""
-    removed = 0
-    with store.read() as connection:
-        needed = tables.packs_with_contents(connection)
-        recorded = set(tables.used_packs(connection))
+def would_forget(store: Store, *, now: float, retain_s: float) -> Forgotten:
+    """Returns what ``forget`` would give back now. Does the very same to the rows, and takes it back."""
+    packs = size = 0
+    with store.write() as connection, _taken_back(connection):
+        payloads, images = _forget_rows(connection, now, retain_s)
+        for number in _packs_without_contents(store, connection):
+            path = pack_path(store.packs_dir, number)
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if not is_locked(descriptor):
+                    packs, size = packs + 1, size + os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+    return Forgotten(payloads, images, packs, size)
+
+
+@contextmanager
+def _taken_back(connection: tables.Connection) -> Iterator[None]:
+    """Undoes what the block did to the rows."""
+    connection.execute("SAVEPOINT only_asking")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK TO only_asking")
+        connection.execute("RELEASE only_asking")
+
+
+def _forget_rows(connection: tables.Connection, now: float, retain_s: float) -> tuple[int, int]:
+    before = min(now - retain_s, tables.oldest_undelivered(connection, now))
+    return tables.forget_payloads(connection, before), tables.forget_images(connection, before)
+
+
+def _packs_without_contents(store: Store, connection: tables.Connection) -> list[int]:
+    needed = tables.packs_with_contents(connection)
+    recorded = set(tables.used_packs(connection))
     # A pack that was never recorded may hold bytes whose rows are on their way: mending looks after those.
-    for number in packs_in(store.packs_dir):
-        if number in needed or number not in recorded:
-            continue
+    return [number for number in packs_in(store.packs_dir) if number in recorded and number not in needed]
+
+
+def _remove_empty_packs(store: Store) -> tuple[int, int]:
+    """Removes packs that no row names a byte of and no process appends to; returns how many, and their bytes."""
+    removed = size = 0
+    with store.read() as connection:
+        empty = _packs_without_contents(store, connection)
+    for number in empty:
         path = pack_path(store.packs_dir, number)
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -63,8 +100,9 @@ def _remove_empty_packs(store: Store) -> int:
                 if number in tables.packs_with_contents(connection):
                     continue
                 tables.drop_pack(connection, number)
+            size += os.fstat(descriptor).st_size
             path.unlink(missing_ok=True)
             removed += 1
         finally:
             os.close(descriptor)
-    return removed
+    return removed, size
