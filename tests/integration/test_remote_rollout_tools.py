@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
+from slime_plugins.rollout_buffer.cli import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
 from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentBox
@@ -193,7 +195,7 @@ def test_an_address_that_offers_no_tools_is_a_sentence(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as raised:
         load_offer(address)
-    assert raised.value.message.startswith(f"--tools {address}")
+    assert raised.value.message.startswith(f"--tools {address!r}")
     assert sentence in raised.value.message
 
 
@@ -203,6 +205,12 @@ async def test_a_process_does_not_start_with_tools_that_are_not_there() -> None:
             pass
 
 
+def test_the_command_says_what_is_wrong_with_an_address_letter_by_letter() -> None:
+    answer = CliRunner().invoke(app, ["remote-rollout", "--port", "0", "--tools", "json:x"])
+    assert answer.exit_code == 2
+    assert "--tools 'json:x': the module json has no x" in " ".join(answer.output.split())
+
+
 # --- how long rollouts last, and their results ------------------------------------------------------------------------
 
 
@@ -210,9 +218,9 @@ class SlowTrainer:
     """A trainer whose turns never come."""
 
     def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
-        return app
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", self._answer)
+        return application
 
     async def _answer(self, request: web.Request) -> web.Response:
         await asyncio.sleep(30)

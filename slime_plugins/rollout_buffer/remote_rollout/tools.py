@@ -159,16 +159,18 @@ def load_offer(address: str) -> ToolOffer:
     """
     module_name, _, name = address.partition(":")
     if not module_name or not name:
-        raise ConfigError(f"--tools {address}: must be MODULE:NAME")
+        raise ConfigError(f"--tools {address!r}: must be MODULE:NAME")
     found = getattr(_imported(address, module_name), name, None)
     if found is None:
-        raise ConfigError(f"--tools {address}: the module {module_name} has no {name}")
+        raise ConfigError(f"--tools {address!r}: the module {module_name} has no {name}")
     if isinstance(found, type):
-        raise ConfigError(f"--tools {address}: is a class; name an object of it")
+        raise ConfigError(f"--tools {address!r}: is a class; name an object of it")
     if not callable(getattr(found, "open_box", None)):
-        raise ConfigError(f"--tools {address}: offers no tools; it needs open_box(request) and schemas")
+        raise ConfigError(f"--tools {address!r}: offers no tools; it needs open_box(request) and schemas")
     if not _are_schemas(getattr(found, "schemas", None)):
-        raise ConfigError(f"--tools {address}: its schemas must be a list of tools in OpenAI's form, each with a name")
+        raise ConfigError(
+            f"--tools {address!r}: its schemas must be a list of tools in OpenAI's form, each with a name"
+        )
     return cast("ToolOffer", found)
 
 
@@ -176,9 +178,9 @@ def _imported(address: str, module_name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ConfigError as error:
-        raise ConfigError(f"--tools {address}: {error}") from error
+        raise ConfigError(f"--tools {address!r}: {error}") from error
     except Exception as error:  # a module is anybody's program, and may break in any way
-        raise ConfigError(f"--tools {address} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"--tools {address!r} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _are_schemas(schemas: Any) -> bool:
