@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -213,6 +214,8 @@ class _Screenshots:
 
 def _renderable() -> Any:
     """The best way this terminal can show a picture: sixel, kitty's protocol, or half blocks."""
+    # It asks the terminal what it can, and logs a traceback when there is no answer: half blocks it is, then.
+    logging.getLogger("textual_image").setLevel(logging.CRITICAL)
     try:
         from textual_image.renderable import Image
     except ImportError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import sys
 import threading
@@ -126,6 +127,12 @@ def test_drawing_without_its_library_says_what_to_install(monkeypatch: pytest.Mo
         cli_inspect._renderable()
 
 
+def test_a_terminal_that_does_not_answer_gets_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    cli_inspect._renderable()
+    logging.getLogger("textual_image._terminal").warning("no answer")
+    assert caplog.records == []
+
+
 def test_status_says_why_and_how_far(served: Served) -> None:
     said = served.said("status")
     assert "slots closed" in said
@@ -206,6 +213,12 @@ def test_an_export_replaces_nothing_unless_told_to(served: Served, tmp_path: Pat
     assert (tmp_path / "out").read_text() == "mine"
     exported(served, tmp_path / "out", "--overwrite")
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+def test_an_output_that_cannot_be_written_is_a_wrong_call(served: Served, tmp_path: Path) -> None:
+    result = served.run("export", "j", "--output", str(tmp_path / "no" / "such" / "out"))
+    assert result.exit_code == 2
+    assert "No such file" in " ".join(result.stderr.split())
 
 
 def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path: Path) -> None:
