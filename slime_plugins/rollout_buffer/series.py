@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BUCKET_WIDTHS_S", "Span", "job_measures", "job_series", "span_of"]
+__all__ = ["BUCKET_WIDTHS_S", "Span", "job_measures", "job_series", "last_delivery_at", "span_of"]
 
 Connection = sqlite3.Connection
 
@@ -168,3 +168,9 @@ def _end_key(connection: Connection, job_key: int, which: str) -> int:
     """One end at a time: SQLite looks up one, and walks through the whole index for both."""
     query = f"SELECT {which}(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?"
     return int(connection.execute(query, (job_key,)).fetchone()[0] or 0)
+
+
+def last_delivery_at(connection: Connection, job_key: int) -> float | None:
+    """Returns when groups of a job were last handed out; None when none were."""
+    (last,) = connection.execute("SELECT max(created_at) FROM deliveries WHERE job_key = ?", (job_key,)).fetchone()
+    return None if last is None else float(last)

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.explain import Situation, explain_group, expla
 from slime_plugins.rollout_buffer.inspection import CONTAINS, find_job, like_pattern
 from slime_plugins.rollout_buffer.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.queries import GroupPageQuery, OverviewQuery, SeriesQuery
-from slime_plugins.rollout_buffer.series import job_series, span_of
+from slime_plugins.rollout_buffer.series import job_series, last_delivery_at, span_of
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import Connection, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
@@ -153,7 +153,11 @@ class Views:
         now = self._clock()
         with self.store.read() as connection:
             job = find_job(connection, job_id)
-            last = now if job.finished_at is None else min(now, max(job.finished_at, job.updated_at))
+            last = now
+            if job.finished_at is not None:
+                # A finished job goes on being delivered.
+                delivered = last_delivery_at(connection, job.key) or 0.0
+                last = min(now, max(job.finished_at, job.updated_at, delivered))
             first = job.created_at if query.range_s is None else max(job.created_at, last - query.range_s)
             span = span_of(first, last, width_s=query.width_s, since=query.since)
             columns = job_series(connection, job.key, span)
