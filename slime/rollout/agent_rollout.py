@@ -22,8 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import aiohttp
-
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
 from slime.rollout.agent_rollout_image_fetch import ImageFetcher, process_cache
@@ -63,7 +61,7 @@ from slime.rollout.agent_rollout_tracking import (
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
@@ -80,6 +78,8 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+LOOKING_PATIENCE_S = 10.0
+"""How long a finished batch waits for numbers and pictures beside it."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 LONGEST_WAIT_OF_ONE_POLL_S = 20.0
 COUNTED = (
@@ -238,6 +238,7 @@ class _TrainingRollout:
         self._store = GroupStore(data_source)
         self._converter = SampleConverter(args, samples_per_group=settings.samples_per_group)
         self._image_settings = read_image_settings(args)
+        self._tracking = read_tracking_settings(args)
         self._images = ImageFetcher(
             client,
             process_cache(self._image_settings.cache_bytes),
@@ -383,22 +384,31 @@ class _TrainingRollout:
         )
 
     async def _books(self) -> dict[str, float]:
-        """Returns the job's books beside the batch; a buffer that does not answer now is no reason to stop."""
+        """Returns the job's books beside the batch, none when the buffer does not tell them soon."""
         try:
-            return job_metrics(await self._client.job(self._feed.job_id))
-        except (RolloutBufferError, aiohttp.ClientError, TimeoutError) as error:
-            logger.info("the books of job %s could not be read: %s", self._feed.job_id, error)
+            async with asyncio.timeout(LOOKING_PATIENCE_S):
+                return job_metrics(await self._client.job(self._feed.job_id))
+        except Exception as error:  # noqa: BLE001 - the batch is acknowledged: numbers beside it must not lose it
+            logger.info("the books of job %s could not be read: %r", self._feed.job_id, error)
             return {}
 
     async def _track(self, metrics: Mapping[str, float]) -> None:
         """Sends the rollout's metrics, and now and then examples, to the sinks that slime does not have."""
-        settings = read_tracking_settings(self._args)
-        tracker, step = tracker_for(settings), _rollout_step(self._args, self._rollout_id)
+        tracker, step = tracker_for(self._tracking), _rollout_step(self._args, self._rollout_id)
         tracker.log_rollout(metrics, step)
-        if settings.wants_examples(self._rollout_id) and self._examples:
-            hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
-            images = await self._images.fetch(hashes)
-            tracker.log_examples([example_of(item, images.data) for item in self._examples], step)
+        if self._tracking.wants_examples(self._rollout_id):
+            screenshots = await self._screenshots()
+            tracker.log_examples([example_of(item, screenshots) for item in self._examples], step)
+
+    async def _screenshots(self) -> Mapping[str, bytes]:
+        """Returns the examples' first and last screenshots; none when the buffer does not hand them out soon."""
+        hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
+        try:
+            async with asyncio.timeout(LOOKING_PATIENCE_S):
+                return (await self._images.fetch(hashes)).data
+        except Exception as error:  # noqa: BLE001 - as for the books
+            logger.info("the screenshots of the examples could not be fetched: %r", error)
+            return {}
 
     def _metrics(self) -> dict[str, float]:
         counts = self._converter.counts

@@ -181,7 +181,7 @@ def _trained_tokens(sample: Sample) -> int:
 def _staleness(trajectories: Sequence[Sequence[Sample]]) -> Metrics:
     """The trainer's own version is not known here: the newest one that sampled anything stands for it."""
     by_trajectory = [
-        [int(version) for row in rows for version in row.weight_versions or () if str(version).isdigit()]
+        [int(version) for row in rows for version in row.weight_versions or () if str(version).isdecimal()]
         for rows in trajectories
     ]
     known = [versions for versions in by_trajectory if versions]

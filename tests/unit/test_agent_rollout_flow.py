@@ -6,14 +6,14 @@ import asyncio
 import json
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from slime.rollout import agent_rollout_feed
+from slime.rollout import agent_rollout, agent_rollout_feed
 from slime.rollout.agent_rollout import (
     forget_jobs,
     generate_agent_rollout,
@@ -23,9 +23,11 @@ from slime.rollout.agent_rollout import (
     start_rollout,
 )
 from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
+from slime.rollout.agent_rollout_image_fetch import ImageFetcher
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.errors import GeneratorError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError, RolloutBufferError
 from slime_plugins.rollout_buffer.trainer_stand_in import (
     CheckpointDataSource,
     RolloutRecord,
@@ -528,6 +530,50 @@ def test_log_raw_info_weighs_rewards_by_samples(tmp_path: Path) -> None:
         "rollout/step": 3,
     }
     assert second["rollout/step"] == 6
+
+
+def with_a_screenshot(instance_id: str, **place: int) -> dict[str, Any]:
+    return probe_item(instance_id, **place) | {"images": ["0" * 64]}
+
+
+async def _never() -> Any:
+    await asyncio.sleep(600)
+
+
+async def _broken() -> Any:
+    raise RetriesUsedUpError("the buffer is away")
+
+
+@pytest.mark.parametrize("away", [_never, _broken])
+def test_a_buffer_that_goes_away_after_the_last_group_costs_numbers_and_never_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: Callable[[], Awaitable[Any]]
+) -> None:
+    """The batch is acknowledged by then: an error would lose it."""
+    tell_job = AsyncRolloutBufferClient.job
+
+    async def job(self: AsyncRolloutBufferClient, job_id: str) -> Any:
+        return await (away() if loopback.bodies("/ack") else tell_job(self, job_id))
+
+    monkeypatch.setattr(agent_rollout, "LOOKING_PATIENCE_S", 0.05)
+    monkeypatch.setattr(AsyncRolloutBufferClient, "job", job)
+    monkeypatch.setattr(ImageFetcher, "fetch", lambda *_: away())
+    file = tmp_path / "metrics.jsonl"
+
+    options: dict[str, Any] = {"rollout_buffer_metrics_file": str(file), "rollout_buffer_example_interval": 1}
+    with LoopbackBuffer(["task-0", "task-1"], make_item=with_a_screenshot) as loopback:
+        (record,) = trainer_of(loopback, **options).train(1)
+
+    assert len(record.groups) == 2
+    metrics, examples = map(json.loads, file.read_text().splitlines())
+    assert metrics["rollout/buffer/rows"] == 4
+    assert len(examples["rollout/examples"]) == 3
+
+
+def test_a_setting_that_means_nothing_is_refused_before_anything_is_asked_for(buffer: LoopbackBuffer) -> None:
+    with pytest.raises(ConfigError, match="rollout_buffer_example_interval"):
+        trainer_of(buffer, rollout_buffer_example_interval="often").train(1)
+
+    assert buffer.requests == []
 
 
 def test_the_error_tree_holds_what_a_rollout_raises() -> None:
