@@ -2,7 +2,8 @@
 
 ``Engine`` is the seam. ``SglangEngine`` is the real client, for an SGLang server or its router (what it says and hears
 is spelled in ``sglang_protocol.py``); ``FakeEngine`` in ``fake_engine.py`` is the scripted one for tests. Both keep the
-same promises, and one conformance suite holds them to it.
+same promises, and one conformance suite holds them to it. ``HttpEngine`` is what clients over HTTP have in common:
+their patience. ``openai_engine.py`` has the one for servers that give no token ids.
 
 A generation is one thing to its caller and may be several calls to the engine. The trainer pauses its engines to
 update weights: requests in flight come back as aborted with part of their output, new ones are held without an answer
@@ -20,9 +21,9 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import aiohttp
 
@@ -37,7 +38,17 @@ from slime_plugins.rollout_buffer.sglang_protocol import (
 )
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
-__all__ = ["Engine", "EngineSettings", "GenerateReply", "GenerateRequest", "SglangEngine"]
+__all__ = [
+    "Engine",
+    "EngineSettings",
+    "GenerateReply",
+    "GenerateRequest",
+    "HttpAnswer",
+    "HttpEngine",
+    "RefusalError",
+    "SglangEngine",
+    "part_of_answer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -129,11 +140,15 @@ class EngineSettings:
             raise ConfigError("engine settings: server_error_tries and connection_limit must be at least 1")
 
 
-class SglangEngine:
-    """Samples through ``POST /generate`` of an SGLang server or router. One object serves thousands of coroutines.
+class HttpEngine:
+    """Samples through one route of a server, with the patience of the settings. Subclasses say what is sent and heard.
 
-    ``base_url`` may change while requests are under way (``set_base_url``): a restarted trainer has a new port.
+    One object serves thousands of coroutines. ``base_url`` may change while requests are under way
+    (``set_base_url``): a restarted trainer has a new port.
     """
+
+    route: ClassVar[str]
+    """Where a turn is posted to, below the base URL."""
 
     def __init__(
         self, base_url: str, settings: EngineSettings | None = None, *, randomness: random.Random | None = None
@@ -143,9 +158,7 @@ class SglangEngine:
         self._random = randomness or random.Random()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._in_flight: set[asyncio.Task[_HttpAnswer]] = set()
-        self._aborts: set[asyncio.Task[None]] = set()
-        self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
+        self._in_flight: set[asyncio.Task[HttpAnswer]] = set()
         self._warned_at = -math.inf
         self._waiting = 0
         self._refusal = ""
@@ -200,12 +213,34 @@ class SglangEngine:
             ) from error
 
     async def close(self) -> None:
-        """Ends open connections after pending aborts were sent; a second call does nothing."""
-        while self._aborts:
-            await asyncio.wait(self._aborts)
+        """Ends open connections; a second call does nothing."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
+
+    # --- what servers differ in --------------------------------------------------------------------------------------
+
+    def _headers(self, session_id: str) -> dict[str, str]:
+        """What is sent beside the body of a turn of that session."""
+        raise NotImplementedError
+
+    def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
+        """The body that asks for what comes after ``sampled``; ``rid`` is new for every call."""
+        raise NotImplementedError
+
+    def _part(self, answer: HttpAnswer) -> SampledPart:
+        """What an answer sampled.
+
+        Raises:
+            RefusalError: the same call may succeed later.
+            EngineError: it will not.
+        """
+        raise NotImplementedError
+
+    def _given_up(self, base_url: str, rid: str) -> None:
+        """Called when nobody waits for a call any more; a server that can be told to drop it is told."""
+
+    # --- one turn ----------------------------------------------------------------------------------------------------
 
     async def _generate_until_finished(self, request: GenerateRequest) -> GenerateReply:
         sampled = _Sampled()
@@ -217,7 +252,7 @@ class SglangEngine:
                 return sampled.reply(part.finish_reason)
             if part.ids:
                 patience.renew()
-            await self._wait(patience, _RefusalError(ABORTED))
+            await self._wait(patience, RefusalError(ABORTED))
         return sampled.reply("length")
 
     async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], patience: _Patience) -> SampledPart:
@@ -225,48 +260,48 @@ class SglangEngine:
         while True:
             rid = uuid.uuid4().hex  # a new one each time: the engine may still be busy with a call that broke off
             try:
-                answer = await self._post(_request_body(request, sampled, rid), request.session_id, rid)
+                answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
                 self._last_sign_at = time.monotonic()
-                part = _part_of_answer(answer)
+                part = self._part(answer)
                 self._refused_since = self._refused_since if part.finish_reason == "abort" else None
                 return part
-            except _RefusalError as refusal:
+            except RefusalError as refusal:
                 await self._wait(patience, refusal)
 
-    async def _post(self, body: bytes, session_id: str, rid: str) -> _HttpAnswer:
-        """The engine's answer to one ``/generate`` call.
+    async def _post(self, body: bytes, session_id: str, rid: str) -> HttpAnswer:
+        """The engine's answer to one call.
 
         A task of its own carries the call, so that ``set_base_url`` can end it without cancelling the episode.
         """
         base_url = self._base_url
         self._last_sign_at = self._last_sign_at if self._in_flight else time.monotonic()
-        call = asyncio.create_task(self._exchange(f"{base_url}/generate", body, session_id))
+        call = asyncio.create_task(self._exchange(base_url + self.route, body, session_id))
         self._in_flight.add(call)
         try:
             await asyncio.wait({call})
         except asyncio.CancelledError:
             call.cancel()
             call.add_done_callback(_forget_result)
-            self._abort_soon(base_url, rid)
+            self._given_up(base_url, rid)
             raise
         finally:
             self._in_flight.discard(call)
         if call.cancelled():
-            raise _RefusalError("has a new address")
+            raise RefusalError("has a new address")
         return call.result()
 
-    async def _exchange(self, url: str, body: bytes, session_id: str) -> _HttpAnswer:
-        headers = {"Content-Type": "application/json", SESSION_HEADER: session_id}
+    async def _exchange(self, url: str, body: bytes, session_id: str) -> HttpAnswer:
+        headers = {"Content-Type": "application/json", **self._headers(session_id)}
         try:
             # As a stream, so that the megabytes of a long episode's screenshots do not hold up the event loop.
             async with self._open_session().post(url, data=io.BytesIO(body), headers=headers) as response:
-                return _HttpAnswer(status=response.status, body=await response.read())
+                return HttpAnswer(status=response.status, body=await response.read())
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-            raise _RefusalError(f"cannot be reached ({type(error).__name__}: {error})") from error
+            raise RefusalError(f"cannot be reached ({type(error).__name__}: {error})") from error
         except aiohttp.ClientError as error:
             raise EngineError(f"{url} does not speak HTTP as an engine does: {error}") from error
 
-    async def _wait(self, patience: _Patience, refusal: _RefusalError) -> None:
+    async def _wait(self, patience: _Patience, refusal: RefusalError) -> None:
         now = time.monotonic()
         if now - self._warned_at > WARNING_INTERVAL_S:
             self._warned_at = now
@@ -292,7 +327,41 @@ class SglangEngine:
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self._session
 
-    def _abort_soon(self, base_url: str, rid: str) -> None:
+
+class SglangEngine(HttpEngine):
+    """Samples through ``POST /generate`` of an SGLang server or router."""
+
+    route = "/generate"
+
+    def __init__(
+        self, base_url: str, settings: EngineSettings | None = None, *, randomness: random.Random | None = None
+    ) -> None:
+        super().__init__(base_url, settings, randomness=randomness)
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
+
+    async def close(self) -> None:
+        """Ends open connections after pending aborts were sent; a second call does nothing."""
+        while self._aborts:
+            await asyncio.wait(self._aborts)
+        await super().close()
+
+    def _headers(self, session_id: str) -> dict[str, str]:
+        return {SESSION_HEADER: session_id}
+
+    def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
+        return generate_body(
+            input_ids=[*request.input_ids, *sampled],
+            sampling_params=request.sampling_params,
+            max_new_tokens=request.sampling_params.max_new_tokens - len(sampled),
+            images=request.images,
+            rid=rid,
+        )
+
+    def _part(self, answer: HttpAnswer) -> SampledPart:
+        return part_of_answer(answer, parse_generate_reply)
+
+    def _given_up(self, base_url: str, rid: str) -> None:
         if self._closed:
             return
         task = asyncio.create_task(self._abort(base_url, rid))
@@ -323,8 +392,8 @@ class SglangEngine:
         return self._workers.urls
 
 
-class _RefusalError(Exception):
-    """The engine did not take the call this time; the same call may succeed later. Ends in ``SglangEngine``."""
+class RefusalError(Exception):
+    """The engine did not take the call this time; the same call may succeed later. Ends in ``HttpEngine``."""
 
     def __init__(self, what: str, *, server_error: bool = False) -> None:
         super().__init__(what)
@@ -332,7 +401,9 @@ class _RefusalError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _HttpAnswer:
+class HttpAnswer:
+    """What came back of one call."""
+
     status: int
     body: bytes
 
@@ -358,7 +429,7 @@ class _Patience:
         """Forgets earlier refusals: the engine has sampled something."""
         self.tries, self.server_errors, self.waited_s = 0, 0, 0.0
 
-    async def wait(self, base_url: str, refusal: _RefusalError) -> None:
+    async def wait(self, base_url: str, refusal: RefusalError) -> None:
         """Pauses before the next try.
 
         Raises:
@@ -427,16 +498,22 @@ class _Sampled:
         return self.parts[-1].weight_version if self.parts else None
 
 
-def _part_of_answer(answer: _HttpAnswer) -> SampledPart:
+def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) -> SampledPart:
+    """Returns what an answer sampled, read by ``parse``.
+
+    Raises:
+        RefusalError: it says nothing against the request.
+        EngineError: it does, or ``parse`` cannot read it.
+    """
     if answer.status == 200:
-        return parse_generate_reply(answer.body)
+        return parse(answer.body)
     if answer.status == 503 and (partial := _partial_output(answer.body)) is not None:
         return partial
     sentence = engine_sentence(answer.body)
     if answer.status in PASSING_STATUSES:
-        raise _RefusalError(f"answers HTTP {answer.status}: {sentence}")
+        raise RefusalError(f"answers HTTP {answer.status}: {sentence}")
     if answer.status == 500:
-        raise _RefusalError(f"answers HTTP 500: {sentence}", server_error=True)
+        raise RefusalError(f"answers HTTP 500: {sentence}", server_error=True)
     raise EngineError(f"the engine refused the request: {sentence}", {"status": answer.status})
 
 
@@ -446,16 +523,6 @@ def _partial_output(body: bytes) -> SampledPart | None:
         return replace(parse_generate_reply(body), finish_reason="abort")
     except EngineError:
         return None
-
-
-def _request_body(request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
-    return generate_body(
-        input_ids=[*request.input_ids, *sampled],
-        sampling_params=request.sampling_params,
-        max_new_tokens=request.sampling_params.max_new_tokens - len(sampled),
-        images=request.images,
-        rid=rid,
-    )
 
 
 def _checked_base_url(base_url: str) -> str:

@@ -158,6 +158,12 @@ class JobSettings(BaseModel):
     """How the engine samples."""
     evaluation: bool = False
     """The results are measured and not trained: no group is filtered for having equal rewards."""
+    engine_api: Literal["sglang", "openai"] = "sglang"
+    """How the engine is asked: SGLang's `/generate`, or `/chat/completions` of any server, for evaluations alone."""
+    engine_model: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """The model's name at an engine of the kind `openai`, which needs one."""
+    sampling_seed: Annotated[Count, Field(ge=0)] | None = None
+    """Each slot samples with a seed of its own that is made of it, as far as the engine heeds seeds."""
 
     min_valid_group_size_ratio: Ratio = 1.0
     """Fraction of n that must have come for a group to be valid."""
@@ -233,6 +239,10 @@ class StartPayload(JobSettings):
             raise ValueError("give input_file or instances, not both")
         if self.reward_range is not None and self.reward_range[0] > self.reward_range[1]:
             raise ValueError("reward_range: the lower end comes first")
+        if self.engine_api == "openai" and (not self.evaluation or self.task_type == EXTERNAL_TASK_TYPE):
+            raise ValueError("engine_api openai gives no token ids to train on: it is for jobs with evaluation: true")
+        if self.engine_api == "openai" and self.engine_model is None:
+            raise ValueError("engine_model is missing: an engine of the kind openai is asked for a model by name")
         if self.task_type == EXTERNAL_TASK_TYPE:
             return self
         if self.input_file is None and self.instances is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import hashlib
 import logging
 import math
 import os
@@ -21,14 +22,14 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
 from slime_plugins.rollout_buffer.device_reports import keep_report
 from slime_plugins.rollout_buffer.device_watch import DeviceWatch
-from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.engine import HttpEngine, SglangEngine
 from slime_plugins.rollout_buffer.errors import (
     EpisodeError,
     GeneratorError,
@@ -40,10 +41,11 @@ from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.logs import log_fields
+from slime_plugins.rollout_buffer.openai_engine import ENVELOPE_TOKENIZER_PATH, OpenAiEngine, api_key_for
 from slime_plugins.rollout_buffer.payloads import JobSettings
 from slime_plugins.rollout_buffer.tables import RUNNER_NAME, GroupRecord
 from slime_plugins.rollout_buffer.tracing import Attributes, NoTracer, Tracer, traced_by
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, SamplingParams, Trajectory
 
 __all__ = ["JobRunner"]
 
@@ -105,7 +107,7 @@ class JobRunner:
         self._places = asyncio.Semaphore(self._settings.num_process)
         self._may_play = asyncio.Event()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        self._engine: SglangEngine | None = None
+        self._engine: HttpEngine | None = None
         self._engine_told_at = -math.inf
         self._engine_was_away = False
 
@@ -135,13 +137,15 @@ class JobRunner:
     # --- a generator that plays one episode per call -----------------------------------------------------------------
 
     async def _run_generator(self, create_generator: Callable[[], Generator]) -> None:
-        engine = self._engine = SglangEngine(str(self._job.engine_url))
+        tokenizer_path = self._settings.tokenizer_path if self._is_exact else str(ENVELOPE_TOKENIZER_PATH)
         try:
+            tokenizer = await asyncio.to_thread(_load_tokenizer, tokenizer_path)
+            engine = self._engine = self._connect(tokenizer)
             generator = create_generator()
             devices = DeviceWatch(generator, self._job.job_id, self._keep_device_report)
             watching = asyncio.create_task(devices.watch())
             try:
-                await generator.start(await self._generator_context(engine))
+                await generator.start(self._generator_context(engine, tokenizer))
             except BaseException:
                 watching.cancel()
                 await self._close_generator(generator)
@@ -149,7 +153,8 @@ class JobRunner:
         except Exception as error:
             # Whatever keeps a generator from starting is the job's cause.
             logger.exception("job %s: the generator does not start", self._job.job_id)
-            await engine.close()
+            if self._engine is not None:
+                await self._engine.close()
             cause = f"the generator of {self._job.task_type} does not start: {type(error).__name__}: {error}"
             await self._stored(self._buffer.fail_job, self._job.key, cause[:2000])
             return
@@ -164,11 +169,23 @@ class JobRunner:
     async def _keep_device_report(self, farm: Mapping[str, Any]) -> None:
         await self._stored(lambda: keep_report(self._buffer.store, self._job.key, os.getpid(), farm))
 
-    async def _generator_context(self, engine: SglangEngine) -> GeneratorContext:
+    @property
+    def _is_exact(self) -> bool:
+        """True when the engine takes and gives token ids; only then a trajectory keeps its generations."""
+        return self._settings.engine_api == "sglang"
+
+    def _connect(self, tokenizer: Any) -> HttpEngine:
+        url = str(self._job.engine_url)
+        if self._is_exact:
+            return SglangEngine(url)
+        model = str(self._settings.engine_model)
+        return OpenAiEngine(url, model=model, tokenizer=tokenizer, api_key=api_key_for(url))
+
+    def _generator_context(self, engine: HttpEngine, tokenizer: Any) -> GeneratorContext:
         return GeneratorContext(
             job_id=self._job.job_id,
             engine=engine,
-            tokenizer=await asyncio.to_thread(_load_tokenizer, self._settings.tokenizer_path),
+            tokenizer=tokenizer,
             concurrency=self._settings.num_process,
             ray_address=self._ray_address,
             options=self._settings.options,
@@ -278,6 +295,8 @@ class JobRunner:
             with self._tracer.span("attempt", _attributes(record, request)) as span:
                 trajectory = await generator.play(request)
                 _check(trajectory, request)
+                if not self._is_exact:
+                    trajectory = replace(trajectory, generations=())
                 span.note({"outcome": str(trajectory.outcome), "reward": trajectory.reward})
             await self._stored(self._buffer.add_trajectory, self._fence, record, slot, number, trajectory)
         except _FencedError:
@@ -305,10 +324,19 @@ class JobRunner:
             epoch=record.epoch,
             slot=slot,
             attempt=attempt,
-            sampling_params=self._settings.sampling(),
+            sampling_params=self._sampling_params(record, slot),
             options=self._settings.options,
             evaluation=self._settings.evaluation,
         )
+
+    def _sampling_params(self, record: GroupRecord, slot: int) -> SamplingParams:
+        """How a slot samples; with a seed its own, the same whenever and however often the slot is tried."""
+        params, seed = self._settings.sampling(), self._settings.sampling_seed
+        if seed is None:
+            return params
+        named = f"{seed}/{record.epoch}/{record.instance_id}/{slot}"
+        own = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1  # 31 bits: fits every engine
+        return replace(params, extra={**params.extra, "sampling_seed": own})
 
     async def _give_up(
         self, record: GroupRecord, slot: int, attempt: int, code: str, message: str, *, given_up: bool = False

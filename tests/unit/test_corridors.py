@@ -16,10 +16,10 @@ ANDROID = f"{GENERATOR}.android_world"
 LEVELS = [
     "errors types",
     "logs tracing",
-    "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer http_worker image_tokens "
-    "episode_facts explain sign_in mask_view telemetry",
+    "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer http_worker "
+    "image_tokens episode_facts explain sign_in mask_view telemetry",
     "payloads engine client jobs inputs processes packs inline_images token_rows",
-    "pack_reader",
+    "openai_engine pack_reader",
     "store fake_engine engine_contract remote_rollout",
     "tables",
     "deliveries job_starts retention queries contents mending device_reports series",

@@ -12,7 +12,7 @@ import pytest
 
 from slime_plugins.rollout_buffer import payloads, runner
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import JobRecord
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
+    Generation,
     Instance,
     Outcome,
     SamplingParams,
@@ -40,11 +41,13 @@ class ScriptedGenerator:
         self._play = play
         self._start_error = start_error
         self.requests: list[EpisodeRequest] = []
+        self.tokenizers: list[Any] = []
         self.running = 0
         self.most_at_once = 0
         self.closed = 0
 
     async def start(self, context: GeneratorContext) -> None:
+        self.tokenizers.append(context.tokenizer)
         if self._start_error is not None:
             raise self._start_error
 
@@ -328,3 +331,68 @@ async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_
     await run(real_time_buffer, job, generator)
     assert generator.requests == []
     assert slots(real_time_buffer, job)["ready"] == 2
+
+
+async def test_each_slot_samples_with_a_seed_of_its_own_that_a_repeated_attempt_keeps(real_time_buffer: Buffer) -> None:
+    failed: set[tuple[str, int]] = set()
+
+    def play(episode: EpisodeRequest) -> float | Exception:
+        slot = (episode.instance.instance_id, episode.slot)
+        if slot not in failed:
+            failed.add(slot)
+            return DeviceError("once")
+        return 1.0
+
+    seeds: list[dict[tuple[str, int], set[int]]] = []
+    for job in ("a", "b"):
+        failed.clear()
+        generator = ScriptedGenerator(play)
+        record = start(real_time_buffer, evaluation=True, sampling_seed=5, job_id=job)
+        await run(real_time_buffer, record, generator)
+        found: dict[tuple[str, int], set[int]] = {}
+        for request in generator.requests:
+            slot = (request.instance.instance_id, request.slot)
+            found.setdefault(slot, set()).add(request.sampling_params.extra["sampling_seed"])
+        assert len(generator.requests) == 8
+        seeds.append(found)
+    assert seeds[0] == seeds[1]
+    assert all(len(own) == 1 for own in seeds[0].values())
+    assert len({seed for own in seeds[0].values() for seed in own}) == 4
+
+
+async def test_a_job_without_a_seed_sends_none(real_time_buffer: Buffer) -> None:
+    generator = ScriptedGenerator(lambda episode: 1.0)
+    record = start(real_time_buffer, evaluation=True)
+    await run(real_time_buffer, record, generator)
+    assert all("sampling_seed" not in request.sampling_params.extra for request in generator.requests)
+
+
+async def test_what_an_engine_without_token_ids_said_is_kept_as_messages_alone(real_time_buffer: Buffer) -> None:
+    generation = Generation(prompt_ids=(1,), output_ids=(2,), output_log_probs=(float("nan"),))
+
+    def play(episode: EpisodeRequest) -> Trajectory:
+        return dataclasses.replace(trajectory_for(episode, 1.0), generations=(generation,))
+
+    generator = ScriptedGenerator(play)
+    record = start(real_time_buffer, evaluation=True, engine_api="openai", engine_model="m", padding="dummy")
+    await run(real_time_buffer, record, generator)
+    assert generator.tokenizers[0].chat_template
+    items = [item for _, item in real_time_buffer.items_of(record)]
+    assert len(items) == 4
+    assert not any(item.get("generations") for item in items)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"engine_api": "openai", "engine_model": "m"}, "evaluation: true"),
+        ({"engine_api": "openai", "evaluation": True}, "engine_model is missing"),
+        ({"engine_api": "openai", "evaluation": True, "engine_model": "m", "task_type": "external"}, "evaluation"),
+        ({"engine_api": "vertex"}, "engine_api"),
+    ],
+)
+def test_an_engine_without_token_ids_is_for_evaluations_alone(
+    real_time_buffer: Buffer, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidPayloadError, match=says):
+        start(real_time_buffer, **changes)
