@@ -20,10 +20,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugins.rollout_buffer import cli_export, cli_inspect, cli_prune, cli_skip_list
+from slime_plugins.rollout_buffer import cli_eval, cli_export, cli_inspect, cli_prune, cli_skip_list
 from slime_plugins.rollout_buffer.cli_common import (
     DEFAULT_URL,
     EXIT_CODES,
+    AndroidConfig,
+    AndroidSetting,
     AsJson,
     JobId,
     Url,
@@ -52,21 +54,6 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-AndroidConfig = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG",
-        help="File with the settings of Android World and its devices. [default: the one that ships]",
-    ),
-]
-AndroidSetting = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--android",
-        metavar="KEY=VALUE",
-        help="One of these settings, before file and environment; repeatable. Sections with dots.",
-    ),
-]
 LogFormatOption = Annotated[
     LogFormat,
     typer.Option(
@@ -489,8 +476,8 @@ def engine(
         from slime_plugins.rollout_buffer.stand_in_engine import server as stand_in
         from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
     except ImportError as error:
-        errors.print(f"rollout-buffer: the stand-in engine needs the extra 'android' ({error}): "
-                     "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
+        says = f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     set_up_logging(log_format)
     with said_plainly():
@@ -555,8 +542,8 @@ def demo(
     try:
         from slime_plugins.rollout_buffer.demo import DemoSettings, run_demo
     except ImportError as error:
-        errors.print(f"rollout-buffer: the demo needs the extra 'android' ({error}): "
-                     "pip install 'slime-rollout-buffer[android]'", style="red", highlight=False)  # fmt: skip
+        says = f"the demo needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
@@ -572,5 +559,5 @@ def demo(
         run_demo(settings, console)
 
 
-for room in (cli_inspect, cli_export, cli_skip_list, cli_prune):
+for room in (cli_inspect, cli_export, cli_skip_list, cli_prune, cli_eval):
     room.register(app)

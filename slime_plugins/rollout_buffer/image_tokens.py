@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from PIL import Image as PillowImage
-
 __all__ = ["SIZE_RULES", "ImageFamily", "SizeRule", "family_with", "image_size", "image_tokens", "resized_size"]
 
 LARGEST_ASPECT_RATIO = 200
@@ -85,6 +83,8 @@ def family_with(pixels_per_token: int) -> ImageFamily | None:
 
 def image_size(data: bytes) -> tuple[int, int] | None:
     """Returns width and height of an encoded image, from its header; None when the bytes are no picture."""
+    from PIL import Image as PillowImage  # of the extra `android`: the sizes above are asked for without it, too
+
     try:
         with PillowImage.open(io.BytesIO(data)) as opened:
             return opened.size
