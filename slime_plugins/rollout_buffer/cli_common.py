@@ -30,6 +30,8 @@ from slime_plugins.rollout_buffer.errors import (
 __all__ = [
     "DEFAULT_URL",
     "EXIT_CODES",
+    "AndroidConfig",
+    "AndroidSetting",
     "AsJson",
     "ExitCode",
     "JobId",
@@ -71,6 +73,21 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+AndroidConfig = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG",
+        help="File with the settings of Android World and its devices. [default: the one that ships]",
+    ),
+]
+AndroidSetting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--android",
+        metavar="KEY=VALUE",
+        help="One of these settings, before file and environment; repeatable. Sections with dots.",
+    ),
+]
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
 
 

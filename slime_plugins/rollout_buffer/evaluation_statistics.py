@@ -1,0 +1,98 @@
+"""Pure: what a sample of episodes says about a policy: pass@k, and how far a rate may be off.
+
+Attempts at one task are alike, so a task is the unit: a rate is the mean over tasks of the share that was solved, and
+its interval asks how it would come out with other tasks of the kind.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["CONFIDENCE", "Estimate", "mean_difference", "mean_over_tasks", "pass_at_k", "wilson_interval"]
+
+CONFIDENCE: Final = 0.95
+RESAMPLES: Final = 4000
+MOST_DRAWS: Final = 5_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A mean over ``tasks`` tasks, and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+
+
+def pass_at_k(attempts: int, solved: int, k: int) -> float:
+    """Returns the chance that at least one of ``k`` attempts solves a task, of which ``solved`` of ``attempts`` did.
+
+    1 - C(n - c, k) / C(n, k), which is unbiased: Chen et al., "Evaluating Large Language Models Trained on Code",
+    2021 (arXiv:2107.03374), equation 1. Computed with whole numbers, so that nothing cancels.
+
+    Raises:
+        ValueError: ``k`` is not in 1 … ``attempts``, or ``solved`` not in 0 … ``attempts``.
+    """
+    if not (1 <= k <= attempts and 0 <= solved <= attempts):
+        raise ValueError(f"pass@{k} of {solved} solved among {attempts} attempts means nothing")
+    return 1.0 - math.comb(attempts - solved, k) / math.comb(attempts, k)
+
+
+def wilson_interval(rate: float, size: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Returns the interval of a ``rate`` that was seen in ``size`` independent tries; it never leaves [0, 1].
+
+    Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA 22 (1927). ``size`` need not be
+    whole: it may be an effective one.
+    """
+    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
+    middle = (rate + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * math.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return min(low, rate), max(high, rate)  # rounding must not shut the rate out at 0 and 1
+
+
+def mean_over_tasks(shares: Sequence[float], independent: float, confidence: float = CONFIDENCE) -> Estimate:
+    """Returns the mean of the tasks' shares in [0, 1], with Wilson's interval for its effective size.
+
+    The effective size is how many independent tries would vary as much as the tasks do: p (1 - p) / (variance / tasks),
+    at least the tasks, at most ``independent``, the tries that were made. With one try for each task that is Wilson's
+    own interval; tries that tell each other's outcome count less. After Korn and Graubard, "Confidence Intervals for
+    Proportions with Small Expected Number of Positive Counts Estimated from Survey Data", Survey Methodology 24 (1998).
+
+    Raises:
+        ValueError: there is no task.
+    """
+    if not shares:
+        raise ValueError("a mean needs at least one task")
+    tasks, mean = len(shares), statistics.fmean(shares)
+    spread = statistics.pvariance(shares, mean)
+    size = independent if spread == 0 else tasks * mean * (1 - mean) / spread
+    if mean in (0.0, 1.0):
+        size = tasks
+    low, high = wilson_interval(mean, min(max(size, tasks), max(independent, tasks)), confidence)
+    return Estimate(value=mean, low=low, high=high, tasks=tasks)
+
+
+def mean_difference(differences: Sequence[float], seed: int = 0, confidence: float = CONFIDENCE) -> Estimate:
+    """Returns the mean of paired differences, one for each task, with a bootstrap interval over the tasks.
+
+    Percentile bootstrap (Efron, 1979), the same for the same ``seed``.
+
+    Raises:
+        ValueError: there is no task.
+    """
+    if not differences:
+        raise ValueError("a mean needs at least one task")
+    tasks = len(differences)
+    resamples = max(1000, min(RESAMPLES, MOST_DRAWS // tasks))
+    luck = random.Random(seed)
+    means = sorted(sum(luck.choices(differences, k=tasks)) / tasks for _ in range(resamples))
+    tail = (1 - confidence) / 2
+    low, high = means[math.floor(tail * (resamples - 1))], means[math.ceil((1 - tail) * (resamples - 1))]
+    return Estimate(value=statistics.fmean(differences), low=low, high=high, tasks=tasks)
