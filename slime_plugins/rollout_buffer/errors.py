@@ -1,4 +1,4 @@
-"""Every error this project raises on purpose, in one tree.
+"""Every error this project raises on purpose, in one tree::
 
     RolloutBufferError
     ├── RequestError              a caller's mistake: an HTTP 4xx that says what to fix; nothing was changed

@@ -1,0 +1,224 @@
+"""Draws ``docs/images/architecture.svg``: which process holds which room, and what goes between them.
+
+``--check`` writes nothing and only says whether the picture is up to date. What the picture claims stands in ``BOXES``
+and ``ARROWS``; ``tests/unit/test_architecture_diagram.py`` holds both to the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ARROWS", "BOXES", "Arrow", "Box", "architecture_svg"]
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
+BUFFER = "slime_plugins/rollout_buffer"
+ANDROID = f"{BUFFER}/generator/android_world"
+WIDTH, HEIGHT = 1150, 660
+LINE = 19
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """A process (or a place on disk), and the rooms that live in it. Sizes and places in pixels of the picture."""
+
+    title: str
+    says: str
+    x: int
+    y: int
+    width: int
+    height: int
+    rooms: tuple[str, ...] = ()
+    frame: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrow:
+    """What one box sends another, along straight lines. ``label_at`` is where its words begin.
+
+    ``route`` names the HTTP route of the buffer that it goes to; ``imports`` the two rooms of which the first imports
+    the second, where it is a call within a process.
+    """
+
+    label: str
+    points: tuple[tuple[int, int], ...]
+    label_at: tuple[int, int]
+    route: str = ""
+    imports: tuple[str, str] = ("", "")
+    both_ways: bool = False
+
+
+BOXES: Mapping[str, Box] = {
+    "trainer host": Box(title="trainer", says="slime, its GPUs", x=12, y=12, width=300, height=636, frame=True),
+    "buffer host": Box(
+        title="buffer host", says="rollout-buffer serve", x=412, y=12, width=400, height=636, frame=True
+    ),
+    "device hosts": Box(title="device hosts", says="a Ray cluster", x=932, y=12, width=206, height=636, frame=True),
+    "trainer": Box(
+        title="rollout function",
+        says="in slime's RolloutManager",
+        x=32, y=66, width=260, height=224,
+        rooms=(
+            "slime/rollout/agent_rollout.py",
+            f"{BUFFER}/client.py",
+            "slime/rollout/agent_rollout_samples.py",
+            "slime/utils/mask_utils.py",
+        ),
+    ),
+    "samples": Box(
+        title="slime trains", says="Samples, data source, checkpoint", x=32, y=340, width=260, height=62,
+    ),
+    "engine": Box(title="SGLang router", says="started by slime", x=32, y=530, width=260, height=62),
+    "supervisor": Box(
+        title="supervisor",
+        says="starts, restarts and ends the others",
+        x=432, y=66, width=360, height=62,
+        rooms=(f"{BUFFER}/supervisor.py",),
+    ),
+    "server": Box(
+        title="server",
+        says="gunicorn workers, no state",
+        x=432, y=148, width=210, height=142,
+        rooms=(f"{BUFFER}/data_routes.py", f"{BUFFER}/server.py", f"{BUFFER}/server_inspect.py",
+               f"{BUFFER}/server_dashboard.py"),
+    ),
+    "gateway": Box(
+        title="gateway",
+        says="for other agents",
+        x=652, y=148, width=140, height=142,
+        rooms=(f"{BUFFER}/gateway", f"{BUFFER}/slot_claims.py"),
+    ),
+    "store": Box(
+        title="store",
+        says="SQLite (WAL) and pack files, fsynced",
+        x=432, y=340, width=360, height=104,
+        rooms=(f"{BUFFER}/buffer.py", f"{BUFFER}/tables.py", f"{BUFFER}/deliveries.py", f"{BUFFER}/packs.py"),
+    ),
+    "runner": Box(
+        title="runner",
+        says="one process per job, asyncio",
+        x=432, y=504, width=360, height=104,
+        rooms=(f"{BUFFER}/runner.py", f"{BUFFER}/generator", f"{BUFFER}/engine.py", f"{BUFFER}/groups.py"),
+    ),
+    "registry": Box(
+        title="device registry",
+        says="who has which device",
+        x=946, y=340, width=178, height=84,
+        rooms=(f"{ANDROID}/device_registry.py",),
+    ),
+    "devices": Box(
+        title="device worker",
+        says="one per phone",
+        x=946, y=504, width=178, height=104,
+        rooms=(f"{ANDROID}/device_worker.py", f"{ANDROID}/device.py"),
+    ),
+}  # fmt: skip
+"""Every box by its name; frames first, so that the rest is drawn over them."""
+
+ARROWS: tuple[Arrow, ...] = (
+    Arrow(label="1 start_rollout", points=((292, 186), (432, 186)), label_at=(318, 180), route="/start_rollout"),
+    Arrow(
+        label="6 get_rollout_data", points=((432, 224), (292, 224)), label_at=(316, 218), route="/get_rollout_data"
+    ),
+    Arrow(label="8 ack", points=((292, 262), (432, 262)), label_at=(344, 256), route="/ack"),
+    Arrow(label="7 Samples", points=((162, 290), (162, 340)), label_at=(172, 320)),
+    Arrow(label="weights", points=((162, 402), (162, 530)), label_at=(172, 470)),
+    Arrow(
+        label="jobs, items, deliveries", points=((537, 290), (537, 340)), label_at=(547, 320),
+        imports=("server", "buffer"), both_ways=True,
+    ),
+    Arrow(
+        label="sessions", points=((722, 290), (722, 340)), label_at=(732, 320),
+        imports=("gateway", "buffer"), both_ways=True,
+    ),
+    Arrow(
+        label="5 slots; trajectories, judged groups", points=((537, 504), (537, 444)), label_at=(547, 478),
+        imports=("runner", "buffer"), both_ways=True,
+    ),
+    Arrow(label="3 generate", points=((432, 561), (292, 561)), label_at=(328, 555), imports=("runner", "engine")),
+    Arrow(label="2 lease", points=((792, 532), (868, 532), (868, 382), (946, 382)), label_at=(876, 374)),
+    Arrow(label="4 reset, act, score", points=((792, 582), (946, 582)), label_at=(820, 576)),
+)  # fmt: skip
+"""Numbered in the order of a rollout."""
+
+STYLE = """
+.page { fill: #ffffff; } .frame { fill: #f6f8fa; stroke: #d0d7de; } .box { fill: #ffffff; stroke: #57606a; }
+text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f2328; }
+.title { font-weight: 600; font-size: 14px; } .says { fill: #57606a; } .label { fill: #0550ae; font-size: 12.5px; }
+.room { font: 12px ui-monospace, 'SF Mono', Menlo, Consolas, monospace; }
+.arrow { fill: none; stroke: #0550ae; stroke-width: 1.6; } .head { fill: #0550ae; }
+@media (prefers-color-scheme: dark) {
+  .page { fill: #0d1117; } .frame { fill: #161b22; stroke: #30363d; } .box { fill: #0d1117; stroke: #8b949e; }
+  text { fill: #e6edf3; } .says { fill: #9198a1; } .label { fill: #79c0ff; }
+  .arrow { stroke: #79c0ff; } .head { fill: #79c0ff; }
+}
+"""
+
+
+def architecture_svg() -> str:
+    """Returns the picture as SVG text; the same boxes and arrows give the same bytes."""
+    parts = [*(part for box in BOXES.values() for part in _box(box)), *(part for one in ARROWS for part in _arrow(one))]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="Processes of the rollout buffer">\n<style>{STYLE}</style>\n'
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        'orient="auto-start-reverse"><path class="head" d="M0 0 L8 4 L0 8 z"/></marker></defs>\n'
+        f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _box(box: Box) -> Iterator[str]:
+    kind = "frame" if box.frame else "box"
+    yield f'<rect class="{kind}" x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="6"/>'
+    yield _text("title", box.x + 12, box.y + 22, box.title)
+    yield _text("says", box.x + 12, box.y + 22 + LINE, box.says)
+    for number, room in enumerate(box.rooms):
+        yield _text("room", *_place_of_room(box, number), _short(room))
+
+
+def _place_of_room(box: Box, number: int) -> tuple[int, int]:
+    """Wide boxes hold two columns of rooms."""
+    columns = 2 if box.width > 300 else 1
+    row, column = divmod(number, columns)
+    top = box.y + 22 + LINE * 2 + 6
+    if len(box.rooms) == 1 and box.height < 80:
+        return box.x + box.width - 120, box.y + 22
+    return box.x + 12 + column * (box.width // 2), top + LINE * row
+
+
+def _short(room: str) -> str:
+    name = room.removeprefix(f"{ANDROID}/").removeprefix(f"{BUFFER}/").removeprefix("slime/")
+    return name if name.endswith(".py") else f"{name}/"
+
+
+def _arrow(arrow: Arrow) -> Iterator[str]:
+    points = " ".join(f"{x},{y}" for x, y in arrow.points)
+    back = ' marker-start="url(#head)"' if arrow.both_ways else ""
+    yield f'<polyline class="arrow" points="{points}" marker-end="url(#head)"{back}/>'
+    yield _text("label", *arrow.label_at, arrow.label)
+
+
+def _text(kind: str, x: int, y: int, text: str) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}">{html.escape(text)}</text>'
+
+
+def main() -> int:
+    """Writes the picture, or with ``--check`` says whether it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when it is out of date")
+    wanted = architecture_svg()
+    if not parser.parse_args().check:
+        PICTURE.write_text(wanted, encoding="utf-8")
+        return 0
+    if not PICTURE.exists() or PICTURE.read_text(encoding="utf-8") != wanted:
+        sys.stderr.write(f"{PICTURE.name} is out of date: python tools/write_architecture_diagram.py draws it\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

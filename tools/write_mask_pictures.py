@@ -1,0 +1,200 @@
+"""Draws the pictures of ``docs/masks.md``: token by token, what is trained, as the code decides it.
+
+``--check`` writes nothing and only says whether the pictures are up to date. Nothing in a picture is written by hand
+but its conversation: masks come from ``MultiTurnLossMaskGenerator`` and ``pack_training_rows`` with the small tokenizer
+that ships with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, TrainingRow, pack_training_rows
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+
+__all__ = ["PICTURES", "Strip", "picture_svg", "strips_of"]
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
+WIDTH, MARGIN, LINE, CHARACTER = 660, 14, 26, 7.25
+QUESTION = {"role": "user", "content": "What is 15 * 23?"}
+CALL = "I use the tool. multiply(15, 23)"
+RESULT = {"role": "tool", "content": "345"}
+ANSWER = "It is 345."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strip:
+    """One sequence with its caption: the ids a trainer gets, and for each whether it is trained."""
+
+    caption: str
+    token_ids: Sequence[int]
+    loss_mask: Sequence[int]
+
+
+class Studio:
+    """What every picture is made with: a tokenizer, its chat template, the mask generator."""
+
+    def __init__(self) -> None:
+        from transformers import AutoTokenizer
+
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+        self.chat = ChatTokens(self.tokenizer)
+        self.masks = MultiTurnLossMaskGenerator(self.tokenizer, tokenizer_type="qwen")
+
+    def sampled(self, prompt_ids: Sequence[int], text: str, *, ended: bool = True) -> Generation:
+        """A turn as an engine returns it, with its end-of-turn token unless it was cut."""
+        ids = self.tokenizer.encode(text + ("<|im_end|>" if ended else ""), add_special_tokens=False)
+        return Generation(
+            prompt_ids=tuple(prompt_ids), output_ids=tuple(ids), finish_reason="stop" if ended else "length"
+        )
+
+    def after(self, generation: Generation, message: Mapping[str, Any]) -> list[int]:
+        """The next prompt of a conversation that only grows."""
+        closed = self.chat.is_closed(generation.output_ids)
+        return [
+            *generation.prompt_ids,
+            *generation.output_ids,
+            *self.chat.bridge(dict(message), turn_is_closed=closed),
+        ]
+
+
+def _conversation(studio: Studio) -> list[Strip]:
+    messages = [QUESTION, {"role": "assistant", "content": CALL}, RESULT, {"role": "assistant", "content": ANSWER}]
+    ids, mask = studio.masks.get_loss_mask(messages)
+    return [Strip(caption="One conversation of two turns, rebuilt from its messages", token_ids=ids, loss_mask=mask)]
+
+
+def _growing(studio: Studio) -> list[Strip]:
+    first = studio.sampled(studio.chat.prompt([QUESTION]), CALL)
+    second = studio.sampled(studio.after(first, RESULT), ANSWER)
+    return [*_rows("Two generations; the second prompt continues the first", [first, second])]
+
+
+def _edited(studio: Studio) -> list[Strip]:
+    notes = {"role": "user", "content": "Read the page."}
+    first = studio.sampled(studio.chat.prompt([notes]), "It says 345.")
+    second = studio.sampled(studio.after(first, {"role": "user", "content": "Forget it."}), "deleteContext(0)")
+    view = [{"role": "user", "content": "(deleted)"}, {"role": "assistant", "content": "It says 345."}, QUESTION]
+    third = studio.sampled(studio.chat.prompt(view), ANSWER)
+    return [*_rows("three generations, an edit before the third", [first, second, third])]
+
+
+def _cut(studio: Studio) -> list[Strip]:
+    generation = studio.sampled(studio.chat.prompt([QUESTION]), "I think that", ended=False)
+    ids, mask = studio.masks.get_loss_mask([QUESTION, {"role": "assistant", "content": "I think that"}])
+    return [
+        *_rows("A turn cut by its token limit, from its generation", [generation]),
+        Strip(
+            caption="The same turn rebuilt from its messages",
+            token_ids=ids,
+            loss_mask=mask,
+        ),
+    ]
+
+
+def _rows(caption: str, generations: Sequence[Generation]) -> Iterator[Strip]:
+    rows: list[TrainingRow] = pack_training_rows(generations)
+    for number, row in enumerate(rows, 1):
+        which = f"Row {number} of {len(rows)}, " if len(rows) > 1 else ""
+        yield Strip(caption=f"{which}{caption}", token_ids=row.token_ids, loss_mask=row.loss_mask)
+
+
+PICTURES: Mapping[str, Callable[[Studio], list[Strip]]] = {
+    "mask_conversation.svg": _conversation,
+    "mask_growing.svg": _growing,
+    "mask_edited.svg": _edited,
+    "mask_cut.svg": _cut,
+}
+"""Each picture by its file name, with what decides its masks."""
+
+STYLE = """
+.page { fill: #ffffff; } .caption { font: 600 13px system-ui, sans-serif; fill: #1f2328; }
+.token { font: 12px ui-monospace, 'SF Mono', Menlo, Consolas, monospace; fill: #1f2328; }
+.trained { fill: #9be7a4; stroke: #2da44e; } .context { fill: #eef1f4; stroke: #d0d7de; }
+.legend { font: 12px system-ui, sans-serif; fill: #57606a; }
+@media (prefers-color-scheme: dark) {
+  .page { fill: #0d1117; } .caption, .token { fill: #e6edf3; } .legend { fill: #9198a1; }
+  .trained { fill: #1d6b2c; stroke: #3fb950; } .context { fill: #21262d; stroke: #30363d; }
+}
+"""
+
+
+def strips_of(name: str, studio: Studio) -> list[Strip]:
+    """Returns what a picture shows."""
+    return PICTURES[name](studio)
+
+
+def picture_svg(strips: Sequence[Strip], decode: Callable[[list[int]], str]) -> str:
+    """Returns the picture as SVG text: a chip for every token, green where it is trained."""
+    parts, y = list(_legend()), 46
+    for strip in strips:
+        parts.append(f'<text class="caption" x="{MARGIN}" y="{y}">{html.escape(strip.caption)}: {_count(strip)}</text>')
+        chips, y = _chips(strip, decode, y + 10)
+        parts += chips
+        y += LINE + 12
+    height = y - 12
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        'aria-label="Trained tokens">\n'
+        f'<style>{STYLE}</style>\n<rect class="page" width="{WIDTH}" height="{height}"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
+
+
+def _legend() -> Iterator[str]:
+    for x, kind, says in ((MARGIN, "trained", "mask 1: trained"), (MARGIN + 150, "context", "mask 0: only read")):
+        yield f'<rect class="{kind}" x="{x}" y="9" width="14" height="14" rx="3"/>'
+        yield f'<text class="legend" x="{x + 20}" y="20">{says}</text>'
+
+
+def _count(strip: Strip) -> str:
+    return f"{sum(strip.loss_mask)} of {len(strip.token_ids)} tokens trained"
+
+
+def _chips(strip: Strip, decode: Callable[[list[int]], str], top: int) -> tuple[list[str], int]:
+    """Chips in lines; a token that holds a line break ends its line."""
+    parts: list[str] = []
+    x, y = float(MARGIN), top
+    for token_id, mask in zip(strip.token_ids, strip.loss_mask, strict=True):
+        text = decode([token_id])
+        shown = text.replace("\n", "⏎").replace(" ", "·")
+        width = len(shown) * CHARACTER + 8
+        if x + width > WIDTH - MARGIN:
+            x, y = float(MARGIN), y + LINE
+        kind = "trained" if mask else "context"
+        parts.append(f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="20" rx="3"/>')
+        parts.append(f'<text class="token" x="{x + 4:.1f}" y="{y + 14}">{html.escape(shown)}</text>')
+        x += width + 3
+        if text.endswith("\n"):
+            x, y = float(MARGIN), y + LINE
+    return parts, y if x == MARGIN else y + LINE
+
+
+def main() -> int:
+    """Writes the pictures, or with ``--check`` says whether they are up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when one is out of date")
+    check = parser.parse_args().check
+    studio = Studio()
+    stale = []
+    for name in PICTURES:
+        wanted, path = picture_svg(strips_of(name, studio), studio.tokenizer.decode), FOLDER / name
+        if check and (not path.exists() or path.read_text(encoding="utf-8") != wanted):
+            stale.append(name)
+        elif not check:
+            path.write_text(wanted, encoding="utf-8")
+    if stale:
+        sys.stderr.write(f"{', '.join(stale)} out of date: python tools/write_mask_pictures.py draws them\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
