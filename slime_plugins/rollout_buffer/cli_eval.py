@@ -60,7 +60,8 @@ def evaluate_policy(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="JSONL or Parquet, one task a line; FILE@[a:b] takes a slice. [default: the demo's]"
+            metavar="FILE",
+            help="JSONL or Parquet, one task a line, or a slice of it as for start_rollout. [default: the demo's]",
         ),
     ] = None,
     output: Annotated[

@@ -329,7 +329,7 @@ def _with_apps(
     uids = {attempt.instance_id: attempt.uid for attempt in attempts}
     nameless = [task for task in tasks if "app" not in task.groups and task.instance_id in uids]
     by_name = {task.task: uids[task.instance_id] for task in nameless if task.task is not None}
-    apps = {name: _values(_app(client.trajectory(uid, job_id=job_id))) for name, uid in by_name.items()}
+    apps = {name: _apps(client.trajectory(uid, job_id=job_id)) for name, uid in by_name.items()}
     return [_with_app(task, apps.get(task.task or "", ())) for task in tasks]
 
 
@@ -337,9 +337,11 @@ def _with_app(task: TaskRecord, app: tuple[str, ...]) -> TaskRecord:
     return task if not app or "app" in task.groups else replace(task, groups={**task.groups, "app": app})
 
 
-def _app(trajectory: Mapping[str, Any]) -> Any:
+def _apps(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
+    """The apps of a task that has several stand in one text, with commas between."""
     extra_info = trajectory.get("extra_info")
-    return extra_info.get("app") if isinstance(extra_info, Mapping) else None
+    app = extra_info.get("app") if isinstance(extra_info, Mapping) else None
+    return tuple(name for name in str(app).split(",") if name) if app else ()
 
 
 def _write(path: Path, report: Report) -> None:

@@ -14,7 +14,11 @@ from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks import registry
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import Task, rng_for
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS, VARIATIONS
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import (
+    TASKS,
+    VARIATIONS,
+    apps_of,
+)
 from tests.simulated_phone_player import SOLUTIONS, Player
 
 _TRIED_VARIATIONS = (0, 7, 19)
@@ -110,3 +114,10 @@ def test_a_wrong_answer_earns_nothing() -> None:
     player = Player(phone, phone.reset("SimpleCalendarLocationOfEvent", 0))
     player.answer("somewhere else")
     assert phone.score() == 0.0
+
+
+def test_every_task_names_its_apps_as_androidworld_does() -> None:
+    apps = {name: apps_of(name) for name in TASKS}
+    assert apps["MarkorCreateNoteAndSms"] == "markor,simple sms messenger"
+    assert apps["TurnOffWifiAndTurnOnBluetooth"] == apps["SystemBrightnessMax"] == "settings"
+    assert apps["SimpleSmsReply"] == "simple sms messenger"

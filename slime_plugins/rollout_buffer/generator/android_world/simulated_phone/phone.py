@@ -15,7 +15,11 @@ from slime_plugins.rollout_buffer.generator.android_world.device import Action, 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.painting import encode_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TaskRun, start_task
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import (
+    TaskRun,
+    apps_of,
+    start_task,
+)
 from slime_plugins.rollout_buffer.types import Image
 
 __all__ = ["FaultPlan", "SimulatedPhone", "SimulatedPhoneConfig"]
@@ -152,6 +156,7 @@ class SimulatedPhone:
             screen_height=SCREEN_HEIGHT,
             step_budget=run.task.step_budget,
             note=note,
+            details={"app": apps_of(run.task.name)},
         )
 
     def _do(self, action: Action, run: TaskRun, shell: Shell) -> str:

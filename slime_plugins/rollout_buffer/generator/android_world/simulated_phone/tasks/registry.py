@@ -13,12 +13,38 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.people import PEOPLE_TASKS
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.system import SYSTEM_TASKS
 
-__all__ = ["TASKS", "VARIATIONS", "TaskRun", "start_task"]
+__all__ = ["TASKS", "VARIATIONS", "TaskRun", "apps_of", "start_task"]
 
 VARIATIONS = 20
 TASKS: dict[str, Task] = {
     task.name: task for task in (*SYSTEM_TASKS, *PEOPLE_TASKS, *NOTES_TASKS, *FILES_MEDIA_TASKS, *APPOINTMENT_TASKS)
 }
+_APPS_BY_BEGINNING = {
+    "AudioRecorder": "audio recorder",
+    "Camera": "camera",
+    "Clock": "clock",
+    "Contacts": "contacts",
+    "Files": "files",
+    "Markor": "markor",
+    "OpenApp": "camera,clock,contacts,settings,dialer",
+    "SimpleCalendar": "simple calendar pro",
+    "SimpleSms": "simple sms messenger",
+    "System": "settings",
+    "TurnOff": "settings",
+    "TurnOn": "settings",
+}
+_OTHER_APPS = {
+    "MarkorCreateNoteAndSms": "markor,simple sms messenger",
+    "MarkorCreateNoteFromClipboard": "markor,clipper",
+    "SimpleSmsSendClipboardContent": "simple sms messenger,clipper",
+    "SystemCopyToClipboard": "clipper",
+}
+
+
+def apps_of(task_name: str) -> str:
+    """Returns the apps of a task as AndroidWorld names them, with commas between."""
+    by_beginning = (apps for start, apps in _APPS_BY_BEGINNING.items() if task_name.startswith(start))
+    return _OTHER_APPS.get(task_name) or next(by_beginning)
 
 
 @dataclass(kw_only=True, slots=True)

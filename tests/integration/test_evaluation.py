@@ -1,0 +1,263 @@
+"""``rollout-buffer eval`` as its users run it: killed, stopped, resumed, over both kinds of engine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.store import Store
+from tests.integration.conftest import BufferProcess, answers, free_port, process_table, wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+COMMAND = [sys.executable, "-m", "slime_plugins.rollout_buffer", "eval"]
+MOODY = '''
+"""A generator of tests: one task breaks always, one on its first try; the reward of the others is the slot's parity."""
+
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
+
+TASK_TYPE = "moody"
+
+
+class Moody:
+    async def start(self, context): ...
+
+    async def play(self, episode):
+        mood = episode.instance.data["mood"]
+        if mood == "broken" or (mood == "shaky" and episode.attempt == 1):
+            raise DeviceError("it hangs")
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
+            reward=float(episode.slot % 2) * 5,
+            outcome=Outcome.COMPLETED,
+            stop_reason=StopReason.STOP,
+            extra_info={"success": episode.slot % 2 == 1},
+        )
+
+    async def close(self): ...
+
+
+def create_generator():
+    return Moody()
+'''
+
+
+def evaluation(engine: str, output: Path, *arguments: str) -> list[str]:
+    return [*COMMAND, "--engine-url", engine, "--output", str(output), *arguments]
+
+
+def run(command: list[str], expected: int = 0) -> tuple[dict[str, Any], str]:
+    """Runs it to its end; returns the report that it printed, and what it said beside."""
+    ended = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == expected, ended.stderr
+    return json.loads(ended.stdout) if ended.stdout else {}, " ".join(ended.stderr.split())
+
+
+def sums(folder: Path, count: int) -> Path:
+    path = folder / "sums.jsonl"
+    lines = [{"instance_id": f"sum-{i}", "prompt": f"What is {i} + 7?", "label": str(i + 7)} for i in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def played_in(output: Path) -> dict[tuple[str, int], str]:
+    """The trajectories in the store of a stopped evaluation: uid by slot."""
+    store = Store(output / "buffer")
+    try:
+        with store.read() as connection:
+            rows = connection.execute("SELECT instance_id, slot, uid FROM trajectories").fetchall()
+    finally:
+        store.close()
+    assert max(Counter((row[0], row[1]) for row in rows).values(), default=1) == 1
+    return {(row[0], row[1]): row[2] for row in rows}
+
+
+@pytest.fixture
+def slow_engine(tmp_path: Path) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port)]
+    process = ChildProcess("engine", [*command, "--latency-s", "0.4"], log_file=tmp_path / "engine.log")
+    url = f"http://127.0.0.1:{port}"
+    wait_until(lambda: answers(f"{url}/health"), 60, "start of the engine")
+    yield url
+    process.stop(10)
+
+
+def kill(process: ChildProcess, *, with_children: bool) -> None:
+    """SIGKILL: to the command alone, or to the buffer that it started as well."""
+    children = [pid for pid, parent, _ in process_table() if parent == process.pid]
+    for pid in [process.pid, *(children if with_children else [])]:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: process.exit_code() is not None, what="its death")
+
+
+def played_so_far(output: Path) -> int:
+    """Counts trajectories from outside while it runs."""
+    database = output / "buffer" / "buffer.sqlite3"
+    if not database.exists():
+        return 0
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+        try:
+            return int(connection.execute("SELECT count(*) FROM trajectories").fetchone()[0])
+        except sqlite3.OperationalError:
+            return 0
+
+
+def has_played(output: Path, least: int) -> bool:
+    return played_so_far(output) >= least
+
+
+def test_an_evaluation_that_is_killed_goes_on_and_plays_no_slot_twice(slow_engine: str, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 10)), "--samples-per-task", "4"]
+    command = evaluation(slow_engine, output, *arguments, "--concurrency", "2")
+    kept: dict[tuple[str, int], str] = {}
+    for least, with_children in ((4, False), (12, True)):
+        process = ChildProcess("eval", command, log_file=tmp_path / "eval.log")
+        wait_until(functools.partial(has_played, output, least), 120, f"{least} trajectories")
+        kill(process, with_children=with_children)
+        assert not (output / "report.json").exists()
+        now = wait_for_the_buffer_and_read(output)
+        assert kept.items() <= now.items()
+        assert least <= len(now) < 40
+        kept = now
+    report, _ = run(command)
+    assert report["complete"]
+    assert report["slots"] == {"planned": 40, "played": 40, "not_played": 0}
+    entries = [(one["instance_id"], attempt) for one in report["instances"] for attempt in one["attempts"]]
+    attempts = {(name, attempt["slot"]): attempt["uid"] for name, attempt in entries}
+    assert len(attempts) == 40
+    assert kept.items() <= attempts.items()
+    assert attempts == played_in(output)
+    again, _ = run(command)
+    assert again == report
+
+
+def wait_for_the_buffer_and_read(output: Path) -> dict[tuple[str, int], str]:
+    serving = f"--data-dir {output / 'buffer'}"
+    wait_until(lambda: not any(serving in line for _, _, line in process_table()), 60, "end of its processes")
+    return played_in(output)
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 20)), "--concurrency", "1"]
+    command = evaluation(slow_engine, output, *arguments)
+    process = ChildProcess("eval", command, log_file=tmp_path / "eval.log")
+    wait_until(lambda: played_so_far(output) >= 2, 120, "two trajectories")
+    os.kill(process.pid, signal.SIGINT)
+    wait_until(lambda: process.exit_code() is not None, 60, what="its end")
+    assert process.exit_code() == 1
+    assert "the same command goes on from here" in " ".join(process.last_words(30).split())
+    report = json.loads((output / "report.json").read_text())
+    assert not report["complete"]
+    assert 2 <= report["slots"]["played"] == len(played_in(output)) < 20
+    _, said = run([*command, "--temperature", "0.1"], expected=2)
+    assert "belongs to another evaluation" in said
+    assert "sampling_params" in said
+
+
+def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engine: int, tmp_path: Path) -> None:
+    (tmp_path / "generators").mkdir()
+    (tmp_path / "generators" / "moody.py").write_text(MOODY, encoding="utf-8")
+    tasks = tmp_path / "tasks.jsonl"
+    moods = {"a": "good", "b": "shaky", "c": "broken"}
+    lines = [
+        {"instance_id": name, "mood": mood, "metadata": {"task_name": mood, "app": "x", "tags": ["t", mood]}}
+        for name, mood in moods.items()
+    ]
+    tasks.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    arguments = ["--task-type", "moody", "--generator-dir", str(tmp_path / "generators"), "--group-by", "tags"]
+    arguments += ["--tasks", str(tasks), "--samples-per-task", "4", "--max-attempts", "2", "--pass-k", "3"]
+    report, _ = run(evaluation(f"http://127.0.0.1:{stand_in_engine}", tmp_path / "out", *arguments))
+    assert report["complete"]
+    assert report["slots"] == {"planned": 12, "played": 8, "not_played": 4}
+    assert report["failed_tries"] == {"device": 4 + 2 * 4}
+    assert report["success"]["value"] == 0.5
+    assert report["success_failures_as_zero"]["value"] == pytest.approx(1 / 3)
+    assert report["pass_at_k"] == {"3": {**report["pass_at_k"]["3"], "value": 1.0, "tasks": 2, "left_out": 1}}
+    assert report["by_task"]["broken"]["success"] is None
+    assert report["by_tags"]["t"]["slots"]["planned"] == 12
+    assert set(report["by_app"]) == {"x"}
+
+
+def test_a_buffer_that_serves_already_can_play_it_and_is_left_with_nothing_to_hand_out(
+    start_buffer: Callable[..., BufferProcess], stand_in_engine: int, tmp_path: Path
+) -> None:
+    buffer = start_buffer()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    arguments = ["--task-type", "math", "--tasks", f"{sums(elsewhere, 9)}@[2:5]", "--samples-per-task", "2"]
+    engine = f"http://127.0.0.1:{stand_in_engine}"
+    report, _ = run(evaluation(engine, tmp_path / "out", *arguments, "--buffer-url", buffer.url))
+    assert [one["instance_id"] for one in report["instances"]] == ["sum-2", "sum-3", "sum-4"]
+    assert buffer.client.job(report["job_id"])["groups"]["delivered"] == 3
+    assert not (tmp_path / "out" / "buffer").exists()
+
+
+@pytest.mark.slow
+def test_an_openai_compatible_server_plays_phones_and_edited_contexts(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port), "--skill", "1"]
+    engine = ChildProcess("engine", command, log_file=tmp_path / "engine.log")
+    url = f"http://127.0.0.1:{port}/v1"
+    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the engine")
+    settings = ["--api", "openai", "--android", "num_workers=2", "--android", "device_pool=local"]
+    demo_tasks = Path("slime_plugins/rollout_buffer/assets/demo_android_world.jsonl").resolve()
+    report, _ = run(evaluation(url, tmp_path / "phones", *settings, "--tasks", f"{demo_tasks}@[0:3]"))
+    assert report["success"]["value"] == 1.0, report
+    assert set(report["by_app"]) == {"clock", "settings"}
+    assert report["work"]["model"] == "stand-in"
+    documents = tmp_path / "documents.jsonl"
+    make = [sys.executable, "-m", "slime_plugins.rollout_buffer.tools.generate_documents"]
+    subprocess.run([*make, "--output", str(documents), "--lines", "2", "--max_tokens", "6000"], check=True, timeout=60)
+    arguments = ["--task-type", "statelm", "--tasks", str(documents), "--option", 'statelm={"max_model_length": 16384}']
+    report, _ = run(evaluation(url, tmp_path / "documents", "--api", "openai", *arguments))
+    engine.stop(10)
+    assert report["slots"]["played"] == 2
+    assert report["success"]["value"] == 1.0, report
+    store = Store(tmp_path / "documents" / "buffer")
+    buffer = Buffer(store)
+    items = [item for _, item in buffer.items_of(buffer.job(report["job_id"]))]
+    store.close()
+    assert not any(item.get("generations") for item in items)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--engine-url", "http://127.0.0.1:9"], 1, "the engine does not answer"),
+        (["--task-type", "math", "--engine-url", "{engine}"], 2, "--tasks is missing"),
+        (["--engine-url", "{engine}", "--tasks", "nowhere.jsonl"], 2, "nowhere.jsonl"),
+        (["--engine-url", "{engine}", "--samples-per-task", "2", "--pass-k", "4"], 2, "--pass-k"),
+        (["--engine-url", "{engine}", "--option", "nothing"], 2, "KEY=VALUE"),
+        (["--engine-url", "{engine}", "--option", "num_epoch=2"], 2, "--options may not set num_epoch"),
+        (["--engine-url", "{engine}", "--compare", "nowhere.json"], 2, "no report"),
+        (["--engine-url", "{engine}/v1", "--api", "openai", "--tokenizer", "."], 2, "--tokenizer is for --api sglang"),
+        (["--engine-url", "{engine}", "--buffer-url", "http://127.0.0.1:9"], 3, "no answer from the buffer"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence_with_its_exit_code(
+    stand_in_engine: int, tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    engine = f"http://127.0.0.1:{stand_in_engine}"
+    given = [argument.format(engine=engine) if "{engine}" in argument else argument for argument in arguments]
+    _, said = run([*COMMAND, *given, "--output", str(tmp_path / "out")], expected=code)
+    assert says in said
+    assert "Traceback" not in said
