@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,48 +20,40 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from slime_plugins.rollout_buffer import cli_eval, cli_export, cli_inspect, cli_prune, cli_skip_list
+from slime_plugins.rollout_buffer import cli_eval, cli_export, cli_inspect, cli_prune, cli_serve, cli_skip_list
 from slime_plugins.rollout_buffer.cli_common import (
     DEFAULT_URL,
     EXIT_CODES,
     AndroidConfig,
     AndroidSetting,
     AsJson,
+    CommandLine,
+    ExitCode,
     JobId,
     Url,
+    answer_in_json,
     connect,
     console,
+    ended,
     errors,
     local_time,
     print_json,
     print_page,
     said_plainly,
 )
-from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.cli_serve import set_android_settings
 from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
-from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT
-from slime_plugins.rollout_buffer.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 from slime_plugins.rollout_buffer.progress import job_table
-
-logger = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="rollout-buffer",
+    cls=CommandLine,
     help="A durable rollout buffer for training agents with slime.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-LogFormatOption = Annotated[
-    LogFormat,
-    typer.Option(
-        "--log-format",
-        envvar=LOG_FORMAT_VARIABLE,
-        help="Lines of text, or of JSON with job, group and uid where known; children inherit it.",
-    ),
-]
 
 
 class DemoTask(StrEnum):
@@ -78,222 +70,19 @@ class RolloutModeName(StrEnum):
     HISTORY = "history"
 
 
+cli_serve.register(app)
+
+
 def main() -> None:
     """Runs the command line."""
-    app()
-
-
-def _tell(text: str, log_format: LogFormat) -> None:
-    """Says something at a server's start, as a line of its log where that is JSON."""
-    if log_format is LogFormat.JSON:
-        logger.info("%s", text)
-    else:
-        errors.print(text, highlight=False, soft_wrap=True)
-
-
-@app.command()
-def serve(
-    data_dir: Annotated[
-        Path, typer.Option(help="Everything that must survive: database, payloads, screenshots, logs.")
-    ] = Path("rollout_buffer_data"),
-    data_root: Annotated[
-        list[Path] | None,
-        typer.Option(help="Folder that input files may lie under; repeatable. [default: the working directory]"),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")
-    ] = DEFAULT_HOST,
-    port: Annotated[int, typer.Option(help="Port to serve on.")] = DEFAULT_PORT,
-    workers: Annotated[int, typer.Option(help="gunicorn worker processes.")] = 2,
-    threads: Annotated[int, typer.Option(help="Threads of each worker; waiting polls use at most half.")] = 16,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the bearer token clients must send.")
-    ] = None,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 256 * 1024 * 1024,
-    retain_delivered_s: Annotated[
-        float | None, typer.Option(help="Forget the bytes of what was delivered longer ago. [default: keep everything]")
-    ] = None,
-    max_data_bytes: Annotated[
-        int | None, typer.Option(help="Most that --data-dir may hold; writes beyond answer 507. [default: unlimited]")
-    ] = None,
-    generator_dir: Annotated[
-        list[Path] | None, typer.Option(help="Folder with generator files of your own; repeatable.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
-    ] = None,
-    ray_num_cpus: Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")] = None,
-    gateway_port: Annotated[
-        int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
-    ] = None,
-    scoring_host: Annotated[
-        list[str] | None, typer.Option(help="Host that a gateway session's scoring_url may name; repeatable.")
-    ] = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    android_config: AndroidConfig = None,
-    android: AndroidSetting = None,
-) -> None:
-    """Serve the buffer: the supervisor with its gunicorn workers and its runners, until SIGTERM or Ctrl-C."""
-    from slime_plugins.rollout_buffer.supervisor import Supervisor
-
-    set_up_logging(log_format)
-    with said_plainly():
-        settings = build_serve_settings(
-            host=host,
-            port=port,
-            data_dir=data_dir,
-            data_roots=tuple(data_root or ()),
-            workers=workers,
-            threads=threads,
-            token_file=token_file,
-            max_body_bytes=max_body_bytes,
-            retain_delivered_s=retain_delivered_s,
-            max_data_bytes=max_data_bytes,
-            generator_dirs=tuple(generator_dir or ()),
-            ray_address=ray_address,
-            ray_num_cpus=ray_num_cpus,
-            gateway_port=gateway_port,
-            scoring_hosts=tuple(scoring_host or ()),
-        )
-        _set_android_settings(android_config, android)
-        _tell(f"settings: {settings.model_dump_json()}", log_format)
-        Supervisor(settings, on_ready=lambda url: _tell(f"rollout buffer serving on {url}", log_format)).run()
-
-
-@app.command()
-def gateway(
-    data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host.")] = Path(
-        "rollout_buffer_data"
-    ),
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")
-    ] = DEFAULT_HOST,
-    port: Annotated[int, typer.Option(help="Port to serve on.")] = DEFAULT_GATEWAY_PORT,
-    public_url: Annotated[
-        str | None, typer.Option(help="Where agents reach it. [default: the address they opened the session at]")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the bearer token that opens sessions.")
-    ] = None,
-    scoring_host: Annotated[
-        list[str] | None, typer.Option(help="Host that a session's scoring_url may name; repeatable.")
-    ] = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions that may be open at once.")] = 4096,
-    idle_timeout_s: Annotated[float, typer.Option(help="Seconds without a request after which one expires.")] = 900.0,
-    session_timeout_s: Annotated[float, typer.Option(help="Seconds that one may live.")] = 14400.0,
-    max_body_bytes: Annotated[int, typer.Option(help="Largest request body.")] = 64 * 1024 * 1024,
-    max_data_bytes: Annotated[int | None, typer.Option(help="As of `serve`. [default: unlimited]")] = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-) -> None:
-    """Serve the OpenAI-compatible gateway alone, beside a buffer on this host, until SIGTERM or Ctrl-C."""
-    from slime_plugins.rollout_buffer.gateway import main as gateway_main
-    from slime_plugins.rollout_buffer.gateway.settings import build_gateway_settings
-
-    set_up_logging(log_format)
-    with said_plainly():
-        settings = build_gateway_settings(
-            data_dir=data_dir,
-            host=host,
-            port=port,
-            public_url=public_url,
-            token_file=token_file,
-            scoring_hosts=tuple(scoring_host or ()),
-            max_sessions=max_sessions,
-            idle_timeout_s=idle_timeout_s,
-            session_timeout_s=session_timeout_s,
-            max_body_bytes=max_body_bytes,
-            max_data_bytes=max_data_bytes,
-        )
-        gateway_main.serve(settings, on_ready=lambda url: _tell(f"gateway serving on {url}", log_format))
-
-
-@app.command()
-def remote_rollout(
-    host: Annotated[
-        str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")
-    ] = DEFAULT_HOST,
-    port: Annotated[int, typer.Option(help="Port to serve on.")] = 8891,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File whose first line is the bearer token to ask for.")
-    ] = None,
-    callback_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Host (host, host:port, *.domain, network) that a server_url may name; repeatable. "
-            "[default: this machine]"
-        ),
-    ] = None,
-    tokenizer_root: Annotated[
-        list[Path] | None, typer.Option(help="Folder that named tokenizers may lie under; repeatable.")
-    ] = None,
-    tokenizer: Annotated[
-        list[str] | None, typer.Option(help="NAME=FOLDER: the folder of a tokenizer that requests name so; repeatable.")
-    ] = None,
-    default_tokenizer: Annotated[
-        str | None, typer.Option(help="Name of the tokenizer where a request names none. [default: refused]")
-    ] = None,
-    trust_remote_code: Annotated[
-        list[str] | None, typer.Option(help="Name of a tokenizer whose own code may run; repeatable.")
-    ] = None,
-    download_tokenizers: Annotated[
-        bool, typer.Option("--download-tokenizers", help="Fetch named tokenizers from the model hub.")
-    ] = False,
-    engine_url: Annotated[
-        str | None, typer.Option(help="SGLang: turns the trainer's side on. [default: the agent's side alone]")
-    ] = None,
-    buffer_url: Annotated[
-        str | None, typer.Option(help="The buffer that the trainer's side writes trajectories to. [default: none]")
-    ] = None,
-    tools: Annotated[
-        str | None,
-        typer.Option(
-            help="MODULE:NAME: the object that offers the tools that rollouts are played with. [default: a calculator]"
-        ),
-    ] = None,
-    only_opened: Annotated[
-        bool, typer.Option("--only-opened", help="Refuse turns of rollouts that were not opened by POST /rollouts.")
-    ] = False,
-    only_exact_counts: Annotated[
-        bool, typer.Option("--only-exact-counts", help="Refuse the guide's count where re-tokenising made it differ.")
-    ] = False,
-    idle_s: Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")] = 3600.0,
-    log_format: LogFormatOption = LogFormat.TEXT,
-) -> None:
-    """Serve the remote rollout protocol: play rollouts for trainers, and with an engine be the trainer."""
-    from slime_plugins.rollout_buffer.remote_rollout import main as remote
-    from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
-
-    set_up_logging(log_format)
-    with said_plainly():
-        tokenizers = TokenizerSettings(
-            roots=tuple(tokenizer_root or ()),
-            folders=remote.named_folders(tokenizer or []),
-            remote_code_names=frozenset(trust_remote_code or ()),
-            download=download_tokenizers,
-            default_name=default_tokenizer,
-        )
-        settings = remote.RemoteRolloutSettings(
-            host=host,
-            port=port,
-            token_file=token_file,
-            engine_url=engine_url,
-            buffer_url=buffer_url,
-            buffer_token=token_from_environment(),
-            tokenizers=tokenizers,
-            open_unknown=not only_opened,
-            text_counts=not only_exact_counts,
-            idle_s=idle_s,
-            tools=tools,
-            **({"callback_hosts": tuple(callback_host)} if callback_host else {}),
-        )
-        remote.serve(settings, on_ready=lambda url: _tell(f"remote rollout serving on {url}", log_format))
-
-
-def _set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
-    """Checks the settings and puts them into the environment, where the runners find them."""
-    from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
-
-    os.environ.update(environment_for(config, assignments or []))
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called: what is said then goes nowhere
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+    try:
+        app()
+    except OSError as error:
+        errors.print(f"rollout-buffer: the output cannot be written: {error.strerror or error}", style="red")
+        os._exit(ExitCode.NO.value)  # leaving in order would try to write the rest, and say so at length
 
 
 @app.command()
@@ -318,7 +107,9 @@ def status(
     job_id: Annotated[str | None, typer.Argument(help="One job; all open ones when left out.")] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep showing it until Ctrl-C; with --json one line a second.")
+    ] = False,
 ) -> None:
     """Show how far jobs are, every slot in exactly one state, and why nothing moves."""
     client = connect(url)
@@ -330,11 +121,19 @@ def status(
 
     with said_plainly():
         if as_json:
-            print_json(read())
+            _tell_in_json(read, watch=watch)
         elif watch:
             _watch(read)
         else:
             console.print(job_table(read()))
+
+
+def _tell_in_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
+    """Prints it once, or again every second as one line each."""
+    while watch:
+        typer.echo(orjson.dumps(read()))
+        time.sleep(1.0)
+    print_json(read())
 
 
 def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
@@ -449,49 +248,12 @@ def trajectories(
 @app.command()
 def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
     """Ask the buffer how it is; the answer is JSON in any case. Exit code 1 when it is not well."""
-    del as_json
+    answer_in_json(as_json)
     with said_plainly():
         try:
             print_json(connect(url).health())
         except UnavailableError as error:
-            errors.print(f"rollout-buffer: {error.message}", style="red", highlight=False)
-            raise typer.Exit(1) from error
-
-
-@app.command()
-def engine(
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on.")] = 30000,
-    tokenizer: Annotated[
-        Path, typer.Option(help="Tokenizer folder.", show_default="the project's demo tokenizer")
-    ] = DEMO_TOKENIZER_PATH,
-    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")] = 0.7,
-    seed: Annotated[int, typer.Option(help="Seed of its luck.")] = 0,
-    latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")] = 0.0,
-    token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")] = 0.0,
-    log_format: LogFormatOption = LogFormat.TEXT,
-) -> None:
-    """Serve the stand-in engine: SGLang's HTTP interface played by a scripted policy. It is no model."""
-    try:
-        from slime_plugins.rollout_buffer.stand_in_engine import server as stand_in
-        from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-    except ImportError as error:
-        says = f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
-        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
-        raise typer.Exit(1) from error
-    set_up_logging(log_format)
-    with said_plainly():
-        stand_in.serve(
-            StandInSettings(
-                host=host,
-                port=port,
-                tokenizer_path=tokenizer,
-                skill=skill,
-                seed=seed,
-                latency_s=latency_s,
-                token_latency_s=token_latency_s,
-            )
-        )
+            raise ended(error, ExitCode.NO) from error
 
 
 @app.command()
@@ -511,7 +273,7 @@ def doctor(
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     with said_plainly():
-        _set_android_settings(android_config, android)
+        set_android_settings(android_config, android)
         settings = load_settings({})
     findings = examine(Examination(settings=settings, data_dir=data_dir, engine_url=engine_url))
     if as_json:

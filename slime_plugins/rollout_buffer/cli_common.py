@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import orjson
 import requests
 import typer
 from rich.console import Console, RenderableType
+from typer.core import TyperGroup
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
@@ -33,11 +36,14 @@ __all__ = [
     "AndroidConfig",
     "AndroidSetting",
     "AsJson",
+    "CommandLine",
     "ExitCode",
     "JobId",
     "Url",
+    "answer_in_json",
     "connect",
     "console",
+    "ended",
     "errors",
     "local_time",
     "print_json",
@@ -62,7 +68,7 @@ EXIT_CODES = (
     "3 the buffer does not answer; 4 the buffer refuses it in its present state (conflict, busy, full)."
 )
 WIDTH_OF_A_FILE = 120
-console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE)
+console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH_OF_A_FILE)
 errors = Console(stderr=True)
 
 DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
@@ -91,29 +97,136 @@ AndroidSetting = Annotated[
 JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
 
 
+_json_is_wanted: ContextVar[bool] = ContextVar("json_is_wanted", default=False)
+
+
+class CommandLine(TyperGroup):
+    """The command line, which says in JSON what went wrong where ``--json`` asks for JSON."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remembers whether the command that is called is to print JSON."""
+        _json_is_wanted.set("--json" in args)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; a wrong option or argument is an error like any other."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            _print_error("usage", getattr(error, "message", str(error)), {})
+            raise
+
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Of the copy of click that typer brings; typer exports only some of its children."""
+
+
 @contextmanager
 def said_plainly() -> Iterator[None]:
-    """Turns what users can mend into one sentence and an exit code."""
+    """Turns what users can mend into one sentence and an exit code, and into JSON where JSON was asked for."""
     try:
         yield
-    except (BusyError, ConflictError, StorageFullError, UnavailableError) as error:
-        raise _ended(error.message, ExitCode.REFUSED) from error
-    except (ConfigError, RequestError) as error:
-        raise _ended(error.message, ExitCode.WRONG_CALL) from error
-    except RolloutBufferError as error:
-        raise _ended(error.message, ExitCode.NO) from error
-    except requests.RequestException as error:
-        says = f"no answer from the buffer ({error}). Is `rollout-buffer serve` up? Give --url when it is elsewhere."
-        raise _ended(says, ExitCode.OUT_OF_REACH) from error
-    except OSError as error:
-        raise _ended(f"{error.filename or 'a file'}: {error.strerror or error}", ExitCode.WRONG_CALL) from error
-    except ValueError as error:
-        raise _ended(f"{error}. Is --url really a rollout buffer's?", ExitCode.NO) from error
+    except BrokenPipeError:
+        raise  # who read the output has seen enough
+    except (RolloutBufferError, OSError, ValueError) as error:
+        raise ended(*_verdict(error)) from error
 
 
-def _ended(says: str, code: ExitCode) -> typer.Exit:
-    errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
+    """Returns what is to be said of an error, and what the exit code says."""
+    if isinstance(error, BusyError | ConflictError | StorageFullError | UnavailableError):
+        return error, ExitCode.REFUSED
+    if isinstance(error, ConfigError | RequestError):
+        return error, ExitCode.WRONG_CALL
+    if isinstance(error, RolloutBufferError):
+        return error, ExitCode.NO
+    if isinstance(error, _NO_ADDRESS):
+        return ConfigError(f"--url is no address ({error}): give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
+    if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
+        return _NoAnswerError(_why_no_answer(error)), ExitCode.OUT_OF_REACH
+    if isinstance(error, ValueError):
+        says = f"what answers there is no rollout buffer ({error}): look at --url"
+        return _NoBufferError(says), ExitCode.NO
+    assert isinstance(error, OSError)
+    says = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return ConfigError(says), ExitCode.WRONG_CALL
+
+
+_NO_ADDRESS = (
+    requests.exceptions.InvalidURL,
+    requests.exceptions.MissingSchema,
+    requests.exceptions.InvalidSchema,
+)
+
+
+class _NoAnswerError(RolloutBufferError):
+    """The buffer does not answer."""
+
+    code = "no_answer"
+
+
+class _NoBufferError(RolloutBufferError):
+    """What answers is no rollout buffer."""
+
+    code = "no_buffer"
+
+
+def answer_in_json(wanted: bool) -> None:
+    """Has errors told in JSON from here on, where a command prints nothing else."""
+    _json_is_wanted.set(wanted)
+
+
+def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
+    """Says what went wrong; returns what ends the command with that code."""
+    says = _with_commands(error.message)
+    _print_error(error.code, says, error.detail)
+    errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code.value)
+
+
+def _print_error(code: str, message: str, detail: Mapping[str, Any]) -> None:
+    """Prints the JSON that the buffer's own errors have over HTTP."""
+    if _json_is_wanted.get():
+        print_json({"error": {"code": code, "message": message, "detail": detail}})
+
+
+_ROUTES_AS_COMMANDS = {
+    "GET /jobs/<job_id>/deliveries lists": "`rollout-buffer deliveries JOB` lists",
+    "GET /jobs/<job_id>/groups lists": "`rollout-buffer groups JOB` lists",
+    "GET /trajectories lists": "`rollout-buffer trajectories` lists",
+    "GET /jobs lists": "`rollout-buffer jobs` lists",
+}
+
+
+def _with_commands(says: str) -> str:
+    """Names the command where the buffer names its route."""
+    for route, command in _ROUTES_AS_COMMANDS.items():
+        says = says.replace(route, command)
+    return says
+
+
+def _why_no_answer(error: requests.RequestException) -> str:
+    """One sentence without the stack of libraries that it went through."""
+    parts = urlsplit(str(getattr(error.request, "url", "") or ""))
+    where = f" at {parts.scheme}://{parts.netloc}" if parts.netloc else ""
+    if isinstance(error, requests.exceptions.SSLError):
+        why = "it speaks no TLS, or its certificate is not trusted"
+    elif isinstance(error, requests.exceptions.Timeout):
+        why = "it took too long"
+    else:
+        why = next(iter(_reasons(error)), "the connection broke")
+    return f"no answer from the buffer{where}: {why}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
+
+
+def _reasons(error: BaseException | None) -> Sequence[str]:
+    """What the operating system said, from the innermost cause outwards."""
+    found: list[str] = []
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            found.append(str(error.strerror))
+        error = error.__cause__ or error.__context__
+    return found[::-1]
 
 
 def connect(url: str) -> RolloutBufferClient:

@@ -133,7 +133,7 @@ def import_list(
         if output is not None:
             refuse_existing(output, overwrite=False)
             output.write_text(json.dumps(start, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            console.print(f"a start payload with {ids.total()} entries is in {output}; no job was changed")
+            _tell_payload(ids.total(), output, as_json=as_json)
             return
         if not yes:
             errors.print(
@@ -141,7 +141,7 @@ def import_list(
                 "out beyond them is handed out again.",
                 markup=False,
             )
-            typer.confirm("Go on?", abort=True, err=True)
+            typer.confirm("Go on? (--yes answers it)", abort=True, err=True)
         client.start_rollout(start)
         after = client.job(job_id)
     if as_json:
@@ -149,6 +149,13 @@ def import_list(
         return
     changes = [f"{state} {job['groups'][state]} → {count}" for state, count in after["groups"].items()]
     console.print(f"groups: {', '.join(changes)}")
+
+
+def _tell_payload(entries: int, output: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"entries": entries, "output": str(output)})
+    else:
+        console.print(f"a start payload with {entries} entries is in {output}; no job was changed", markup=False)
 
 
 def consumed_ids(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:

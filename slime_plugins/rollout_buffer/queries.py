@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from slime_plugins.rollout_buffer.payloads import Body, Count, Identifier, Number
 from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
@@ -21,6 +22,12 @@ __all__ = [
 ]
 
 MAX_KEY = 2**63 - 1
+
+
+def _is_cursor(value: str) -> str:
+    if re.fullmatch(r"[0-9.]{1,24}:[0-9]{1,18}", value) is None:
+        raise ValueError("it is no next_cursor of this list: leave it out for the first page")
+    return value
 
 
 class PageQuery(Body):
@@ -68,7 +75,7 @@ class GroupPageQuery(Body):
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """How many entries at most."""
-    cursor: Annotated[str, Field(pattern=r"^[0-9.]{1,24}:[0-9]{1,18}$")] | None = None
+    cursor: Annotated[str, AfterValidator(_is_cursor)] | None = None
     """The `next_cursor` of the page before; the first page when it is left out."""
     state: GroupState | None = None
     """Only those in this state."""
@@ -86,7 +93,7 @@ class SeriesQuery(Body):
     since: Annotated[Number, Field(ge=0, le=1e12)] | None = None
     """Only buckets from this time on: what a caller that has the earlier ones asks for."""
     width_s: Annotated[Count, Field(ge=1, le=604_800)] | None = None
-    """Seconds of a bucket; chosen by the length when it is left out."""
+    """Seconds of a bucket; chosen by the length when it is left out. At least 60 where very many episodes lie in it."""
 
 
 class OverviewQuery(Body):

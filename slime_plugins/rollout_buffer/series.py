@@ -12,13 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BUCKET_WIDTHS_S", "Span", "job_measures", "job_series", "last_delivery_at", "span_of"]
+__all__ = [
+    "BUCKET_WIDTHS_S",
+    "SUMMED_S",
+    "Span",
+    "is_crowded",
+    "job_measures",
+    "job_series",
+    "last_delivery_at",
+    "span_of",
+]
 
 Connection = sqlite3.Connection
 
 BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400, 604_800)
 WANTED_BUCKETS = 120
 MOST_BUCKETS = 400
+SUMMED_S = 60
+"""Sums are kept by the minute: buckets of whole minutes are made of them, others of the episodes one by one."""
+MOST_EPISODES_ONE_BY_ONE = 20_000
 
 _EPISODES_BY_MINUTE = """
 SELECT CAST((minute * 60 - :start) / :width AS INTEGER) AS bucket, sum(episodes) AS episodes,
@@ -116,12 +128,25 @@ def job_series(connection: Connection, job_key: int, span: Span) -> dict[str, li
     columns.update({name: [0] * span.buckets for name in COUNTED})
     columns.update({name: [None] * span.buckets for name in MEASURED})
     places = {"job": job_key, "start": span.start, "end": span.end, "width": float(span.width_s)}
-    by_minute = span.width_s % 60 == 0
+    by_minute = span.width_s % SUMMED_S == 0
     if not by_minute:
         places["first"] = _first_key(connection, job_key, span.start)
     for query in (_EPISODES_BY_MINUTE if by_minute else _EPISODES, _GROUPS, _FAILURES, _WAITS):
         _fill(columns, connection.execute(query, places))
     return columns
+
+
+def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
+    """Tells whether more episodes lie in a span than are read one by one, as short buckets ask for."""
+    if span.width_s % SUMMED_S == 0:
+        return False
+    query = (
+        "SELECT count(*) FROM (SELECT 1 FROM trajectories INDEXED BY trajectories_to_look_at "
+        "WHERE job_key = ? AND key >= ? LIMIT ?)"
+    )
+    first = _first_key(connection, job_key, span.start)
+    (found,) = connection.execute(query, (job_key, first, MOST_EPISODES_ONE_BY_ONE + 1)).fetchone()
+    return bool(found > MOST_EPISODES_ONE_BY_ONE)
 
 
 def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, float]]:

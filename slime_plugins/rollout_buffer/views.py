@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.explain import Situation, explain_group, expla
 from slime_plugins.rollout_buffer.inspection import CONTAINS, find_job, like_pattern
 from slime_plugins.rollout_buffer.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.queries import GroupPageQuery, OverviewQuery, SeriesQuery
-from slime_plugins.rollout_buffer.series import job_series, last_delivery_at, span_of
+from slime_plugins.rollout_buffer.series import SUMMED_S, is_crowded, job_series, last_delivery_at, span_of
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import Connection, JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
@@ -160,6 +160,8 @@ class Views:
                 last = min(now, max(job.finished_at, job.updated_at, delivered))
             first = job.created_at if query.range_s is None else max(job.created_at, last - query.range_s)
             span = span_of(first, last, width_s=query.width_s, since=query.since)
+            if is_crowded(connection, job.key, span):
+                span = span_of(first, last, width_s=SUMMED_S, since=query.since)
             columns = job_series(connection, job.key, span)
         return {"job_id": job.job_id, "until": last, "width_s": span.width_s, "columns": columns}
 

@@ -35,7 +35,7 @@ LEVELS = [
     "supervisor runner_main",
     "trainer_stand_in",
     "demo",
-    "cli_inspect cli_export cli_skip_list cli_prune cli_eval",
+    "cli_inspect cli_export cli_skip_list cli_prune cli_eval cli_serve",
     "cli",
     "__main__",
 ]

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer import payloads, series
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.device_reports import keep_report
@@ -114,6 +114,18 @@ def test_the_newest_buckets_alone_continue_the_earlier_ones(views: Views, job: J
     newest = views.series(job.job_id, asked(width_s=60, since=whole["t"][-2]))["columns"]
     for name, values in newest.items():
         assert values == whole[name][-2:]
+
+
+def test_many_episodes_in_short_buckets_come_by_the_minute(
+    views: Views, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = views.series(job.job_id, asked(width_s=30))
+    monkeypatch.setattr(series, "MOST_EPISODES_ONE_BY_ONE", 18)
+    crowded = views.series(job.job_id, asked(width_s=30))
+    assert (one_by_one["width_s"], crowded["width_s"]) == (30, 60)
+    assert sum(crowded["columns"]["episodes"]) == sum(one_by_one["columns"]["episodes"]) == 19
+    newest = views.series(job.job_id, asked(width_s=30, since=one_by_one["columns"]["t"][-3]))
+    assert newest["width_s"] == 30
 
 
 def test_a_series_says_how_long_the_trainer_waited(

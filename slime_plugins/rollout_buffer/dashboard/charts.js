@@ -2,22 +2,33 @@
 
 import { h, scrolling, show } from "./dom.js";
 import { number } from "./format.js";
+import { trailing, twiceAnEpisode } from "./trailing.js";
 
 const HEIGHT = 170;
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const WINDOW_S = 60;
+
+/** A colour as a canvas takes it: a variable of the style sheet holds both themes'. */
+function color(name) {
+  const probe = h("span", { hidden: true, style: { color: `var(--${name})` } });
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
 const faded = (name) => `color-mix(in srgb, ${color(name)} 18%, transparent)`;
 
-const perMinute = (values, { seconds }) => values.map((value, at) => (value * 60) / seconds[at]);
-/** The server divides by the whole interval; the newest one is shorter. */
-const atOnce = (values, { seconds, widthS }) => values.map((value, at) => (value === null ? null : (value * widthS) / seconds[at]));
+const perMinute = (values, seconds) => values.map((value, at) => (value * 60) / seconds[at]);
 const asPercent = (values) => values.map((value) => (value === null ? null : value * 100));
 
-/** What is drawn. ``from`` names a column of the series; ``as`` turns it into what is shown. */
+/**
+ * What is drawn. ``from`` names a column of the series; ``as`` turns it into what is shown. A point tells of the last
+ * minute, or of what ``windowS`` says, where its interval is shorter.
+ */
 export const CHARTS = [
   {
     id: "reward",
     title: "Reward",
-    says: "mean of the episodes that ended in each interval; the band reaches from the lowest to the highest",
+    says: "mean of the episodes that ended; the band reaches from the lowest to the highest",
     unit: "",
     digits: 2,
     lines: [
@@ -80,13 +91,14 @@ export const CHARTS = [
   {
     id: "use",
     title: "Devices and engine at work",
-    says: "mean number at once, from the seconds that the episodes which ended in each interval had spent; devices are held from reset to score, the engine while it generates",
+    says: "mean number at once, from the seconds that the last episodes to end had spent: with a device from reset to score, at the engine while it generates",
     unit: "",
     digits: 1,
     zero: true,
+    windowS: (columns, widthS) => Math.max(WINDOW_S, twiceAnEpisode(columns, widthS)),
     lines: [
-      { from: "playing", name: "devices", color: "line-2", width: 2, as: atOnce },
-      { from: "generating", name: "requests at the engine", color: "line-3", as: atOnce },
+      { from: "playing", name: "devices", color: "line-2", width: 2 },
+      { from: "generating", name: "requests at the engine", color: "line-3" },
     ],
   },
   {
@@ -97,6 +109,7 @@ export const CHARTS = [
     digits: 1,
     zero: true,
     points: true,
+    windowS: () => 0,
     lines: [
       { from: "wait_mean", name: "mean", color: "line-1", width: 2 },
       { from: "wait_max", name: "longest", color: "line-3" },
@@ -148,8 +161,9 @@ export function chart(spec) {
   return {
     element: figure,
     update(columns, widthS, until) {
-      const seconds = columns.t.map((start) => Math.max(1, Math.min(widthS, until - start)));
-      const fresh = [columns.t, ...spec.lines.map((line) => (line.as ? line.as(columns[line.from], { seconds, widthS }) : columns[line.from]))];
+      const windowS = spec.windowS?.(columns, widthS) ?? WINDOW_S;
+      const recent = trailing(columns, { widthS, until, windowS });
+      const fresh = [columns.t, ...spec.lines.map((line) => (line.as ? line.as(recent.columns[line.from], recent.seconds) : recent.columns[line.from]))];
       const sameKind = drawn !== null && hasAny(spec, fresh);
       data = fresh;
       if (sameKind) drawn.setData(data);
@@ -193,7 +207,7 @@ function options(spec, width, onCursor) {
     legend: { show: false },
     hooks: { setCursor: [onCursor] },
     scales: { y: { range: spec.range ?? rangeOf(spec) } },
-    axes: [{ ...axis, space: 50, size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
+    axes: [{ ...axis, space: 74, size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
     series: [
       {},
       ...spec.lines.map((line) => ({
@@ -218,14 +232,14 @@ function rangeOf(spec) {
   };
 }
 
-/** The numbers at the pointer, else the newest. */
+/** The numbers at the pointer, else the last that there are. */
 function inWords(spec, data, index) {
   if (data === null) return null;
   const parts = spec.lines.map((line, at) => {
     const values = (index === null ? data[at + 1] : [data[at + 1][index]]).filter((value) => value !== null && value !== undefined);
     return values.length ? h("span", null, h("i", { style: { background: `var(--${line.color})` }, "aria-hidden": "true" }), `${line.name} `, h("b", null, `${number(values.at(-1), spec.digits)}${spec.unit && ` ${spec.unit}`}`)) : null;
   });
-  const when = index === null || data[0][index] === undefined ? h("span", { class: "muted" }, "now") : h("span", { class: "muted" }, exact.format(new Date(data[0][index] * 1000)));
+  const when = index === null || data[0][index] === undefined ? h("span", { class: "muted" }, "last") : h("span", { class: "muted" }, exact.format(new Date(data[0][index] * 1000)));
   return parts.some(Boolean) ? [parts, when] : h("span", { class: "muted" }, "Nothing yet");
 }
 

@@ -8,6 +8,7 @@ const GRID = 999;
 /** Returns the turns, and the messages that stand before the first of them. */
 export function readEpisode(trajectory) {
   const log = new Map((trajectory.extra_info?.steps_log ?? []).filter(isObject).map((entry) => [entry.turn, entry]));
+  const deletions = deletionsOf(trajectory.extra_info ?? {});
   const prelude = [];
   const turns = [];
   let seen = [];
@@ -21,8 +22,18 @@ export function readEpisode(trajectory) {
       seen = [];
     } else seen.push(message);
   }
-  turns.forEach((turn, at) => (turn.result = at + 1 < turns.length ? turns[at + 1].seen : seen));
+  turns.forEach((turn, at) => {
+    turn.result = at + 1 < turns.length ? turns[at + 1].seen : seen;
+    turn.deletes = deletions.filter((one) => one.turn === turn.number).flatMap((one) => one.ids);
+    turn.deletedIn = (message) => deletions.find((one) => one.ids.includes(message.msg_id))?.turn ?? null;
+  });
   return { prelude, turns, rest: turns.length ? [] : seen };
+}
+
+/** What an agent took out of its own context: in which turn, from 1, and the ids of the messages. */
+export function deletionsOf(about) {
+  const marks = Array.isArray(about.deletions) ? about.deletions.filter(isObject) : [];
+  return marks.filter((one) => Number.isInteger(one.turn) && Array.isArray(one.deleted_msg_ids)).map((one) => ({ turn: one.turn + 1, ids: one.deleted_msg_ids }));
 }
 
 function readTurn(number, seen, images, image, message, logged, about) {

@@ -14,7 +14,7 @@ export class Screen {
     this.marks = svg("svg", { class: "marks", "aria-hidden": "true", preserveAspectRatio: "none" });
     this.caption = h("p", { class: "deed" });
     this.none = h("p", { class: "no-image", hidden: true }, "no screenshot in this turn");
-    this.element = h("div", { class: "screen" }, h("div", { class: "glass" }, this.image, this.marks, this.none, this.caption));
+    this.element = h("div", { class: "screen" }, h("div", { class: "glass" }, this.image, this.marks, this.none), this.caption);
     this.image.addEventListener("load", () => {
       this.height = (WIDTH * this.image.naturalHeight) / this.image.naturalWidth;
       this.draw();

@@ -160,7 +160,7 @@ function charts(stage, jobId) {
     (body) => {
       feed.take(body);
       drawn.forEach((one) => one.update(feed.columns, feed.widthS, body.until));
-      show(told, `each point is ${span(feed.widthS)}`);
+      show(told, feed.widthS < 60 ? `a point every ${span(feed.widthS)}, of the last minute` : `each point is ${span(feed.widthS)}`);
     },
   );
   select.addEventListener("change", () => {

@@ -55,7 +55,7 @@ function jobCard(first) {
     element: h("li", { class: "panel job" }, head, why, account, facts),
     update(job) {
       show(state, pill(job.state));
-      show(why, callouts(job.explanation.slice(0, 1)));
+      show(why, callouts(job.explanation.slice(0, 2)));
       show(account, books(job.slots));
       show(facts, factsOf(job));
     },

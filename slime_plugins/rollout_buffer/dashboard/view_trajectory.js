@@ -2,7 +2,7 @@
 
 import { path } from "./api.js";
 import { announce, h, show, svg } from "./dom.js";
-import { actionInWords, readEpisode, textOf } from "./episode.js";
+import { actionInWords, deletionsOf, readEpisode, textOf } from "./episode.js";
 import { bytes, count, moment, number, plural, reward, short, span } from "./format.js";
 import { crumbs, fact, jobHref, json, pill, rewardCell, section } from "./parts.js";
 import { Screen } from "./screen.js";
@@ -61,11 +61,16 @@ function facts(jobId, one, about) {
 /** Where it came from when it was not played by this buffer's own loop. */
 function origin(one, about) {
   const marks = [];
-  if (isObject(about.remote_rollout)) marks.push(["Remote session", `an agent elsewhere drove it over the chat API, ${plural(about.remote_rollout.turns ?? 0, "turn")}`, about.remote_rollout]);
-  if (isObject(about.session)) marks.push(["Gateway session", `an agent elsewhere drove it over the chat API${about.session.branches > 1 ? `, in ${about.session.branches} branches` : ""}`, about.session]);
+  const { remote_rollout: remote, gateway } = about;
+  if (isObject(remote)) marks.push(["Remote rollout", `a rollout server elsewhere ran the agent${inTurns(remote)}; the tokens are those that were sampled for it here`, remote]);
+  if (isObject(gateway)) marks.push(["Gateway session", `an agent elsewhere drove it over the chat API${inTurns(gateway)}${gateway.branches > 1 ? ` and ${gateway.branches} branches, each a training row` : ""}`, gateway]);
+  const deletions = deletionsOf(about);
+  if (deletions.length) marks.push(["Edited context", `the agent deleted ${plural(deletions.flatMap((one) => one.ids).length, "message")} from its own context, in ${plural(deletions.length, "turn")}; the conversation below has all of them`, null]);
   if (about.rollout_mode === "history") marks.push(["History mode", "each turn had a prompt of its own; the conversation below has every observation and reply once", null]);
   return marks.length ? marks.map(([name, says, more]) => h("div", { class: "callout wait" }, h("span", { class: "sign", "aria-hidden": "true" }, "⇄"), h("div", null, h("p", null, h("strong", null, name), `: ${says}.`), more && h("details", null, h("summary", null, "Details"), json(more))))) : null;
 }
+
+const inTurns = (told) => (Number.isInteger(told.turns) ? `, in ${plural(told.turns, "turn")}` : "");
 
 // --- the player ------------------------------------------------------------------------------------------------------
 
@@ -168,13 +173,28 @@ function filmFrame(turn, index, onclick) {
   );
 }
 
+const messageId = (message) => (Number.isInteger(message.msg_id) ? `#${message.msg_id}` : null);
+
+/** Messages other than replies, each with its role and whether the agent deleted it later. */
+function said(messages, turn) {
+  const shown = messages.map((message) => [message, textOf(message).replaceAll("‹screenshot›", "").trim()]).filter(([, text]) => text);
+  return shown.map(([message, text]) => {
+    const deletedIn = turn.deletedIn(message);
+    const gone = deletedIn !== null && h("span", { class: "pill skipped" }, `deleted in turn ${deletedIn}`);
+    const name = message.role === "user" ? null : [message.role, message.tool_name ?? message.name, messageId(message)].filter(Boolean).join(" ");
+    return h("div", { class: `said ${message.role}` }, name && h("span", { class: "role" }, name), gone, fold(text));
+  });
+}
+
 function turnInWords(turn, next, onNext) {
-  const seen = turn.seen.map((message) => [message.role, textOf(message).replaceAll("‹screenshot›", "").trim()]).filter(([, text]) => text);
+  const told = said(turn.seen, turn);
+  const deletedIn = turn.deletedIn(turn.message);
   return [
-    h("h2", null, `Turn ${turn.number}`, !turn.trained && h("span", { class: "pill skipped" }, "not trained")),
-    seen.length > 0 && part("It was told", seen.map(([role, text]) => h("div", { class: `said ${role}` }, role !== "user" && h("span", { class: "role" }, role), fold(text)))),
+    h("h2", null, `Turn ${turn.number}`, messageId(turn.message) && h("small", { class: "muted" }, messageId(turn.message)), !turn.trained && h("span", { class: "pill skipped" }, "not trained"), deletedIn !== null && h("span", { class: "pill skipped" }, `deleted in turn ${deletedIn}`)),
+    told.length > 0 && part("It was told", told),
     turn.thinking && part("It thought", h("p", { class: "thought" }, turn.thinking), turn.thinkingTokens !== null && h("small", { class: "muted" }, plural(turn.thinkingTokens, "token"))),
     part("It did", ...deeds(turn)),
+    turn.deletes.length > 0 && part("It deleted", h("p", null, `${plural(turn.deletes.length, "message")} from its context: ${turn.deletes.map((id) => `#${id}`).join(", ")}.`)),
     turn.conclusion && part("It concluded", h("p", null, turn.conclusion)),
     part("Then", ...results(turn, next, onNext)),
     h("details", null, h("summary", null, "The reply as it was sampled"), h("pre", { tabindex: 0 }, turn.text || JSON.stringify(turn.message, null, 2))),
@@ -202,11 +222,10 @@ function results(turn, next, onNext) {
   const found = [];
   if (turn.malformed) found.push(h("p", { class: "problem" }, `Nothing was done: ${turn.malformed}.`));
   if (turn.note) found.push(h("p", null, turn.note));
-  const texts = turn.result.map((message) => [message.role, textOf(message).replaceAll("‹screenshot›", "").trim()]).filter(([, text]) => text);
-  texts.forEach(([role, text]) => found.push(h("div", { class: `said ${role}` }, role !== "user" && h("span", { class: "role" }, role), fold(text))));
+  found.push(...said(turn.result, turn));
   if (next?.image) {
-    const same = next.image === turn.image;
-    found.push(h("button", { type: "button", class: "result", onclick: onNext, "aria-label": `Go on to turn ${next.number}` }, h("img", { src: `/images/${next.image}`, alt: "" }), h("span", { class: "muted" }, same ? "the screen stayed as it was" : "what it saw next")));
+    const words = next.image === turn.image ? "the screen stayed as it was" : "what it saw next";
+    found.push(h("button", { type: "button", class: "result", onclick: onNext }, h("img", { src: `/images/${next.image}`, alt: "" }), h("span", { class: "muted" }, words), h("span", { class: "unseen" }, `, go on to turn ${next.number}`)));
   } else if (!found.length) found.push(h("p", { class: "muted" }, turn.result.length ? "It went on." : "The episode ended."));
   return found;
 }

@@ -1,0 +1,330 @@
+"""How long the dashboard's pages take with many trajectories stored: everything that a page asks the server for.
+
+    python benchmarks/bench_dashboard.py --json dashboard.json
+    python benchmarks/bench_dashboard.py --folder /var/tmp/many        # keeps the data, and uses it the next time
+
+The buffer runs as its users run it: ``rollout-buffer serve``, two gunicorn workers. One job of ``--played``
+trajectories in groups of 8 is played by its runner (``generators/quick_episodes.py``: attempts that fail, groups that
+are filtered, screenshots), while a trainer polls and acknowledges; a second one is filled through ``/buffer/write``
+with groups of one, so that it has as many groups as trajectories; 40 small jobs stand beside them. Then every request
+is made ``--repeat`` times over one connection: the table gives the median and the longest, in milliseconds, and the
+size of the answer. "After a write" means that one item was written just before each request, as while a job runs.
+
+Caveats: loopback, and client and server share the machine's cores. The page cache is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import requests
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from benchmarks.bench_buffer import free_port, running  # noqa: E402 - needs the path from above
+from slime_plugins.rollout_buffer.client import RolloutBufferClient  # noqa: E402 - needs the path from above
+
+PLAYED_JOB, WRITTEN_JOB = "many/played", "many/written"
+SMALL_JOBS = 40
+GROUP_SIZE = 8
+BATCH = 100
+LIMIT_MS = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Something that a page asks for."""
+
+    name: str
+    path: str
+    after_write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long it took, in milliseconds, and how large the answer was, in bytes."""
+
+    place: Place
+    times_ms: list[float]
+    size: int
+
+    @property
+    def median_ms(self) -> float:
+        """The middle one."""
+        return statistics.median(self.times_ms)
+
+    @property
+    def longest_ms(self) -> float:
+        """The longest one."""
+        return max(self.times_ms)
+
+
+# --- filling ---------------------------------------------------------------------------------------------------------
+
+
+def fill(client: RolloutBufferClient, folder: Path, played: int, written: int, console: Console) -> None:
+    """Brings the store to so many trajectories, through the same doors as any user."""
+    for number in range(SMALL_JOBS):
+        start_external(client, f"small/{number}", GROUP_SIZE)
+        client.write(items(f"small-{number}", range(3 * GROUP_SIZE), GROUP_SIZE), job_id=f"small/{number}")
+    write_many(client, written, console)
+    play_many(client, folder, played, console)
+
+
+def start_external(client: RolloutBufferClient, job_id: str, group_size: int) -> None:
+    client.start_rollout(
+        {
+            "task_type": "external",
+            "job_id": job_id,
+            "num_repeat_per_sample": group_size,
+            "reward_range": [-1, 2],
+            "group_timeout_seconds": 1e6,
+        }
+    )
+
+
+def items(run: str, numbers: range, group_size: int) -> list[dict[str, Any]]:
+    """Small items that differ in what can be filtered by."""
+    return [
+        {
+            "uid": f"{run}-{number}",
+            "instance_id": f"{'Clock' if number % 3 else 'Wifi'}Task-{run}-{number // group_size}",
+            "reward": ((number * 37) % 100) / 80 - 0.3,
+            "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}],
+            "extra_info": {"success": number % 2 == 0},
+        }
+        for number in numbers
+    ]
+
+
+def write_many(client: RolloutBufferClient, count: int, console: Console) -> None:
+    """Fills the job whose groups have one member each; a tenth is delivered, the rest waits."""
+    start_external(client, WRITTEN_JOB, 1)
+    began = time.monotonic()
+    for at in range(0, count, BATCH):
+        client.write(items("w", range(at, min(count, at + BATCH)), 1), job_id=WRITTEN_JOB)
+    for _ in range(10):
+        got = client.get_rollout_data(job_id=WRITTEN_JOB, max_groups=max(1, count // 100), lease_s=60, images="hash")
+        client.ack([got.delivery_id] if got.delivery_id else [])
+    console.print(f"wrote {count} items in {time.monotonic() - began:.0f} s")
+
+
+def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Console) -> None:
+    """Has a runner play the other job, and polls as a trainer does until nothing more comes."""
+    lines = ({"instance_id": f"Errand{at % 116}-{at}", "number": at} for at in range(count // GROUP_SIZE))
+    (folder / "errands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    client.start_rollout(
+        {
+            "task_type": "quick_episodes",
+            "job_id": PLAYED_JOB,
+            "input_file": str(folder / "errands.jsonl"),
+            "num_repeat_per_sample": GROUP_SIZE,
+            "num_process": 64,
+            "remote_engine_url": "http://127.0.0.1:1",
+            "max_attempts": 2,
+        }
+    )
+    began = time.monotonic()
+    told = 0.0
+    while (job := client.job(PLAYED_JOB))["state"] == "running" or job["groups"]["ready"] > 300:
+        got = client.get_rollout_data(job_id=PLAYED_JOB, max_groups=64, wait_s=2, lease_s=600, images="hash")
+        if got.delivery_id is not None:
+            client.ack([got.delivery_id])
+        if time.monotonic() > told + 20:
+            told = time.monotonic()
+            console.print(f"played {sum(job['outcomes'].values())} of {count} in {told - began:.0f} s")
+    if job["state"] != "finished":
+        raise SystemExit(f"the job is {job['state']}: {job['cause']}")
+    console.print(f"played {count} episodes in {time.monotonic() - began:.0f} s")
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def places(ask: Callable[[str], Any]) -> Iterator[Place]:
+    """Everything that the dashboard and the scraper ask for, with every filter: something found, and nothing."""
+    yield Place("the page", "/")
+    yield Place("its largest file", "/dashboard/vendor/uplot/uPlot.iife.min.js")
+    yield Place("/overview", "/overview?limit=20")
+    yield Place("/overview, second page", f"/overview?limit=20&cursor={ask('/overview?limit=20')['next_cursor']}")
+    yield Place("/jobs", "/jobs")
+    yield Place("/metrics", "/metrics")
+    yield Place("/metrics, after a write", "/metrics", after_write=True)
+    for job in (PLAYED_JOB, WRITTEN_JOB):
+        yield from job_places(job, ask)
+    yield from trajectory_places(None, ask)
+
+
+def job_places(job: str, ask: Callable[[str], Any]) -> Iterator[Place]:
+    name, root = job.rpartition("/")[2], f"/jobs/{quote(job, safe='')}"
+    yield Place(f"{name}: /jobs/ID", root)
+    yield Place(f"{name}: /jobs/ID, after a write", root, after_write=True)
+    yield Place(f"{name}: explanation", f"{root}/explanation")
+    yield Place(f"{name}: series, whole job", f"{root}/series")
+    yield Place(f"{name}: series, an hour", f"{root}/series?range_s=3600")
+    yield Place(f"{name}: series, buckets of 5 s", f"{root}/series?width_s=5")
+    yield Place(f"{name}: deliveries", f"{root}/deliveries?limit=50")
+    yield from group_places(name, f"{root}/groups", ask)
+    yield from trajectory_places(job, ask)
+
+
+def group_places(name: str, path: str, ask: Callable[[str], Any]) -> Iterator[Place]:
+    first = ask(f"{path}?limit=50")["groups"]
+    filters: dict[str, dict[str, Any]] = {
+        "first page": {},
+        "last page": {"cursor": deepest(path, "groups", ask)},
+        **{f"state {state}": {"state": state} for state in ("ready", "delivered", "filtered", "failed", "open")},
+        "search, many found": {"search": "wifi" if "Wifi" in str(first) else "errand1"},
+        "search, one found": {"search": first[0]["instance_id"]},
+        "search, nothing found": {"search": "nothing like this"},
+        "cause, many found": {"cause": "valid"},
+        "cause, nothing found": {"cause": "nothing like this"},
+        "state, search and cause, nothing found": {"state": "filtered", "search": "a", "cause": "nothing like this"},
+    }
+    for what, query in filters.items():
+        yield Place(f"{name}: groups, {what}", f"{path}?{as_query({'limit': 50, **query})}")
+    yield Place(f"{name}: a group", f"/groups/{first[0]['group_index']}")
+
+
+def trajectory_places(job: str | None, ask: Callable[[str], Any]) -> Iterator[Place]:
+    of_job = {} if job is None else {"job_id": job}
+    name = "all jobs" if job is None else job.rpartition("/")[2]
+    path = f"/trajectories?{urlencode({'limit': 50, **of_job})}"
+    some = ask(path)["trajectories"][0]
+    filters: dict[str, dict[str, Any]] = {
+        "first page": {},
+        "last page": {"cursor": deepest(path, "trajectories", ask)},
+        "an outcome": {"outcome": "truncated"},
+        "an outcome, nothing found": {"outcome": "aborted"},
+        "a stop reason, nothing found": {"stop_reason": "forbidden_token"},
+        "success": {"success": "true"},
+        "rewards": {"min_reward": 0.9},
+        "rewards, nothing found": {"min_reward": 50},
+        "versions, nothing found": {"min_version": 900},
+        "an instance": {"instance_id": some["instance_id"]},
+        "an instance, nothing found": {"instance_id": "nothing like this"},
+        "search, many found": {"search": some["instance_id"][:5]},
+        "search, one found": {"search": some["uid"]},
+        "search, nothing found": {"search": "nothing like this"},
+        "all filters, nothing found": {"outcome": "completed", "success": "true", "min_reward": 0, "search": "no such"},
+    }
+    for what, query in filters.items():
+        yield Place(f"{name}: trajectories, {what}", f"{path}&{as_query(query)}")
+    uid, owner = quote(some["uid"], safe=""), urlencode(of_job)
+    yield Place(f"{name}: a trajectory", f"/trajectories/{uid}?{owner}")
+    yield Place(f"{name}: its tokens", f"/token_rows/{uid}?{owner}")
+
+
+def as_query(query: dict[str, Any]) -> str:
+    """Spells what is given after the question mark; a list that has one page has no cursor."""
+    return urlencode({name: value for name, value in query.items() if value is not None})
+
+
+def deepest(path: str, key: str, ask: Callable[[str], Any]) -> Any:
+    """Walks to the end and returns the cursor of the last page."""
+    limit = 500 if key == "groups" else 1000
+    larger = f"{path.replace('limit=50', '')}{'&' if '?' in path else '?'}limit={limit}"
+    cursor, last = None, None
+    while True:
+        page = ask(larger if cursor is None else f"{larger}&cursor={quote(str(cursor))}")
+        if page["next_cursor"] is None:
+            return last
+        last = cursor = page["next_cursor"]
+
+
+# --- measuring -------------------------------------------------------------------------------------------------------
+
+
+def measure(url: str, place: Place, repeat: int, write: Callable[[], None]) -> Timing:
+    """Asks so many times over one connection; raises when an answer is not a 200."""
+    times, size = [], 0
+    with requests.Session() as session:
+        session.get(f"{url}/health", timeout=60)
+        for _ in range(repeat):
+            if place.after_write:
+                write()
+            began = time.perf_counter()
+            reply = session.get(url + place.path, timeout=60)
+            times.append(1000 * (time.perf_counter() - began))
+            if not reply.ok:
+                raise SystemExit(f"{place.path}: {reply.status_code} {reply.text[:300]}")
+            size = len(reply.content)
+    return Timing(place, times, size)
+
+
+def writer(client: RolloutBufferClient) -> Callable[[], None]:
+    """Writes a new item to the job that is filled from outside, each time it is called."""
+    numbers = itertools.count(time.time_ns())
+
+    def write() -> None:
+        number = next(numbers)
+        client.write(items("new", range(number, number + 1), 1), job_id=WRITTEN_JOB)
+
+    return write
+
+
+def as_table(timings: list[Timing]) -> Table:
+    """Renders the measurements."""
+    table = Table("request", "median ms", "longest ms", "kB")
+    for one in timings:
+        mark = " !" if one.longest_ms > LIMIT_MS else ""
+        table.add_row(one.place.name, f"{one.median_ms:.1f}", f"{one.longest_ms:.1f}{mark}", f"{one.size / 1000:.1f}")
+    return table
+
+
+def run(folder: Path, arguments: argparse.Namespace, console: Console) -> list[Timing]:
+    port = free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)]
+    command += ["--data-dir", str(folder / "data"), "--data-root", str(folder)]
+    command += ["--generator-dir", str(HERE / "generators")]
+    url = f"http://127.0.0.1:{port}"
+    with running(command, port, folder / "serve.log"):
+        client = RolloutBufferClient(url)
+        if not (folder / "filled").exists():
+            fill(client, folder, arguments.played, arguments.written, console)
+            (folder / "filled").touch()
+        if arguments.only_fill:
+            return []
+        found = list(places(lambda path: requests.get(url + path, timeout=60).json()))
+        write = writer(client)
+        return [measure(url, place, arguments.repeat, write) for place in found]
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--played", type=int, default=100_000, help="trajectories of the job that a runner plays")
+    parser.add_argument("--written", type=int, default=100_000, help="trajectories of the job that is written to")
+    parser.add_argument("--repeat", type=int, default=20, help="how often each request is made")
+    parser.add_argument("--folder", type=Path, help="where the data is kept; a temporary folder without it")
+    parser.add_argument("--only-fill", action="store_true", help="fill --folder and measure nothing")
+    parser.add_argument("--json", type=Path, help="also write all times here")
+    arguments = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        timings = run(folder, arguments, console)
+    console.print(as_table(timings))
+    if arguments.json:
+        rows = [{"request": one.place.name, "path": one.place.path, "ms": one.times_ms} for one in timings]
+        arguments.json.write_text(json.dumps({"machine": platform.platform(), "requests": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

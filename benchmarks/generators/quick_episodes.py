@@ -1,0 +1,106 @@
+"""Episodes that take no time, for the dashboard benchmark: as mixed as those of a real job, without engine or devices.
+
+What an episode meets is a function of its uid: a reward, how it ended, seconds by phase, a failed attempt now and then,
+and in every fiftieth instance a screenshot of its own.
+"""
+
+from __future__ import annotations
+
+import random
+
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Image,
+    Message,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
+
+TASK_TYPE = "quick_episodes"
+REWARD_RANGE = (-1.0, 2.0)
+
+ENDS = (
+    (Outcome.COMPLETED, StopReason.TERMINATED),
+    (Outcome.COMPLETED, StopReason.ANSWERED),
+    (Outcome.TRUNCATED, StopReason.MAX_TURNS),
+    (Outcome.TRUNCATED, StopReason.MAX_CONTEXT),
+)
+SCREENSHOT_EVERY = 50
+SCREENSHOT_BYTES = 30_000
+FAILURE_SHARE = 0.03
+
+
+class QuickEpisodes:
+    """Makes up an episode from its uid."""
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Needs nothing."""
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Returns a made-up trajectory; raises a device or set-up error for some attempts."""
+        luck = random.Random(episode.uid)
+        if luck.random() < FAILURE_SHARE:
+            kind = DeviceError if luck.random() < 0.7 else EnvironmentSetupError
+            raise kind(f"made up: attempt {episode.attempt} of {episode.uid} broke")
+        return _made_up(episode, luck)
+
+    async def close(self) -> None:
+        """Has nothing to give back."""
+
+
+def create_generator() -> QuickEpisodes:
+    """Returns a generator that is not started yet."""
+    return QuickEpisodes()
+
+
+def _made_up(episode: EpisodeRequest, luck: random.Random) -> Trajectory:
+    outcome, stop_reason = luck.choices(ENDS, weights=(60, 15, 20, 5))[0]
+    equal = luck_of_group(episode).random() < 0.2
+    success = 0.0 if outcome is Outcome.TRUNCATED else float(equal or luck.random() < 0.6)
+    reward = 0.5 if equal else round(success * luck.uniform(0.2, 1.0) - (1.0 - success) * luck.uniform(0.0, 0.5), 4)
+    turns = luck.randint(1, 12)
+    images = _screenshots(episode, luck)
+    return Trajectory(
+        uid=episode.uid,
+        instance_id=episode.instance.instance_id,
+        messages=_messages(images, turns),
+        reward=reward,
+        outcome=outcome,
+        stop_reason=stop_reason,
+        generations=[_generation(at, luck) for at in range(turns)],
+        images=images,
+        extra_info={"goal": "Turn the Wi-Fi off", "reward_breakdown": {"success": success, "steps": turns}},
+        timings_s={"acquire": luck.random(), "reset": 2.0, "generate": 1.5 * turns, "act": 4.0 * turns, "score": 0.3},
+    )
+
+
+def luck_of_group(episode: EpisodeRequest) -> random.Random:
+    """The same for all members of a group: some groups earn one reward in all of them, and are filtered."""
+    return random.Random(f"{episode.instance.instance_id}/{episode.epoch}")
+
+
+def _screenshots(episode: EpisodeRequest, luck: random.Random) -> list[Image]:
+    if int(episode.instance.data["number"]) % SCREENSHOT_EVERY:
+        return []
+    return [Image(data=b"\x89PNG\r\n\x1a\n" + luck.randbytes(SCREENSHOT_BYTES))]
+
+
+def _messages(images: list[Image], turns: int) -> list[Message]:
+    shown = [{"type": "image_url", "image_url": {"url": f"sha256:{image.sha256}"}} for image in images]
+    asked: Message = {"role": "user", "content": [{"type": "text", "text": "Turn the Wi-Fi off"}, *shown]}
+    said: Message = {"role": "assistant", "content": "<thinking>Settings first.</thinking> I tap the switch."}
+    return [asked, *([said, {"role": "user", "content": "Done. What next?"}] * turns), said]
+
+
+def _generation(turn: int, luck: random.Random) -> Generation:
+    sampled = [luck.randint(300, 900) for _ in range(20)]
+    return Generation(
+        prompt_ids=list(range(100 + 40 * turn)),
+        output_ids=sampled,
+        output_log_probs=[-luck.random() for _ in sampled],
+        weight_version=str(1 + luck.randint(0, 3)),
+    )
