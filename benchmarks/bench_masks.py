@@ -1,6 +1,6 @@
 """How long rebuilding loss masks takes, against slime's published per-message algorithm restated here.
 
-    python tests/fetch_tokenizers.py && python benchmarks/bench_masks.py --json masks.json
+    python tests/fetch_tokenizers.py && python -m benchmarks.bench_masks --json masks.json
 
 Four questions, each for four pairs of template and type: one conversation never seen before; the same one again; a mask
 after each turn of a growing conversation, as an episode asks for them; and a batch of conversations. Then packing rows
@@ -20,23 +20,17 @@ import platform
 import random
 import re
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["TOKENIZERS_PARALLELISM"] = "true"
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from rich.console import Console
+from rich.table import Table
 
-import chat_tokenizers  # type: ignore[import-not-found]  # noqa: E402 - the tests' tokenizers, found on the path just set
-from rich.console import Console  # noqa: E402 - as above
-from rich.table import Table  # noqa: E402 - as above
-
-from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, pack_training_rows  # noqa: E402 - as above
+from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, pack_training_rows
+from tests import chat_tokenizers
 
 Message = dict[str, Any]
 IdsAndMask = tuple[list[int], list[int]]
@@ -265,6 +259,7 @@ def main() -> int:
     parser.add_argument("--pairs", nargs="+", choices=sorted(PAIRS), default=list(PAIRS), help="templates to measure")
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     options = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # both contenders may use all cores, as in a trainer
     results = [one for pair in options.pairs for one in measure_pair(pair, PAIRS[pair], options.rounds, options.batch)]
     rows = measure_rows(256, min(3, options.rounds))
     show(results, rows)

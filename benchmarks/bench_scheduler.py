@@ -1,6 +1,6 @@
 """How well many episodes at once keep their devices busy, and what a step costs, next to two other ways to schedule.
 
-    python benchmarks/bench_scheduler.py --json scheduler.json
+    python -m benchmarks.bench_scheduler --json scheduler.json
 
 One job of 512 episodes on 256 devices. Devices take 3 to 7 s for an action, the engine 1 to 3 s for a reply, all scaled
 down by the same factor; both only wait. Everything between is real: runner, leases and registry of the device pool,
@@ -41,32 +41,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
 
-from rich.console import Console  # noqa: E402 - the project is found on the path just set
-from rich.table import Table  # noqa: E402 - as above
-from transformers import AutoTokenizer  # noqa: E402 - as above
-
-from benchmarks.latencies import Latencies  # noqa: E402 - as above
-from slime_plugins.rollout_buffer import payloads  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.buffer import Buffer  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest, SglangEngine  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.generator import Plugin  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation  # noqa: E402
-from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone  # noqa: E402
-from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.runner import JobRunner  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.store import Store  # noqa: E402 - as above
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams  # noqa: E402 - as above
+from benchmarks.latencies import Latencies
+from slime_plugins.rollout_buffer import payloads
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.generator import Plugin
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
+from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
+from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.runner import JobRunner
+from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
 
 EPISODES, DEVICES = 512, 256
 OPTIONS = {"android_world": {"max_turns": 50, "max_context_len": 60_000}}
@@ -239,7 +234,7 @@ def run_runner(bench: Bench) -> None:
         job = buffer.start_job(payloads.parse(payloads.StartPayload, body), instances).job
         plugin = Plugin(
             task_type="android_world",
-            source=ROOT,
+            source=Path(__file__),
             needs_ray=False,
             reward_range=(-1.0, 2.0),
             functions=DEFAULT_FUNCTIONS,
@@ -455,9 +450,8 @@ def screenshots() -> list[Image]:
 @contextmanager
 def engine(latencies: Latencies) -> Iterator[str]:
     """Runs the engine; yields its address."""
-    program = Path(__file__).with_name("latent_engine.py")
-    command = [sys.executable, str(program), str(latencies.seed), str(latencies.scale)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "benchmarks.latent_engine", str(latencies.seed), str(latencies.scale)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
         if process.stdout is None:
             raise RuntimeError("the engine has no output")
         yield process.stdout.readline().strip()
@@ -489,6 +483,7 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(CONTENDERS), help="one contender alone")
     parser.add_argument("--json", type=Path, help="gets every single number")
     arguments = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads beside those that are measured
     console = Console(width=120)
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     shown, names = screenshots(), [arguments.only] if arguments.only else list(CONTENDERS)

@@ -1,6 +1,6 @@
 """The engine of the scheduler benchmark, in a process of its own: takes its time, says what the script says.
 
-    python benchmarks/latent_engine.py SEED SCALE
+    python -m benchmarks.latent_engine SEED SCALE
 
 Prints its address. It speaks as much of SGLang's ``/generate`` as an episode needs. Which episode asks it knows from
 the session, which turn from the number of images; how long that turn takes is drawn from both.
@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import orjson
 from aiohttp import web

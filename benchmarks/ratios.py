@@ -1,0 +1,171 @@
+"""What a run of the benchmarks comes to: ratios with their spread, and whether they are worse than the recorded ones.
+
+Seconds and rates belong to a machine; ratios of two contenders that took turns on it travel better. Every ratio here is
+one where more is better. Pure: JSON in, sentences out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["READERS", "Finding", "Ratio", "Verdict", "compare", "read_ratios"]
+
+LEAST_TOLERANCE = 0.10
+"""A median may be this much below the recorded one, however steady the recorded run was."""
+
+
+class Verdict(StrEnum):
+    """What a measured ratio says beside the recorded one."""
+
+    FINE = "fine"  # as good as recorded, or better
+    REGRESSED = "regressed"  # below what the recorded spread allows, in every round
+    NOISY = "noisy"  # below it by its median, but some round reached the recorded median
+    MISSING = "missing"  # recorded, and not measured this time
+    NEW = "new"  # measured, and not recorded yet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """One comparison: what it is of, and its value in each round."""
+
+    name: str
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle round."""
+        return statistics.median(self.rounds)
+
+    @property
+    def shown(self) -> str:
+        """Median and range, as a table has it."""
+        low, high = min(self.rounds), max(self.rounds)
+        return f"{self.median:.2f} ({low:.2f}–{high:.2f})" if len(self.rounds) > 1 else f"{self.median:.2f}"
+
+    @property
+    def tolerance(self) -> float:
+        """The part of the median that a later run may lack: the spread of the rounds, and no less than a tenth."""
+        return max(LEAST_TOLERANCE, (max(self.rounds) - min(self.rounds)) / self.median)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A verdict in words."""
+
+    name: str
+    verdict: Verdict
+    says: str
+
+
+def compare(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[Finding]:
+    """Returns a finding for every ratio of either side, in the recorded order, new ones last."""
+    now = {ratio.name: ratio for ratio in measured}
+    known = {ratio.name for ratio in recorded}
+    findings = [_judge(ratio, now.get(ratio.name)) for ratio in recorded]
+    return findings + [
+        Finding(name=ratio.name, verdict=Verdict.NEW, says=f"{ratio.name}: {ratio.shown}, not recorded yet")
+        for ratio in measured
+        if ratio.name not in known
+    ]
+
+
+def _judge(recorded: Ratio, measured: Ratio | None) -> Finding:
+    if measured is None:
+        says = f"{recorded.name}: recorded as {recorded.shown}, not measured this time"
+        return Finding(name=recorded.name, verdict=Verdict.MISSING, says=says)
+    floor = recorded.median * (1 - recorded.tolerance)
+    both = f"{recorded.name}: {measured.shown} against a recorded {recorded.shown}"
+    if measured.median >= floor:
+        return Finding(name=recorded.name, verdict=Verdict.FINE, says=f"{both}")
+    if max(measured.rounds) >= recorded.median:
+        says = f"{both}: below {floor:.2f}, but a round reached it. Run it again on a machine that does nothing else"
+        return Finding(name=recorded.name, verdict=Verdict.NOISY, says=says)
+    says = f"{both}: below {floor:.2f}, which its spread does not explain"
+    return Finding(name=recorded.name, verdict=Verdict.REGRESSED, says=says)
+
+
+# --- what each benchmark's JSON says ---------------------------------------------------------------------------------
+
+
+def read_ratios(bench: str, found: Any) -> list[Ratio]:
+    """Returns the ratios in what ``bench_<bench>.py --json`` wrote."""
+    return READERS[bench](found)
+
+
+def _round_by_round(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+    return Ratio(name=name, rounds=tuple(a / b for a, b in zip(ours, theirs, strict=True)))
+
+
+def _buffer(found: Mapping[str, Any]) -> list[Ratio]:
+    return [
+        _round_by_round(
+            f"buffer: {row['what']} of {row['item']}, to an in-memory ancestor", row["buffer"], row["ancestor"]
+        )
+        for row in found["rates"]
+        if row["ancestor"]
+    ]
+
+
+def _masks(found: Mapping[str, Any]) -> list[Ratio]:
+    return [
+        _round_by_round(
+            f"masks: {one['pair']}, {one['question']}, to slime's algorithm", one["ancestor_s"], one["ours_s"]
+        )
+        for one in found["results"]
+    ]
+
+
+def _gateway(found: Mapping[str, Any]) -> list[Ratio]:
+    ratios = []
+    for direct, numbers in found.items():
+        through = found.get(direct.replace("direct", "gateway")) if direct.startswith("direct") else None
+        if through is not None:
+            keys = ("lowest_round", "requests_per_s", "highest_round")
+            rounds = tuple(through[key] / numbers[key] for key in keys)
+            name = f"gateway: turns per second at {direct.removeprefix('direct ')}, to an instant engine alone"
+            ratios.append(Ratio(name=name, rounds=rounds))
+    return ratios
+
+
+def _scheduler(found: Mapping[str, Any]) -> list[Ratio]:
+    seconds = {name: [one["seconds"] for one in rounds] for name, rounds in found["rounds"].items()}
+    runner = [one["of_ideal"] for one in found["rounds"]["runner"]]
+    return [
+        Ratio(name="scheduler: runner, to the ideal schedule", rounds=tuple(runner)),
+        *(
+            _round_by_round(f"scheduler: runner, to {name}", seconds[name], seconds["runner"])
+            for name in seconds
+            if name != "runner"
+        ),
+    ]
+
+
+def _episodes(found: Sequence[Mapping[str, Any]]) -> list[Ratio]:
+    costs = {(one["mode"], one["steps"]): one for one in found}
+    steps = sorted({one["steps"] for one in found})
+    last = steps[-1]
+    ratios = [
+        Ratio(
+            name=f"episodes: bytes to the engine at {last} steps, incremental to history",
+            rounds=(costs["incremental", last]["to_engine"] / costs["history", last]["to_engine"],),
+        )
+    ]
+    for mode in dict.fromkeys(one["mode"] for one in found):
+        short, long = (costs[mode, at]["stored"] / (at * costs[mode, at]["episodes"]) for at in (steps[0], last))
+        name = f"episodes: bytes stored for a step, {mode}, {steps[0]} to {last} steps"
+        ratios.append(Ratio(name=name, rounds=(short / long,)))
+    return ratios
+
+
+READERS: Mapping[str, Callable[[Any], list[Ratio]]] = {
+    "buffer": _buffer,
+    "masks": _masks,
+    "gateway": _gateway,
+    "scheduler": _scheduler,
+    "episodes": _episodes,
+}
+"""For each benchmark, how its JSON becomes ratios."""
