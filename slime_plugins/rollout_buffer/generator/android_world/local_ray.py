@@ -100,9 +100,17 @@ def _run(num_cpus: int, temp_dir: Path, address_file: Path) -> int:
         return 1
     _write_whole(address_file, address)
     logger.info("Ray is up at %s with %d CPUs, files in %s", address, num_cpus, folder)
-    code = head.wait()
-    logger.error("Ray ended by itself with code %d", code)
+    logger.error("Ray ended by itself with code %d", _wait_and_bury(head))
     return 1
+
+
+def _wait_and_bury(head: subprocess.Popen[bytes]) -> int:
+    """Returns the head's exit code once it has ended; meanwhile buries what killed workers leave to this process."""
+    while True:
+        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if dead is None or dead.si_pid == head.pid:
+            return head.wait()
+        os.waitpid(dead.si_pid, 0)
 
 
 def _start_head(num_cpus: int, temp_dir: Path, address: str) -> subprocess.Popen[bytes]:
