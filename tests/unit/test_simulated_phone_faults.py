@@ -77,3 +77,22 @@ def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path
         assert plan.of_this_boot() == later
     finally:
         emulator.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
+def test_inputs_of_a_slow_screen_are_done_in_the_order_in_which_they_came(folder: Path) -> None:
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_process import LateInputs
+
+    done: list[str] = []
+    late = LateInputs(lambda words: done.append(words[-1]))
+    late.put(["typed while it was slow"], 0.2)
+    late.put(["typed when it was well again"], 0.0)
+    assert late.pending
+    deadline = time.monotonic() + 10
+    while late.pending:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert done == ["typed while it was slow", "typed when it was well again"]
+    late.put(["too late"], 60)
+    late.close()
+    assert len(done) == 2

@@ -92,7 +92,10 @@ def _describe(node: Any, widget: Widget, package: str) -> None:
 
 
 class AccessibilityForwarder:
-    """Sends the handset's forest to the port that the last ``SET_GRPC`` broadcast named, several times a second."""
+    """Sends the handset's forest to the port that the last ``SET_GRPC`` broadcast named, several times a second.
+
+    A forest is sent ``slow_s`` after it was made, and the next one made after that.
+    """
 
     def __init__(self, handset: Handset) -> None:
         self._handset = handset
@@ -102,6 +105,7 @@ class AccessibilityForwarder:
         self._stop = threading.Event()
         self._wake = threading.Event()
         self.mute = False
+        self.slow_s = 0.0
         handset.listeners.append(self._heard)
         self._thread = threading.Thread(target=self._run, name="accessibility-forwarder", daemon=True)
         self._thread.start()
@@ -149,10 +153,14 @@ class AccessibilityForwarder:
         with self._handset.lock:
             screen, package = self._handset.shell.screen(), self._handset.shell.front.package
             airplane = self._handset.state.settings.is_on("global", "airplane_mode_on")
+        if airplane:
+            return
+        forest = forest_of(screen, package)
+        self._stop.wait(self.slow_s)
         with self._lock:
-            if self._stub is None or airplane:
+            if self._stub is None:
                 return
             try:
-                self._stub.SendForest(forest_of(screen, package), timeout=_DEADLINE_S)
+                self._stub.SendForest(forest, timeout=_DEADLINE_S)
             except (grpc.RpcError, ValueError) as error:  # nobody listens any more, or the channel was just closed
                 logger.debug("the forest was not taken: %s", error)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import signal
 import socketserver
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
     said,
 )
 
-__all__ = ["Emulator", "EmulatorArguments", "main"]
+__all__ = ["Emulator", "EmulatorArguments", "LateInputs", "main"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,9 @@ class Emulator:
         self._faults = faults
         self._recorder = _recorder(arguments)
         self._forwarder = AccessibilityForwarder(self.handset)
-        self._forwarder.mute = faults.dead_forwarder
+        self._late_inputs = LateInputs(self._run)
+        self._spell_ends: threading.Timer | None = None
+        self.set_faults(faults)
         self._grpc = serve_emulator_controller(self.handset, arguments.grpc_port, faults, self._recorder)
         self._socket_path = arguments.folder / f"{arguments.serial}.sock"
         self._socket_path.unlink(missing_ok=True)
@@ -114,31 +117,39 @@ class Emulator:
             self._count_input()
         if spell is not None:
             return said()
-        if is_input and self._faults.slow_screen_s > 0:
-            threading.Timer(self._faults.slow_screen_s, self._adb.run, [list(words)]).start()
+        if is_input and (self._faults.slow_screen_s > 0 or self._late_inputs.pending):
+            self._late_inputs.put(words, self._faults.slow_screen_s)
             return said()
+        return self._run(words)
+
+    def set_faults(self, faults: Faults) -> None:
+        """Changes what goes wrong from now on."""
+        self._faults = faults
+        self._forwarder.mute = faults.dead_forwarder
+        self._forwarder.slow_s = faults.slow_trees_s
+
+    def _run(self, words: Sequence[str]) -> Output:
         output = self._adb.run(words)
         if self._recorder is not None:
             self._recorder.record(words, output)
         self._forwarder.wake()
         return output
 
-    def set_faults(self, faults: Faults) -> None:
-        """Changes what goes wrong from now on."""
-        self._faults = faults
-        self._forwarder.mute = faults.dead_forwarder
-
     def _begin(self, spell: Spell) -> None:
         self._plan.add_next_boots(spell.next_boots)
         self.set_faults(spell.faults)
+        if self._spell_ends is not None:  # it was meant for the spell before
+            self._spell_ends.cancel()
+        self._spell_ends = threading.Timer(spell.for_s, self.set_faults, [Faults()])
         if spell.for_s > 0:
-            threading.Timer(spell.for_s, self.set_faults, [Faults()]).start()
+            self._spell_ends.start()
 
     def close(self) -> None:
         """Stops serving."""
         self._socket_path.unlink(missing_ok=True)
         self._server.shutdown()
         self._server.server_close()
+        self._late_inputs.close()
         self._forwarder.close()
         self._grpc.stop(None)
         self.handset.close()
@@ -151,6 +162,41 @@ class Emulator:
         self._inputs += 1
         if self._faults.crash_after_inputs is not None and self._inputs >= self._faults.crash_after_inputs:
             os._exit(139)
+
+
+class LateInputs:
+    """Touches, keys and texts of a slow device: each is done some time after it came, in the order in which they came.
+
+    ``pending`` is true while one that came is not done yet: what comes then has to wait behind it.
+    """
+
+    def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
+        self._run = run
+        self._waiting: queue.Queue[tuple[float, Sequence[str]] | None] = queue.Queue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="late-inputs", daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> bool:
+        return self._waiting.unfinished_tasks > 0
+
+    def put(self, words: Sequence[str], after_s: float) -> None:
+        """Does the input after so many seconds, and after those before it."""
+        self._waiting.put((time.monotonic() + after_s, words))
+
+    def close(self) -> None:
+        """Ends without doing what still waits."""
+        self._closed.set()
+        self._waiting.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _work(self) -> None:
+        while (entry := self._waiting.get()) is not None:
+            due, words = entry
+            if not self._closed.wait(max(0.0, due - time.monotonic())):
+                self._run(words)
+            self._waiting.task_done()
 
 
 def _recorder(arguments: EmulatorArguments) -> ExchangeRecorder | None:
