@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +25,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device_pool import cre
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
 from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant, Purpose
-from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport
+from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice, LeaseReport
 from slime_plugins.rollout_buffer.generator.android_world.leasing import LeaseTable
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
@@ -662,6 +664,60 @@ async def test_a_lost_lease_ends_the_episode_at_its_next_call() -> None:
         device.mark_lost()
         with pytest.raises(DeviceError, match="silent for too long"):
             await device.step(CLICK)
+
+
+async def test_a_device_that_dies_ends_its_episode_while_the_engine_is_silent() -> None:
+    async with local_pool(num_workers=1) as pool:
+        start = time.monotonic()
+        with pytest.raises(DeviceError, match="device-0 is gone: the scripted device has died"):
+            await wait_for_a_silent_engine(pool, "Dies")
+        assert time.monotonic() - start < 10
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            counters = await counters_of(pool)
+        assert (counters["failures"], counters["replacements"]) == ({"died": 1}, 1)
+
+
+async def test_a_lost_lease_ends_its_episode_while_the_engine_is_silent() -> None:
+    async with local_pool(num_workers=1) as pool:
+        with pytest.raises(DeviceError, match="silent for too long"):
+            await wait_for_a_silent_engine(pool, "Solved", begun=HeldDevice.mark_lost)
+
+
+async def wait_for_a_silent_engine(
+    pool: LocalDevicePool, task: str, begun: Callable[[HeldDevice], object] = bool
+) -> None:
+    async with await pool.acquire() as device:
+        await device.reset(task, 0)
+        asyncio.get_running_loop().call_soon(begun, device)
+        await asyncio.sleep(60)
+
+
+async def test_an_episode_that_is_cancelled_as_its_device_dies_stays_cancelled() -> None:
+    async with local_pool(num_workers=1) as pool:
+        begun = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(wait_for_a_silent_engine(pool, "Solved", begun.set_result))
+        (await begun).mark_lost()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with await pool.acquire():
+            pass
+
+
+async def test_an_episode_that_ends_as_its_device_dies_keeps_what_it_has() -> None:
+    async with local_pool(num_workers=1) as pool:
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            device.mark_lost()
+        async with await pool.acquire() as device:
+            with contextlib.suppress(ZeroDivisionError):
+                device.mark_lost()
+                raise ZeroDivisionError
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
 
 
 async def test_a_pool_without_a_device_does_not_start_and_says_why() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["Action", "ActionKind", "Device", "DeviceLease", "Observation", "SystemButton"]
+__all__ = ["Action", "ActionKind", "Device", "DeviceLease", "Mortal", "Observation", "SystemButton"]
 
 
 class ActionKind(StrEnum):
@@ -99,6 +99,15 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Ends everything the device started; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """A ``Device`` that knows between two calls that it is gone: its episode need not wait for the next one."""
+
+    def lost(self) -> str:
+        """Returns why the device cannot be used any more, "" while it can. Cheap; another call may be under way."""
         ...
 
 

@@ -41,6 +41,7 @@ REGISTRY_NAME = "device_registry"
 WORKER_NAME_PREFIX = "device_worker"
 _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
+_WATCH = "watch"
 _CALL_TIMEOUT_S = 60.0
 _LIFETIME_GRACE_S = 10.0
 
@@ -137,6 +138,14 @@ class _RemoteDevice:
 
     async def score(self, lease_id: int) -> float:
         return cast("float", await _ask(self._actor.score, lease_id))
+
+    async def lost(self, lease_id: int, wait_s: float) -> str:
+        # An actor of an earlier version, on a cluster that outlived an upgrade, cannot be watched.
+        method = getattr(self._actor, "lost", None)
+        if method is None:
+            await asyncio.sleep(wait_s)
+            return ""
+        return cast("str", await _ask(method.options(concurrency_group=_WATCH), lease_id, wait_s))
 
 
 async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
@@ -241,7 +250,7 @@ class _RemoteWorker:
         self._patience_s = settings.boot_timeout_s / 2  # so that its message comes before the boot's own end
         self._actor = (
             _import_ray()
-            .remote(_WorkerActor)
+            .remote(concurrency_groups={_WATCH: 2})(_WorkerActor)
             .options(
                 name=f"{WORKER_NAME_PREFIX}-{index}-{os.getpid()}-{workers_before}",
                 namespace=NAMESPACE,

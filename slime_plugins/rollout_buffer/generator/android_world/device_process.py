@@ -3,11 +3,13 @@
 ``android_world`` pins versions of numpy, pandas and protobuf that need not fit the environment of the runner or of
 Ray's workers. So the device worker starts ``python -m …device_process`` with the environment that has it, and carries
 each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the other, each after its
-length. The child ends when its worker does: its standard input closes then, also after SIGKILL.
+length. Through a second pipe the child tells when its device has died between two calls. The child ends when its
+worker does: its standard input closes then, also after SIGKILL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -15,13 +17,15 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from queue import Queue
 from typing import IO, Any
 
 from slime_plugins.rollout_buffer.errors import DeviceError, RolloutBufferError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Mortal, Observation
 
 __all__ = ["DeviceProcess", "main"]
 
@@ -30,6 +34,8 @@ logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("!Q")
 _MODULE = "slime_plugins.rollout_buffer.generator.android_world.device_process"
 _CLOSE_S = 60.0
+_WATCH_S = 1.0
+_LONGEST_NEWS = 4000
 _ORPHANED_S = 20.0
 """Time to tidy up for a child whose parent is gone, also out of a call that hangs: its emulator holds the clone that
 the next worker wants. What it does not get done the emulator's guard does."""
@@ -42,7 +48,8 @@ class DeviceProcess:
     """
 
     def __init__(self, python: str, settings: AndroidWorldSettings, index: int) -> None:
-        self._child = _started(python)
+        self._child, self._news = _started(python)
+        self._why_lost = ""
         try:
             self._call("create", settings.model_dump_json(), index)
         except BaseException:
@@ -68,6 +75,15 @@ class DeviceProcess:
         facts: Mapping[str, str] = self._call("health")
         return facts
 
+    def lost(self) -> str:
+        """As ``Mortal.lost``: what the child said of its device, or that there is no child any more."""
+        with contextlib.suppress(ValueError):  # it was closed in this moment
+            said = self._news.read(_LONGEST_NEWS)
+            if said is not None and not self._why_lost:
+                gone = f"the device's process is gone (exit code {self._child.poll()})"
+                self._why_lost = said.decode("utf-8", "replace") or gone
+        return self._why_lost
+
     def close(self) -> None:
         """As ``Device.close``: a child that does not end in a minute is killed."""
         if self._child.stdin is not None and not self._child.stdin.closed:
@@ -80,6 +96,7 @@ class DeviceProcess:
             self._child.wait()
         if self._child.stdout is not None:
             self._child.stdout.close()
+        self._news.close()
 
     def _call(self, name: str, *arguments: Any) -> Any:
         if self._child.stdin is None or self._child.stdout is None or self._child.stdin.closed:
@@ -95,12 +112,20 @@ class DeviceProcess:
         return result
 
 
-def _started(python: str) -> subprocess.Popen[bytes]:
+def _started(python: str) -> tuple[subprocess.Popen[bytes], FileIO]:
+    """Starts the child; returns it and the pipe with its news, which is read without waiting."""
+    ours, its = os.pipe()
+    os.set_blocking(ours, False)
     try:
         # Its errors and logs go where the worker's go.
-        return subprocess.Popen([python, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [python, "-m", _MODULE, str(its)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[its])
     except OSError as error:
+        os.close(ours)
         raise DeviceError(f"android_world_python {python} cannot be started: {error}") from error
+    finally:
+        os.close(its)
+    return child, FileIO(ours, "rb")
 
 
 def _write(stream: IO[bytes], value: Any) -> None:
@@ -123,8 +148,11 @@ def _read(stream: IO[bytes]) -> Any:
 # ---- the child's side ------------------------------------------------------------------------------------------------
 
 
-def main() -> int:
-    """Serves one device over the standard streams until the parent closes them; returns the exit code."""
+def main(words: Sequence[str]) -> int:
+    """Serves one device over the standard streams until the parent closes them; returns the exit code.
+
+    ``words`` name the descriptor that takes the news of the device's death.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the packages print must not come between the answers
@@ -136,6 +164,7 @@ def main() -> int:
         try:
             if name == "create":
                 device = _created(*arguments)
+                _tell_when_lost(device, int(words[0]))
                 result: Any = None
             else:
                 result = getattr(device, name)(*arguments)
@@ -160,6 +189,19 @@ def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
         threading.Timer(_ORPHANED_S, os._exit, [1]).start()
 
 
+def _tell_when_lost(device: Device, news: int) -> None:
+    """Watches a device that knows when it has died, beside the calls, and says why it did, once."""
+    os.set_inheritable(news, False)
+
+    def watch(mortal: Mortal) -> None:
+        while not (why := mortal.lost()):
+            time.sleep(_WATCH_S)
+        os.write(news, why.encode()[:_LONGEST_NEWS])
+
+    if isinstance(device, Mortal):
+        threading.Thread(target=watch, args=[device], name="death-watch", daemon=True).start()
+
+
 def _created(settings_json: str, index: int) -> Device:
     from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 
@@ -169,4 +211,4 @@ def _created(settings_json: str, index: int) -> Device:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Mortal, Observation
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 
 __all__ = ["DeviceWorker"]
 
 logger = logging.getLogger(__name__)
 
+_WATCH_S = 1.0
 _Result = TypeVar("_Result")
 
 
@@ -30,6 +32,7 @@ class DeviceWorker:
         self._index = index
         self._device: Device | None = None
         self._lease_id = 0
+        self._watched = 0
 
     def boot(self) -> None:
         """Builds the device; returns when it can be used."""
@@ -55,11 +58,31 @@ class DeviceWorker:
         """As ``Device.score``."""
         return self._guarded(lambda: self._leased(lease_id).score())
 
+    def lost(self, lease_id: int, wait_s: float) -> str:
+        """Returns why the device is gone as soon as it is; "" after ``wait_s``, or once a newer lease is watched.
+
+        The one call that may be made beside another.
+        """
+        self._watched = max(self._watched, lease_id)
+        deadline = time.monotonic() + wait_s
+        while not self._is_over(lease_id):
+            if (why := self._why_lost()) or time.monotonic() >= deadline:
+                return why
+            time.sleep(_WATCH_S)
+        return ""
+
     def close(self) -> None:
         """Ends the device; a second call does nothing."""
         device, self._device = self._device, None
         if device is not None:
             self._guarded(device.close)
+
+    def _is_over(self, lease_id: int) -> bool:
+        return lease_id < self._watched
+
+    def _why_lost(self) -> str:
+        device: object = self._device
+        return self._guarded(device.lost) if isinstance(device, Mortal) else ""
 
     def _booted(self) -> Device:
         if self._device is None:

@@ -98,6 +98,11 @@ class EmulatorHost:
         if "device" not in self._adb("get-state"):
             raise DeviceError("adb says that the emulator is not a usable device")
 
+    def lost(self) -> str:
+        """Returns why there is no emulator any more although nobody ended it, "" while all is well."""
+        guard = self._guard
+        return "" if guard is None or guard.poll() is None else "the emulator's process has ended"
+
     def stop(self) -> None:
         """Ends the emulator and its adb server; a second call does nothing."""
         guard, self._guard = self._guard, None

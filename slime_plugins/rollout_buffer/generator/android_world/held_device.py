@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
@@ -19,6 +19,7 @@ __all__ = ["DIED", "HUNG", "DeviceCalls", "HeldDevice", "LeaseReport", "device_d
 HUNG = "hung"
 DIED = "died"
 _LONGEST_ERROR = 500
+_WATCH_S = 30.0
 
 _Result = TypeVar("_Result")
 
@@ -36,6 +37,10 @@ class DeviceCalls(Protocol):
 
     async def score(self, lease_id: int) -> float:
         """As ``Device.score``."""
+        ...
+
+    async def lost(self, lease_id: int, wait_s: float) -> str:
+        """Returns why the device is gone as soon as it is, "" after ``wait_s``."""
         ...
 
 
@@ -62,7 +67,11 @@ class LeaseReport:
 
 
 class HeldDevice:
-    """The ``DeviceLease`` of both pools. Leaving its context gives the device back at once, without waiting."""
+    """The ``DeviceLease`` of both pools. Leaving its context gives the device back at once, without waiting.
+
+    A device that dies, or is lost to another, ends the context at once with a ``DeviceError``, whatever the episode
+    waits for; without a context the next call raises it.
+    """
 
     def __init__(
         self,
@@ -78,7 +87,10 @@ class HeldDevice:
         self._calls = calls
         self._settings = settings
         self._give_back = give_back
-        self._lost = False
+        self._lost: DeviceError | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancels_before = 0
+        self._interrupted = False
         self._called = False
         self._fault: str | None = None
         self._error = ""
@@ -93,12 +105,24 @@ class HeldDevice:
         return self._device_id
 
     async def __aenter__(self) -> HeldDevice:
+        self._task = asyncio.current_task()
+        self._cancels_before = self._task.cancelling() if self._task else 0
+        if self._lost is not None:
+            self._interrupt()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        task, self._task = self._task, None
         self.give_back()
+        if task is None or not self._interrupted:
+            return
+        only_ours = task.uncancel() <= self._cancels_before
+        if kind is None or not issubclass(kind, asyncio.CancelledError):
+            await _swallow_cancellation(task)  # it has come to its end by itself, before the interruption came through
+        elif only_ours and self._lost is not None:
+            raise self._lost from error
 
     def give_back(self) -> None:
         """Ends the lease, for those who cannot hold it as a context; a second call does nothing."""
@@ -134,8 +158,18 @@ class HeldDevice:
         )
 
     def mark_lost(self) -> None:
-        """Says that the pool took the device back: the next call raises instead of being made."""
-        self._lost = True
+        """Says that the pool took the device back, because this runner was silent."""
+        self._lose(DeviceError(f"the lease of {self._device_id} ran out: its runner was silent for too long"))
+
+    async def watch(self) -> None:
+        """Returns when the device is gone; its episode has been told then. For the pool to run beside the episode."""
+        try:
+            while not (why := await self._calls.lost(self.lease_id, _WATCH_S)):
+                pass
+            gone = device_died(f"{self._device_id} is gone: {why}")
+        except DeviceError as error:
+            gone = error
+        self._lose(gone)
 
     def report(self) -> LeaseReport:
         """Returns what happened so far."""
@@ -151,8 +185,9 @@ class HeldDevice:
 
     async def _within(self, deadline_s: float, doing: str, call: Callable[[], Awaitable[_Result]]) -> _Result:
         """Makes the call; turns its deadline and the loss of the lease into a ``DeviceError``, and notes failures."""
+        if self._lost is not None:
+            raise self._lost
         try:
-            self._check_not_lost()
             self._called = True
             async with asyncio.timeout(deadline_s):
                 return await call()
@@ -164,15 +199,33 @@ class HeldDevice:
             self._note(error)
             raise
 
-    def _check_not_lost(self) -> None:
-        if self._lost:
-            raise DeviceError(f"the lease of {self._device_id} ran out: its runner was silent for too long")
+    def _lose(self, why: DeviceError) -> None:
+        if self._lost is None:
+            self._lost = why
+            self._note(why)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Ends what the episode waits for; leaving the context turns that into the loss."""
+        if self._task is not None and not self._interrupted:
+            self._interrupted = True
+            self._task.cancel()
 
     def _note(self, error: EpisodeError) -> None:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
         if isinstance(error, DeviceError):
             self._fault = str(error.detail.get("fault", "error"))
             self._error = error.message[:_LONGEST_ERROR]
+
+
+async def _swallow_cancellation(task: asyncio.Task[Any]) -> None:
+    """Takes up our own cancellation that was not delivered yet, and lets anybody else's through."""
+    others = task.cancelling()
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if others:
+            raise
 
 
 def _nothing_left(_device: HeldDevice) -> None:

@@ -23,6 +23,8 @@ from slime_plugins.rollout_buffer.generator.android_world.pool_client import Reg
 
 __all__ = ["LocalDevicePool"]
 
+_WATCH_S = 1.0
+
 
 class LocalDevicePool(RegistryDevicePool):
     """A ``DevicePool`` whose devices are threads; they end with it."""
@@ -62,6 +64,13 @@ class _WorkerThread:
 
     async def score(self, lease_id: int) -> float:
         return float(await self._call(lambda: self._worker.score(lease_id)))
+
+    async def lost(self, lease_id: int, wait_s: float) -> str:
+        for _ in range(round(wait_s / _WATCH_S)):
+            if why := self._worker.lost(lease_id, 0.0):
+                return why
+            await asyncio.sleep(_WATCH_S)
+        return ""
 
     def kill(self) -> None:
         self._killed = True

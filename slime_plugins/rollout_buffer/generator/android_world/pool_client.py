@@ -100,6 +100,7 @@ class RegistryDevicePool:
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
         self._lines = {purpose: _Line(purpose) for purpose in Purpose}
         self._held: dict[int, HeldDevice] = {}
+        self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._farewells: set[asyncio.Task[None]] = set()
 
@@ -173,6 +174,7 @@ class RegistryDevicePool:
             give_back=self._give_back,
         )
         self._held[grant.lease_id] = held
+        self._watches[grant.lease_id] = asyncio.get_running_loop().create_task(held.watch())
         place = line.first()
         if place is None:
             self._give_back(held)
@@ -213,6 +215,7 @@ class RegistryDevicePool:
         """Sends the device back without waiting, so that a cancelled episode gives back just the same."""
         if self._held.pop(held.lease_id, None) is None:
             return
+        self._watches.pop(held.lease_id).cancel()
         self._say(self._registry.release(held.lease_id, held.report()))
 
     def _say(self, farewell: Coroutine[Any, Any, None]) -> None:

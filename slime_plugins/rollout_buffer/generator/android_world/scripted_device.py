@@ -15,6 +15,7 @@ task           behaviour
 ``Hang``       a step that takes ten minutes
 ``Slow``       a step that takes half a second
 ``Exit``       the whole process is gone in the first step, as after a crash
+``Dies``       the device is gone half a second after it was set up, and says so to whoever asks
 =============  =========================================================================
 """
 
@@ -33,6 +34,7 @@ __all__ = ["ADDRESS", "ScriptedDevice", "create_device"]
 
 ADDRESS = f"{__name__}:create_device"
 SLOW_STEP_S = 0.5
+DIES_AFTER_S = 0.5
 HUNG_STEP_S = 600.0
 _SUCCESS = {"Solved": 1.0, "Half": 0.5}
 
@@ -46,6 +48,7 @@ class ScriptedDevice:
         self.closed = False
         self._task_name = ""
         self._params_idx = 0
+        self._since = 0.0
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
         """As ``Device.reset``."""
@@ -53,6 +56,7 @@ class ScriptedDevice:
             raise EnvironmentSetupError(f"there is no task {task_name}")
         self._task_name, self._params_idx = task_name, params_idx
         self.actions = []
+        self._since = time.monotonic()
         return self._observation()
 
     def step(self, action: Action) -> Observation:
@@ -76,6 +80,11 @@ class ScriptedDevice:
         if self.closed:
             raise DeviceError("the scripted device is closed")
         return {"pid": str(os.getpid())}
+
+    def lost(self) -> str:
+        """As ``Mortal.lost``."""
+        dead = self._task_name == "Dies" and time.monotonic() > self._since + DIES_AFTER_S
+        return "the scripted device has died" if dead else ""
 
     def close(self) -> None:
         """As ``Device.close``."""
