@@ -6,7 +6,7 @@ simulated phone, the engine's replies come from a script, the trainer trains not
 
 Needs the package: set ROLLOUT_BUFFER_TEST_ANDROID_WORLD to the python of an environment that has it and this project.
 Takes about a quarter of an hour of two cores. ROLLOUT_BUFFER_TEST_ANDROID_WORLD_REPORT names a file that gets the
-numbers.
+numbers; beside it is kept the data directory of a run in which an episode did not solve its task.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import sqlite3
 import tempfile
 import threading
@@ -110,10 +111,12 @@ def engine_with(script: Script) -> Iterator[int]:
     thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
     thread.start()
     assert up.wait(60)
-    yield ports[0]
-    loop.call_soon_threadsafe(over.set)
-    thread.join()
-    loop.close()
+    try:
+        yield ports[0]
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
 
 
 @contextmanager
@@ -207,8 +210,11 @@ def report(name: str, seconds: float, job: Mapping[str, Any], record: RolloutRec
         "failed attempts": failed_attempts(buffer.folder / "data"),
         "samples": len(samples),
         "rewards": sorted(round(float(one.metadata["raw_reward"]), 3) for one in samples),
+        "unsolved": [one.metadata for one in samples if not one.metadata["success"]],
         "job": job,
     }
+    if entry["unsolved"]:
+        shutil.copytree(buffer.folder / "data", f"{REPORT}.data.{int(time.time())}")
     with Path(REPORT).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry, default=str) + "\n")
 

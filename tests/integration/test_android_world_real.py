@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
     SimulatedSdk,
     make_simulated_sdk,
 )
+from tests.android_world_script import task_params
 from tests.simulated_phone_player import SOLUTIONS, Player
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
@@ -114,6 +116,20 @@ def test_episodes_follow_one_another_and_are_scored_by_the_package(device: Devic
     assert device.reset("ContactsAddContact", 3).goal == second.goal
 
 
+def test_a_device_whose_emulator_died_says_so_without_being_called(device: DeviceProcess, sdk: SimulatedSdk) -> None:
+    device.reset("SystemWifiTurnOff", 0)
+    assert device.lost() == ""
+    os.kill(int((sdk.avd_home / "slime_aw_0.avd" / "hardware-qemu.ini.lock").read_text()), signal.SIGKILL)
+    until(lambda: device.lost() == "the emulator's process has ended", 20)
+
+
+def test_a_devices_process_that_died_is_noticed_without_a_call(device: DeviceProcess, sdk: SimulatedSdk) -> None:
+    assert device.lost() == ""
+    os.kill(device._child.pid, signal.SIGKILL)
+    until(lambda: device.lost() == "the device's process is gone (exit code -9)", 20)
+    until(lambda: emulators(sdk) == [])
+
+
 def test_tasks_that_cannot_be_played_are_refused_before_the_first_step(device: DeviceProcess) -> None:
     with pytest.raises(EnvironmentSetupError, match="already solved"):
         device.reset("SystemBrightnessMaxVerify", 0)
@@ -157,6 +173,26 @@ def test_a_screen_that_reacts_late_is_waited_for(device: DeviceProcess, sdk: Sim
     assert player.observation.details["settled"] == "settled"
 
 
+def test_a_tree_from_before_the_last_action_is_not_scored(device: DeviceProcess, sdk: SimulatedSdk) -> None:
+    """This task reads the draft from the accessibility tree, and the forwarder is behind."""
+    params = task_params(PYTHON, ["ContactsNewContactDraft"])["ContactsNewContactDraft"]
+    player = Player(device, device.reset("ContactsNewContactDraft", 0))
+    sdk.set_faults(device.health()["serial"], Faults(slow_trees_s=1.0))
+    SOLUTIONS["ContactsNewContactDraft"](player, params)
+    assert device.score() == 1.0
+
+
+def test_a_late_tree_of_one_action_is_not_taken_for_the_effect_of_the_next(
+    device: DeviceProcess, sdk: SimulatedSdk
+) -> None:
+    player = Player(device, device.reset("SystemWifiTurnOff", 0))
+    sdk.set_faults(device.health()["serial"], Faults(slow_trees_s=1.0))
+    player.open("Settings")
+    sdk.set_faults(device.health()["serial"], Faults(slow_trees_s=1.0, slow_screen_s=1.2))
+    player.tap_row("Network & internet")
+    assert player.screen.find_switch("Wi-Fi") is not None
+
+
 @pytest.mark.parametrize("faults", [Faults(crash_after_inputs=1), Faults(offline=True)], ids=["crash", "offline"])
 def test_a_device_that_breaks_in_an_episode_is_an_error_and_never_a_score(
     device: DeviceProcess, sdk: SimulatedSdk, faults: Faults
@@ -174,7 +210,7 @@ def test_a_device_that_breaks_in_an_episode_is_an_error_and_never_a_score(
 def test_a_forwarder_that_died_is_an_error_not_an_old_screen(device: DeviceProcess, sdk: SimulatedSdk) -> None:
     device.reset("SystemWifiTurnOff", 0)
     sdk.set_faults(device.health()["serial"], Faults(dead_forwarder=True))
-    with pytest.raises(DeviceError, match="a11y"):
+    with pytest.raises(DeviceError, match="forwarder"):
         device.step(Action(kind=ActionKind.OPEN, text="Settings"))
     with pytest.raises(DeviceError, match="forwarder"):
         device.health()

@@ -51,7 +51,6 @@ class AndroidWorldDevice:
         self._package = AndroidWorldPackage(self._folder.path / "tmp")
         self._gestures = Gestures(self._package)
         self._task: Any = None
-        self._last: Look | None = None
         self._closed = False
         try:
             self._package.connect(self._host.start(), self._host.adb_path)
@@ -76,9 +75,7 @@ class AndroidWorldDevice:
         self._task = self._initialized(task_name, params_idx)
         try:
             self._check_unsolved(task_name, params_idx)
-            self._home()
-            self._package.forget_accessibility_trees()
-            return self._observe(None, note="")
+            return self._observe(self._home(), note="")
         except EpisodeError:
             self._tear_down()
             raise
@@ -89,8 +86,9 @@ class AndroidWorldDevice:
     def step(self, action: Action) -> Observation:
         """As ``Device.step``."""
         self._running()
-        reference = None if action.kind in _LEAVES_THE_SCREEN else self._last
         try:
+            # Not the last observation: while the agent thought, a message may have gone and a tree may have come late.
+            reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_look()
             self._package.forget_accessibility_trees()
             note = self._gestures.do(action)
             return self._observe(reference, note)
@@ -103,7 +101,10 @@ class AndroidWorldDevice:
         """As ``Device.score``: what the package's own ``is_successful`` says of the device now."""
         task = self._running()
         try:
+            self._package.await_fresh_tree()  # some tasks read it, and the newest may be from before the last action
             return _share(task.is_successful(self._package.env))
+        except EpisodeError:
+            raise
         except Exception as error:
             raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
 
@@ -113,6 +114,10 @@ class AndroidWorldDevice:
         self._check_usable()
         ports = self._host.ports
         return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
+
+    def lost(self) -> str:
+        """As ``Mortal.lost``."""
+        return "" if self._closed else self._host.lost()
 
     def close(self) -> None:
         """As ``Device.close``: tears the task down, and ends the connection and the emulator."""
@@ -148,17 +153,20 @@ class AndroidWorldDevice:
         ) from failure
 
     def _check_unsolved(self, task_name: str, params_idx: int) -> None:
+        self._package.await_fresh_tree()
         if _share(self._task.is_successful(self._package.env)) != 0.0:
             raise EnvironmentSetupError(f"{task_name} {params_idx} is already solved before the first step")
 
-    def _home(self) -> None:
-        """Setting up and checking may have opened an app; the agent starts from the home screen."""
-        if self._task.start_on_home_screen:
+    def _home(self) -> Look | None:
+        """Goes home and returns what was there before: setting up and checking may have opened an app."""
+        before = self._fresh_look() if self._task.start_on_home_screen else None
+        self._package.forget_accessibility_trees()
+        if before is not None:
             self._package.adb("shell", "input", "keyevent", "KEYCODE_HOME")
+        return before
 
     def _tear_down(self) -> None:
         task, self._task = self._task, None
-        self._last = None
         if task is not None and self._package.env is not None:
             _tear_down(task, self._package.env)
 
@@ -168,7 +176,6 @@ class AndroidWorldDevice:
         seen, settled = settle(reference, self._look, self._times)
         if settled is Settled.TIMED_OUT:
             logger.info("the screen still moved when the time for it was over")
-        self._last = seen
         height, width = seen.pixels.shape[:2]
         task = self._running()
         return Observation(
@@ -182,6 +189,11 @@ class AndroidWorldDevice:
             note=note,
             details={"app": ",".join(task.app_names), "settled": settled.value},
         )
+
+    def _fresh_look(self) -> Look:
+        """What is there now, its elements with it."""
+        self._package.await_fresh_tree()
+        return self._look()
 
     def _look(self) -> Look:
         state = self._package.env.get_state(wait_to_stabilize=False)

@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 FORWARDER_PACKAGE = "com.google.androidenv.accessibilityforwarder"
 _SUITE = "android_world"
+_TREE = "accessibility_tree"
 _TREE_S = 10.0
-_TREE_POLL_S = 0.2
+_TREE_POLL_S = 0.05
 _MODULES = {
     "loader": "android_env.loader",
     "config_classes": "android_env.components.config_classes",
@@ -162,18 +163,33 @@ class AndroidWorldPackage:
         """Raises ``DeviceError`` when no new accessibility tree comes: every later look would fail."""
         if self.env is None:
             raise DeviceError("the device is not connected")
-        deadline = time.monotonic() + _TREE_S
         try:
-            self.forget_accessibility_trees()
-            wrapper = self.env.controller.env
-            while not wrapper.accumulate_new_extras():
-                if time.monotonic() > deadline:
-                    raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")
-                time.sleep(_TREE_POLL_S)
+            self._await_tree()
         except DeviceError:
             raise
         except Exception as error:
             raise DeviceError(f"the connection is broken: {type(error).__name__}: {error}") from error
+
+    def await_fresh_tree(self) -> None:
+        """Returns once the newest accessibility tree is one that was made after this call began.
+
+        The forwarder makes and sends one tree after the other: the first that arrives may have been made before, the
+        second was not.
+
+        Raises:
+            DeviceError: none comes.
+        """
+        for _ in range(2):
+            self._await_tree()
+
+    def _await_tree(self) -> None:
+        deadline = time.monotonic() + _TREE_S
+        self.forget_accessibility_trees()
+        # Its events come the same way, and are no trees.
+        while _TREE not in self.env.controller.env.accumulate_new_extras():
+            if time.monotonic() > deadline:
+                raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")
+            time.sleep(_TREE_POLL_S)
 
     def apps(self) -> dict[str, str]:
         """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed."""

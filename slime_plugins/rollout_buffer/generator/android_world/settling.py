@@ -1,7 +1,7 @@
 """When is the screen after an action the screen that the action led to?
 
-A device answers a touch late. Whoever asks too early sees the old screen, standing still. So: keep the frame from
-before the action, wait until something differs from it or enough time has passed, and only then wait until it is still.
+A device answers a touch late. Whoever asks too early sees the old screen, standing still. So: look right before the
+action, wait until something differs from that or enough time has passed, and only then wait until it is still.
 """
 
 from __future__ import annotations
