@@ -13,6 +13,7 @@ which go to slime as they are and win over those composed here. ``--dry-run`` pr
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import logging
 import os
@@ -42,10 +43,10 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_SCRIPT_MODEL_NAME": ("", "Qwen3-VL-2B-Instruct, or for math DeepSeek-R1-Distill-Qwen-7B, when left out"),
     "SLIME_SCRIPT_MODEL_REPOSITORY": (
         "",
-        "where `hf download` finds it: Qwen/<model>, or deepseek-ai/<model> for math",
+        "where `hf download` finds it: Qwen/MODEL, or deepseek-ai/MODEL for a DeepSeek",
     ),
-    "SLIME_SCRIPT_MODELS_DIR": ("~/models", "models are downloaded to, and expected in, <here>/<model>"),
-    "SLIME_SCRIPT_SAVE_DIR": ("~/checkpoints", "checkpoints go to <here>/<kind>-<model>"),
+    "SLIME_SCRIPT_MODELS_DIR": ("~/models", "folder of models: they are downloaded into it, and looked for in it"),
+    "SLIME_SCRIPT_SAVE_DIR": ("~/checkpoints", "folder of checkpoints: a run gets KIND-MODEL in it"),
     "SLIME_SCRIPT_NUM_NODES": ("1", "nodes of the training"),
     "SLIME_SCRIPT_NUM_GPUS": ("8", "GPUs of each node"),
     "SLIME_SCRIPT_TRAIN_BACKEND": ("fsdp", "fsdp or megatron; what this slime does not have is refused when named"),
@@ -70,6 +71,25 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
 
 SIZES = {"2B": "qwen3-1.7B", "4B": "qwen3-4B", "8B": "qwen3-8B"}
 """Qwen3-VL's language model by size, as slime's ``scripts/models`` names its shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MathModel:
+    """A model for mathematics: slime's script with its shape, its mask, and its rotary base where the script errs."""
+
+    shape: str
+    loss_mask_type: str
+    rotary_base: int | None = None
+
+
+MATH_MODELS: Mapping[str, MathModel] = {
+    # Made from Qwen2.5-Math, whose rotary base is not that of Qwen2.5: slime compares it with the model's own config.
+    "DeepSeek-R1-Distill-Qwen-7B": MathModel(shape="qwen2.5-7B", loss_mask_type="distill_qwen", rotary_base=10_000),
+    "Qwen2.5-7B-Instruct": MathModel(shape="qwen2.5-7B", loss_mask_type="qwen"),
+    "Qwen3-4B": MathModel(shape="qwen3-4B", loss_mask_type="qwen3"),
+    "Qwen3-8B": MathModel(shape="qwen3-8B", loss_mask_type="qwen3"),
+}
+"""The models that ``run_agent.sh`` knows."""
 
 
 class LaunchError(Exception):
@@ -137,6 +157,7 @@ class LaunchSettings:
     megatron: Path
     master: str
     wandb_key: str
+    android_config: Path | None
 
     @property
     def model_path(self) -> Path:
@@ -183,6 +204,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
         megatron=_path(values["SLIME_SCRIPT_MEGATRON_DIR"]),
         master=values["MASTER_ADDR"],
         wandb_key=values["WANDB_API_KEY"],
+        android_config=_path(farm) if (farm := values["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"]) else None,
     )
     _check(settings)
     return settings
@@ -191,7 +213,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
 def _check(settings: LaunchSettings) -> None:
     if settings.nodes > 1 and not settings.external_ray:
         raise LaunchError(
-            "several nodes need a Ray cluster that runs already: scripts/multi_node_ray_start.sh on each node, then "
+            "several nodes need a Ray cluster that runs already: scripts/multi_node_ray_start.sh on the head, then "
             "SLIME_SCRIPT_EXTERNAL_RAY=1"
         )
     if settings.without_buffer and not settings.kind.is_android:
@@ -203,7 +225,13 @@ def _check(settings: LaunchSettings) -> None:
         )
     if not settings.colocate and settings.nodes * settings.gpus < 2:
         raise LaunchError("one GPU cannot be both trainer and engine at once: set SLIME_SCRIPT_COLOCATE=1")
-    if settings.kind.is_android and settings.backend == "megatron":
+    if settings.android_config is not None and not settings.android_config.is_file():
+        raise LaunchError(f"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG is {settings.android_config}: there is no such file")
+    if settings.buffer_port > 65535:
+        raise LaunchError(f"SLIME_SCRIPT_BUFFER_PORT is {settings.buffer_port}: ports end at 65535")
+    if not settings.kind.is_android:
+        _math_model(settings)
+    elif settings.backend == "megatron":
         _language_model(settings)
 
 
@@ -259,7 +287,7 @@ def _rollout_arguments(settings: LaunchSettings) -> list[str]:
         *("--rollout-function-path", "slime.rollout.agent_rollout.generate_rollout"),
         *("--rollout-buffer-url", settings.buffer_url),
         *("--rollout-task-type", "android_world" if settings.kind.is_android else "math"),
-        *("--loss-mask-type", "qwen3" if settings.kind.is_android else "distill_qwen"),
+        *("--loss-mask-type", "qwen3" if settings.kind.is_android else _math_model(settings).loss_mask_type),
         *("--custom-reward-post-process-path", "slime.rollout.agent_rollout.post_process_rewards"),
     ]
 
@@ -359,7 +387,7 @@ def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
     if not only_train:
         wanted = [*_cleaning(settings), *wanted, *_ray(settings), *_download(settings)]
     if not settings.without_buffer:
-        wanted.append(_buffer(settings))
+        wanted += [*_ray_check(settings), _buffer(settings)]
     return [*wanted, _training(settings, extra)]
 
 
@@ -379,10 +407,22 @@ def _ray(settings: LaunchSettings) -> list[Step]:
 def _download(settings: LaunchSettings) -> list[Step]:
     if settings.model_path.is_dir():
         return []
-    owner = "Qwen" if settings.kind.is_android else "deepseek-ai"
+    owner = "deepseek-ai" if settings.model.startswith("DeepSeek") else "Qwen"
     repository = settings.repository or f"{owner}/{settings.model}"
     command = ("hf", "download", repository, "--local-dir", str(settings.model_path))
     return [Step(says="fetch the model", command=command)]
+
+
+def _joins_ray(settings: LaunchSettings) -> bool:
+    return settings.kind.is_android and settings.external_ray
+
+
+def _ray_check(settings: LaunchSettings) -> list[Step]:
+    """The buffer's devices are to live on the trainer's cluster: Ray lets in only its own version, on one Python."""
+    if not _joins_ray(settings):
+        return []
+    command = (sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.ray_cluster", "auto")
+    return [Step(says="see that the buffer may join the Ray that runs", command=command, folder=settings.slime)]
 
 
 def _buffer(settings: LaunchSettings) -> Step:
@@ -391,7 +431,7 @@ def _buffer(settings: LaunchSettings) -> Step:
     command += ["--data-root", str(settings.task_data.parent), "--data-root", str(settings.models)]
     if settings.buffer_token_file is not None:
         command += ["--token-file", str(settings.buffer_token_file)]
-    if settings.kind.is_android and settings.external_ray:
+    if _joins_ray(settings):
         command += ["--ray-address", "auto"]
     return Step(
         says="serve the rollout buffer",
@@ -415,6 +455,9 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
         variables["ROLLOUT_BUFFER_TOKEN"] = settings.buffer_token
     if settings.wandb_key:
         variables["WANDB_API_KEY"] = settings.wandb_key
+    if settings.android_config is not None and settings.without_buffer:
+        # A Ray that runs already does not see this environment.
+        variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] = str(settings.android_config)
     program = settings.slime / ("train.py" if settings.colocate else "train_async.py")
     submit = ["ray", "job", "submit", "--address", f"http://{settings.master}:8265"]
     submit += ["--runtime-env-json", json.dumps({"env_vars": variables}), "--"]
@@ -428,21 +471,43 @@ def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
         return list(train)
     script = settings.slime / "scripts" / "models" / f"{_language_model(settings)}.sh"
     rotary = "MODEL_ARGS_ROTARY_BASE=5000000 " if settings.kind.is_android else ""
-    head, tail = shlex.join(train[:2]), shlex.join(train[2:])
+    head, tail = shlex.join(train[:2]), shlex.join([*_other_rotary_base(settings), *train[2:]])
     line = f'{rotary}source {shlex.quote(str(script))} && exec {head} "${{MODEL_ARGS[@]}}" {tail}'
     return ["bash", "-c", line]
 
 
+def _other_rotary_base(settings: LaunchSettings) -> list[str]:
+    """What comes after slime's shape of the model, and so wins over it."""
+    base = None if settings.kind.is_android else _math_model(settings).rotary_base
+    return [] if base is None else ["--rotary-base", str(base)]
+
+
+def _math_model(settings: LaunchSettings) -> MathModel:
+    found = MATH_MODELS.get(settings.model)
+    if found is None:
+        raise LaunchError(f"the shape of {settings.model!r} is not known here: {', '.join(MATH_MODELS)} are")
+    return found
+
+
 def _language_model(settings: LaunchSettings) -> str:
     if not settings.kind.is_android:
-        return "qwen2.5-7B"
+        return _math_model(settings).shape
     found = re.fullmatch(r"Qwen3-VL-(2B|4B|8B)-(Instruct|Thinking)", settings.model)
     if found is None:
         raise LaunchError(
-            f"the shape of {settings.model!r} is not known here: Qwen3-VL-{{2B,4B,8B}}-{{Instruct,Thinking}} are, or "
-            "give the shape after --"
+            f"the shape of {settings.model!r} is not known here: Qwen3-VL-{{2B,4B,8B}}-{{Instruct,Thinking}} are"
         )
     return SIZES[found.group(1)]
+
+
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """Says which ``SLIME_SCRIPT_`` variables are not read here, and what was probably meant."""
+    remarks = []
+    for name in sorted(environment):
+        if name.startswith("SLIME_SCRIPT_") and name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, n=1)
+            remarks.append(f"{name} is not read here" + (f"; did you mean {near[0]}?" if near else ""))
+    return remarks
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -491,7 +556,12 @@ def _path(text: str) -> Path:
 def _first_line(path: str) -> str:
     if not path:
         return ""
-    lines = _path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        lines = _path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise LaunchError(
+            f"SLIME_SCRIPT_BUFFER_TOKEN_FILE is {path}, which cannot be read: {error.strerror}"
+        ) from error
     if not lines or not lines[0].strip():
         raise LaunchError(f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) is empty: put a token into its first line")
     return lines[0].strip()
@@ -594,6 +664,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the training's exit code, or 2 after a sentence that says what to mend."""
     options, extra = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="launch_training: %(message)s")
+    for remark in misspelt(os.environ):
+        logging.warning("%s", remark)
     try:
         settings = read_settings(Kind(options.kind), os.environ)
         steps = compose(settings, extra, only_train=options.only_train)

@@ -20,6 +20,7 @@ from tools.launch_training import (
     Step,
     compose,
     main,
+    misspelt,
     obstacles,
     read_settings,
     run,
@@ -28,6 +29,7 @@ from tools.launch_training import (
 
 ROOT = Path(__file__).resolve().parents[2]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
+RAY_CLUSTER = "slime_plugins.rollout_buffer.generator.android_world.ray_cluster"
 SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
 SCRIPTS = {
     "run_agent.sh": Kind.MATH,
@@ -101,6 +103,47 @@ def test_the_documented_hyper_parameters_are_what_is_passed(environment: dict[st
     assert values["--prompt-data"] == str(ROOT / "data" / "tasks.jsonl")
 
 
+def test_a_run_of_mathematics_passes_what_is_documented(environment: dict[str, str]) -> None:
+    values = values_of(train_arguments(settings_of(environment, Kind.MATH)))
+
+    assert {
+        "--num-rollout": "3000",
+        "--rollout-batch-size": "16",
+        "--n-samples-per-prompt": "8",
+        "--rollout-max-response-len": "8192",
+        "--rollout-temperature": "0.8",
+        "--loss-mask-type": "distill_qwen",
+    }.items() <= values.items()
+
+
+@pytest.mark.parametrize(("model", "base"), [("DeepSeek-R1-Distill-Qwen-7B", ["10000"]), ("Qwen2.5-7B-Instruct", [])])
+def test_a_distilled_model_keeps_its_own_rotary_base(environment: dict[str, str], model: str, base: list[str]) -> None:
+    """slime's shape of Qwen2.5 has another one, and slime refuses a model whose config disagrees."""
+    more = {"SLIME_SCRIPT_MODEL_NAME": model, "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"}
+    line = compose(settings_of(environment, Kind.MATH, **more))[-1].command[-1]
+    words = shlex.split(line)
+
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--rotary-base"] == base
+    assert not base or words.index("${MODEL_ARGS[@]}") < words.index("--rotary-base")
+
+
+def test_a_farms_settings_reach_episodes_that_slime_plays(environment: dict[str, str], tmp_path: Path) -> None:
+    """A Ray that was started elsewhere has not inherited the variable."""
+    farm = tmp_path / "farm.yaml"
+    farm.write_text("num_workers: 4\n")
+    more = {"SLIME_SCRIPT_WITHOUT_BUFFER": "1", "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(farm)}
+    job = compose(settings_of({**environment, **more}))[-1].command
+    variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
+
+    assert variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] == str(farm)
+
+
+def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> None:
+    found = misspelt({"SLIME_SCRIPT_NUM_GPU": "4", "SLIME_SCRIPT_NUM_NODES": "1", "PATH": ""})
+
+    assert found == ["SLIME_SCRIPT_NUM_GPU is not read here; did you mean SLIME_SCRIPT_NUM_GPUS?"]
+
+
 def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
     says = [step.says for step in compose(settings_of(environment))]
 
@@ -122,6 +165,9 @@ def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, st
 
     assert not {"start Ray", "fetch the model"} & steps.keys()
     assert steps["serve the rollout buffer"].command[-2:] == ("--ray-address", "auto")
+    assert steps["see that the buffer may join the Ray that runs"].command[-2:] == (RAY_CLUSTER, "auto")
+    named = list(steps)
+    assert named.index("see that the buffer may join the Ray that runs") < named.index("serve the rollout buffer")
 
 
 def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
@@ -211,6 +257,10 @@ def test_secrets_are_in_the_job_and_never_shown(
             "shape of 'Other'",
         ),
         (Kind.MATH, {"SLIME_SCRIPT_WITHOUT_BUFFER": "1"}, "is for Android World"),
+        (Kind.MATH, {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": "/nowhere/token"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE is /nowhere"),
+        (Kind.ANDROID_WORLD, {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": "/nowhere.yaml"}, "there is no such file"),
+        (Kind.MATH, {"SLIME_SCRIPT_MODEL_NAME": "Other"}, "DeepSeek-R1-Distill-Qwen-7B, Qwen2.5-7B-Instruct"),
+        (Kind.MATH, {"SLIME_SCRIPT_BUFFER_PORT": "70000"}, "ports end at 65535"),
     ],
 )
 def test_what_means_nothing_is_refused_with_a_remedy(
