@@ -18,6 +18,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import runpy
 import shutil
 import sys
 import tomllib
@@ -322,9 +323,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def advice_on_two_slimes(source: Path = SOURCE) -> str | None:
+    """Says in one line when the running Python holds slime and this project's wheel; None otherwise.
+
+    The module is read from its file: where the two hide each other, it cannot be imported by its name.
+    """
+    file = source / "slime_plugins/rollout_buffer/overlay_advice.py"
+    line: str | None = runpy.run_path(str(file))["advice_on_two_slimes"]()
+    return line
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, 1 when a check finds something, 2 after a sentence that says what to mend."""
     options = _parse(arguments)
+    if not options.uninstall and (advice := advice_on_two_slimes()) is not None:
+        sys.stdout.write(f"{advice}\n")
     try:
         return _run(options)
     except (OverlayError, OSError) as error:

@@ -62,6 +62,7 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
+from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
@@ -97,6 +98,9 @@ COUNTED = (
     "untrained_trajectories",
 )
 """What a rollout counts of the items it received, logged as ``rollout/buffer/<name>``."""
+
+if (_advice := advice_on_two_slimes()) is not None:
+    logger.warning("%s", _advice)
 
 _progress_by_job: dict[tuple[str, str], JobProgress] = {}
 """What this process started, per (URL, job). Losing it costs one more start, which attaches to the job."""

@@ -264,6 +264,9 @@ def doctor(
     engine_url: Annotated[
         str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
     ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
+    ] = None,
     android_config: AndroidConfig = None,
     android: AndroidSetting = None,
     as_json: AsJson = False,
@@ -275,7 +278,9 @@ def doctor(
     with said_plainly():
         set_android_settings(android_config, android)
         settings = load_settings({})
-    findings = examine(Examination(settings=settings, data_dir=data_dir, engine_url=engine_url))
+    findings = examine(
+        Examination(settings=settings, data_dir=data_dir, engine_url=engine_url, ray_address=ray_address)
+    )
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

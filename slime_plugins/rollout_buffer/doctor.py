@@ -21,6 +21,7 @@ from pathlib import Path
 import requests
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
+from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 
 __all__ = ["Examination", "Finding", "State", "examine"]
 
@@ -51,6 +52,7 @@ _PACKAGES = (
 )
 _ENGINE_S = 5.0
 _IMPORT_S = 60.0
+_CLUSTER_S = 90.0
 _REAL = "android_world"
 
 
@@ -74,11 +76,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """What to examine. ``engine_url`` None leaves the engine out; ``kvm`` is a parameter for tests."""
+    """What to examine. ``engine_url`` and ``ray_address`` None leave engine and cluster out; ``kvm`` is for tests."""
 
     settings: AndroidWorldSettings
     data_dir: Path
     engine_url: str | None = None
+    ray_address: str | None = None
     kvm: Path = Path("/dev/kvm")
 
     @property
@@ -90,7 +93,7 @@ class Examination:
 def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _extras, _ray, _disk, _memory, _kvm, _sdk, _avd, _package, _ffmpeg, _engine,
+        _python, _two_slimes, _extras, _ray, _ray_cluster, _disk, _memory, _kvm, _sdk, _avd, _package, _ffmpeg, _engine,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -104,6 +107,15 @@ def _python(_: Examination) -> list[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     right = sys.version_info[:2] == _PYTHON
     return _found("Python", right, f"{version} at {sys.executable}", "use Python 3.11", needed=True)
+
+
+def _two_slimes(_: Examination) -> list[Finding]:
+    """Said only where it is so."""
+    advice = advice_on_two_slimes()
+    if advice is None:
+        return []
+    detail, _colon, remedy = advice.partition(": ")
+    return _found("one slime", False, detail, remedy, needed=True)
 
 
 def _extras(examination: Examination) -> list[Finding]:
@@ -125,6 +137,23 @@ def _ray(examination: Examination) -> list[Finding]:
         detail, there = "not installed", False
     remedy = "pip install 'slime-rollout-buffer[android]', or set device_pool: local to do without"
     return _found("Ray", there, detail, remedy, needed=needed)
+
+
+def _ray_cluster(examination: Examination) -> list[Finding]:
+    """Joins the cluster in a process of its own: Ray waits long for one that is not there."""
+    if examination.ray_address is None:
+        return []
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.ray_cluster"]
+    try:
+        answer = subprocess.run(
+            [*command, examination.ray_address], capture_output=True, text=True, timeout=_CLUSTER_S, check=False
+        )
+        there, said = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
+    except subprocess.TimeoutExpired:
+        there, said = False, f"no answer within {_CLUSTER_S:.0f} s"
+    lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    remedy = "start it, or give the address of its head; both sides need one Ray and one Python"
+    return _found("Ray cluster", there, lines[-1], remedy, needed=True)
 
 
 def _disk(examination: Examination) -> list[Finding]:

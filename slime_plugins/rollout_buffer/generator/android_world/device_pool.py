@@ -13,11 +13,12 @@ calls are under way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +32,9 @@ from slime_plugins.rollout_buffer.generator.android_world.held_device import Lea
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import DevicePool, RegistryDevicePool
+from slime_plugins.rollout_buffer.generator.android_world.ray_versions import own_versions, version_refusal
 
-__all__ = ["DevicePool", "RayDevicePool", "create_device_pool"]
+__all__ = ["DevicePool", "RayDevicePool", "create_device_pool", "try_cluster"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,13 +116,11 @@ class _RemoteRegistry:
     def _connect(self) -> None:
         """Joins the cluster and finds the registry, or starts it. Blocks; belongs in a thread."""
         ray = _import_ray()
-        try:
+        with _said_of_the_cluster(ray, self._ray_address):
             if not ray.is_initialized():
                 _join_cluster(ray, self._ray_address)
                 self._connected_here = True
             self._actor = _find_registry(ray)
-        except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
-            raise DeviceError(f"the Ray cluster at {self._ray_address} cannot be used: {error}") from error
 
 
 class _RemoteDevice:
@@ -175,6 +175,29 @@ def _submit(method: Any, arguments: Sequence[Any]) -> Awaitable[Any]:
     except Exception as error:  # Ray raises bare exceptions for an actor of a cluster that it has left
         raise device_died(f"an actor of the devices cannot be asked: {error}") from error
     return reference
+
+
+def try_cluster(address: str) -> None:
+    """Joins the cluster and leaves it again. Blocks.
+
+    Raises:
+        ConfigError: Ray is not installed, or (``RayVersionError``) the cluster runs another Ray or Python.
+        DeviceError: it cannot be used for another reason.
+    """
+    ray = _import_ray()
+    with _said_of_the_cluster(ray, address):
+        _join_cluster(ray, address)
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _said_of_the_cluster(ray: Any, address: str) -> Iterator[None]:
+    """Turns what Ray raises into this project's errors."""
+    try:
+        yield
+    except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        refusal = version_refusal(str(error), own_versions(), address)
+        raise refusal or DeviceError(f"the Ray cluster at {address} cannot be used: {error}") from error
 
 
 def _join_cluster(ray: Any, address: str) -> None:

@@ -1,0 +1,64 @@
+"""Pure: Ray lets only equals join, by its own version and Python's. Says so in one sentence, with the way out.
+
+The devices' cluster and whoever joins it (a runner, slime's rollout worker, the trainer's launch script) may live in
+two environments. Ray finds out when it joins, and says it in six lines of which none names a remedy.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+from dataclasses import dataclass
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["RayVersionError", "RayVersions", "own_versions", "version_refusal"]
+
+_STARTED_WITH = re.compile(r"started with:\s*Ray: (?P<ray>\S+)\s*Python: (?P<python>\S+)")
+
+
+class RayVersionError(ConfigError):
+    """A Ray cluster was to be joined by a process with another Ray or another Python."""
+
+    code = "ray_version"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayVersions:
+    """What a process or a cluster runs; ``ray`` is empty where it is not installed."""
+
+    ray: str
+    python: str
+
+    def __str__(self) -> str:
+        return f"Ray {self.ray or '(not installed)'} on Python {self.python}"
+
+
+def own_versions() -> RayVersions:
+    """Returns the versions of this process."""
+    try:
+        ray = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        ray = ""
+    return RayVersions(ray=ray, python=platform.python_version())
+
+
+def version_refusal(message: str, own: RayVersions, address: str) -> RayVersionError | None:
+    """Returns the error to raise for Ray's own refusal to join the cluster; None when it is about something else."""
+    found = _STARTED_WITH.search(message)
+    if found is None:
+        return None
+    cluster = RayVersions(ray=found["ray"], python=found["python"])
+    return RayVersionError(
+        f"the Ray cluster at {address} runs {cluster}, and this process has {own}: Ray lets only equals join. "
+        f"{_remedy(cluster, own)}; or leave --ray-address out, and the buffer starts a cluster of its own",
+        {"address": address, "cluster": str(cluster), "own": str(own)},
+    )
+
+
+def _remedy(cluster: RayVersions, own: RayVersions) -> str:
+    ray = f"install 'ray=={cluster.ray}' here, or {own.ray} there" if cluster.ray != own.ray else ""
+    python = f"run both on one Python 3.11 ({cluster.python} there, {own.python} here)"
+    steps = [step for step in (ray, python if cluster.python != own.python else "") if step]
+    return "To mend it, " + " and ".join(steps)
