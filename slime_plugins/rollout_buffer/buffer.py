@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -32,6 +33,7 @@ from slime_plugins.rollout_buffer.errors import (
     ConflictError,
     InvalidPayloadError,
     NotFoundError,
+    RolloutBufferError,
     StaleAttemptError,
     UnavailableError,
 )
@@ -44,7 +46,7 @@ from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
 from slime_plugins.rollout_buffer.types import Generation, GroupState, Instance, JobState, Trajectory
 
-__all__ = ["Buffer", "Delivery", "StartedJob", "WriteResult"]
+__all__ = ["Buffer", "Delivery", "StartedJob", "Write", "WriteResult"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,17 @@ class WriteResult:
 
     uid: str
     status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What one request brings: items for the job it names, or for the only open one."""
+
+    job_id: str | None
+    items: Sequence[wire.WrittenItem]
+
+
+Written = tuple[JobRecord, list[WriteResult]]
 
 
 class Buffer:
@@ -397,7 +410,7 @@ class Buffer:
 
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
-    def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> tuple[JobRecord, list[WriteResult]]:
+    def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
         """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
 
         Raises:
@@ -405,13 +418,43 @@ class Buffer:
             ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
                 the job takes no writes (its own runner plays it, or it is over).
         """
-        drafts = {item.uid: _draft(item) for item in reversed(items)}  # of one uid twice, the first counts
-        if any(draft.takes_place for draft in drafts.values()):
-            for uid in self._written_already(job_id, items):
-                del drafts[uid]
-        kept = dict(zip(drafts, self.contents.keep(list(drafts.values())), strict=True))
-        keeping = [(item, kept.get(item.uid)) for item in items]
+        (keeping,) = self._keep_bytes([Write(job_id, items)])
         return self.store.commit(lambda connection: self._write_items(connection, job_id, keeping))
+
+    def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
+        """Does ``write_items`` for each, with one fsync for all; what one of them raises stands in its place."""
+        try:
+            keeping = self._keep_bytes(writes)
+        except RolloutBufferError:  # of one of them: each finds out for itself
+            return [self._write_alone(write) for write in writes]
+        works = [
+            partial(self._write_items, job_id=write.job_id, items=items)
+            for write, items in zip(writes, keeping, strict=True)
+        ]
+        return self.store.commit_each(works)
+
+    def _write_alone(self, write: Write) -> Written | Exception:
+        try:
+            return self.write_items(write.job_id, write.items)
+        except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+            return error
+
+    def _keep_bytes(self, writes: Sequence[Write]) -> list[list[tuple[wire.WrittenItem, Kept | None]]]:
+        """Makes the bytes of all items durable; returns each write's items with what their rows are to say of them."""
+        by_write = [self._drafts(write) for write in writes]
+        kept = iter(self.contents.keep([draft for drafts in by_write for draft in drafts.values()]))
+        found = [{uid: next(kept) for uid in drafts} for drafts in by_write]
+        return [
+            [(item, kept_of_write.get(item.uid)) for item in write.items]
+            for write, kept_of_write in zip(writes, found, strict=True)
+        ]
+
+    def _drafts(self, write: Write) -> dict[str, Draft]:
+        drafts = {item.uid: _draft(item) for item in reversed(write.items)}  # of one uid twice, the first counts
+        if any(draft.takes_place for draft in drafts.values()):
+            for uid in self._written_already(write.job_id, write.items):
+                del drafts[uid]
+        return drafts
 
     def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
         """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""

@@ -8,12 +8,14 @@ these routes; anything else, and anything unusual, goes on to Flask, which calls
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from werkzeug.exceptions import RequestEntityTooLarge
+
 from slime_plugins.rollout_buffer import payloads, wire
-from slime_plugins.rollout_buffer.buffer import Delivery
+from slime_plugins.rollout_buffer.buffer import Delivery, Write, WriteResult
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.payloads import PollPayload
@@ -29,8 +31,9 @@ from slime_plugins.rollout_buffer.web import (
     json_object,
     receive,
 )
+from slime_plugins.rollout_buffer.write_lane import Arrived, Outcome
 
-__all__ = ["ShortWay", "give_data", "take_items"]
+__all__ = ["ShortWay", "TakeTogether", "give_data", "take_items"]
 
 WAIT_STEP_S = 0.01
 POLL_NOTE_INTERVAL_S = 5.0
@@ -48,7 +51,42 @@ def take_items(context: ServerContext, content: bytes | bytearray, size: int) ->
 
     The first ``size`` bytes of ``content`` are the request's body.
     """
-    text, images = take_out(content, size)
+    write = _wanted(content, size)
+    return _written(*context.buffer.write_items(write.job_id, write.items))
+
+
+class TakeTogether:
+    """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    def __call__(self, arrived: Sequence[Arrived]) -> list[Outcome]:
+        """Returns an outcome for each request."""
+        writes = [self._read(request) for request in arrived]
+        kept = iter(self._context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
+        return [self._outcome(next(kept) if isinstance(write, Write) else write) for write in writes]
+
+    def _read(self, request: Arrived) -> Write | Exception:
+        try:
+            if request.size > self._context.settings.max_body_bytes:
+                raise RequestEntityTooLarge
+            check_request(self._context, request.environ)
+            return _wanted(request.content, request.start + request.size, request.start)
+        except Exception as error:  # noqa: BLE001 - as in ``ShortWay``
+            return error
+
+    def _outcome(self, kept: tuple[JobRecord, list[WriteResult]] | Exception) -> Outcome:
+        answer = (
+            error_answer(self._context, "POST /buffer/write", kept) if isinstance(kept, Exception) else _written(*kept)
+        )
+        assert isinstance(answer.content, bytes)
+        return Outcome(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.content)
+
+
+def _wanted(content: bytes | bytearray, end: int, start: int = 0) -> Write:
+    """Reads what a body, from ``start`` to ``end`` of ``content``, wants written."""
+    text, images = take_out(content, end, start)
     body = json_object(text)
     job_id = body.pop("job_id", None)
     if job_id is not None:
@@ -58,7 +96,10 @@ def take_items(context: ServerContext, content: bytes | bytearray, size: int) ->
         wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
         for at, entry in enumerate(entries)
     ]
-    job, results = context.buffer.write_items(job_id, items)
+    return Write(job_id, items)
+
+
+def _written(job: JobRecord, results: Sequence[WriteResult]) -> Answer:
     reply = {
         "success": True,
         "message": "written",

@@ -12,22 +12,29 @@ here its connection is cut, so that slow senders cannot starve the others.
 from __future__ import annotations
 
 import contextlib
+import errno
+import gc
 import select
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from gunicorn import http
 from gunicorn.glogging import Logger as GunicornLogger
 from gunicorn.http.body import Body, LengthReader
 from gunicorn.http.errors import NoMoreData, ParseException
 from gunicorn.http.unreader import SocketUnreader
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.workers.gthread import TConn, ThreadWorker
 
 from slime_plugins.rollout_buffer.logs import LogFormat, formatter, log_format, set_up_logging
+from slime_plugins.rollout_buffer.write_lane import WriteLane
 
-__all__ = ["RECEIVE_ERRORS", "Logger", "Worker", "grant_time", "receive_body", "stop_clock"]
+__all__ = ["KEEPER", "RECEIVE_ERRORS", "Logger", "Worker", "grant_time", "receive_body", "stop_clock"]
 
 LINGER_S = 0.005
 """How long a thread waits for the next request while other connections need threads."""
@@ -37,6 +44,11 @@ LINGER_STEP_S = 0.05
 """How often it looks whether that is still so."""
 KEPT_BYTES = 2 * 1024 * 1024
 """Largest buffer that a thread keeps for its next request."""
+
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Parsed items are many objects and no cycles: looking through them for cycles took a twentieth of a write's time."""
+KEEPER = "rollout_buffer_keeper"
+"""The application's extension that answers the writes of the lane; without one there is no lane."""
 
 RECEIVE_ERRORS = (OSError, ParseException)
 """What reading a body raises when it does not come as it should."""
@@ -80,11 +92,16 @@ class _Clock:
 _clock = _Clock()
 
 
+def _granted_s(size: int | None) -> float:
+    """How long a request may take to arrive whose body has so many bytes; None: its head."""
+    return PATIENCE_S if size is None else PATIENCE_S + size / SLOWEST_BYTES_PER_S
+
+
 def grant_time(environ: Mapping[str, Any], size: int | None) -> None:
     """Gives the body of a request the time that ``size`` bytes may take; None when nobody said how many."""
     connection = environ.get("gunicorn.socket")
     if connection is not None:
-        _clock.start(connection, PATIENCE_S + (UNKNOWN_SIZE if size is None else size) / SLOWEST_BYTES_PER_S)
+        _clock.start(connection, _granted_s(UNKNOWN_SIZE if size is None else size))
 
 
 def stop_clock(environ: Mapping[str, Any]) -> None:
@@ -107,12 +124,89 @@ class Logger(GunicornLogger):  # type: ignore[misc]  # gunicorn brings no types
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
-    """``gthread``, with threads that linger on their connection, and a clock for slow senders."""
+    """``gthread``, with a lane for writes, threads that linger on their connection, and a clock for slow senders."""
 
     def init_process(self) -> None:
         """Starts the clock of this process, then serves."""
+        gc.freeze()  # what was loaded stays
+        gc.set_threshold(*GC_THRESHOLDS)
         threading.Thread(target=_clock.run, name="slow senders", daemon=True).start()
+        self._lane: WriteLane | None = None
         super().init_process()
+
+    def run(self) -> None:
+        """Opens the lane, where the application has a keeper for it, and serves."""
+        keeper = getattr(self.wsgi, "extensions", {}).get(KEEPER)
+        if keeper is not None and not self.cfg.is_ssl:
+            self._lane = WriteLane(self, keeper, grant_s=_granted_s)
+        super().run()
+        if self._lane is not None:
+            self._lane.close()
+
+    # --- the lane ----------------------------------------------------------------------------------------------------
+
+    def accept(self, listener: Any) -> None:
+        """Accepts a connection, and waits in the loop for what it brings."""
+        if self._lane is None:
+            super().accept(listener)
+            return
+        try:
+            client, address = listener.accept()
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
+                raise
+            return
+        self.nr_conns += 1
+        conn = TConn(self.cfg, client, address, listener.getsockname())
+        conn.set_timeout()
+        self.pending_conns.append(conn)
+        self.poller.register(client, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
+    def on_pending_socket_readable(self, conn: Any, client: Any) -> None:
+        """Takes the first request of a connection to the lane, or to a thread."""
+        if self._boards(conn, client, self.pending_conns):
+            return
+        super().on_pending_socket_readable(conn, client)
+
+    def on_client_socket_readable(self, conn: Any, client: Any) -> None:
+        """Takes a further request of a connection to the lane, or to a thread."""
+        if self._boards(conn, client, self.keepalived_conns):
+            return
+        super().on_client_socket_readable(conn, client)
+
+    def _boards(self, conn: Any, client: Any, waiting: deque[Any]) -> bool:
+        if self._lane is None or not self._lane.wants(client):
+            return False
+        self.poller.unregister(client)
+        waiting.remove(conn)
+        self._lane.board(conn)
+        return True
+
+    def leave_lane(self, conn: Any, received: bytes) -> None:
+        """Has a thread go on with a connection whose request is not for the lane."""
+        conn.sock.setblocking(True)
+        if conn.parser is None:
+            conn.parser = http.get_parser(self.cfg, conn.sock, conn.client)
+        conn.initialized = True
+        conn.parser.unreader.unread(received)
+        self.enqueue_req(conn)
+
+    def in_thread(self, work: Callable[[], None]) -> None:
+        """Has one of the worker's threads do something."""
+        self.tpool.submit(work)
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        """Has the loop call back soon."""
+        self.method_queue.defer(callback)
+
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """One round of the loop; what has arrived whole by then is kept together."""
+        super().wait_for_and_dispatch_events(timeout)
+        if self._lane is not None:
+            self._lane.send_off()
+            self._lane.sweep()
+
+    # --- threads -----------------------------------------------------------------------------------------------------
 
     def handle(self, conn: Any) -> Any:
         """Serves requests of one connection until no further one comes at once."""
@@ -135,7 +229,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
         while self.alive and time.monotonic() < give_up_at:
             crowded = self.nr_conns > self.cfg.threads
             if readable.poll(1000 * (LINGER_S if crowded else LINGER_STEP_S)):
-                return True
+                return self._lane is None or not self._lane.wants(conn.sock)
             if crowded:
                 return False
         return False

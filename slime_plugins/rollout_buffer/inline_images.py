@@ -23,26 +23,29 @@ _USUAL_KEYS = (b'"url": ', b'"url":')
 _HEAD = re.compile(rb"data:(image/(?:png|jpeg|webp));base64,")
 
 
-def take_out(content: bytes | bytearray, size: int | None = None) -> tuple[bytes, dict[str, Image]]:
+def take_out(
+    content: bytes | bytearray, end: int | None = None, start: int = 0
+) -> tuple[bytes | bytearray, dict[str, Image]]:
     """Returns the JSON with hashes where whole, valid screenshots stood, and these screenshots by hash.
 
-    ``size`` says how much of ``content`` is the JSON; all of it by default.
+    The JSON is ``content`` from ``start`` to ``end``, all of it by default.
     """
-    size = len(content) if size is None else size
+    end = len(content) if end is None else end
     images: dict[str, Image] = {}
     pieces: list[bytes | bytearray] = []
-    at = search = 0
-    while (start := content.find(b'"data:image/', search, size)) >= 0:
-        end = content.find(b'"', start + 1, size)
-        if end < 0:
+    at = search = start
+    while (opens := content.find(b'"data:image/', search, end)) >= 0:
+        closes = content.find(b'"', opens + 1, end)
+        if closes < 0:
             break
-        search = end
-        image = _image_at(content, start, end)
+        search = closes
+        image = _image_at(content, opens, closes)
         if image is not None:
             images[image.sha256] = image
-            pieces += (content[at : start + 1], IMAGE_URL_PREFIX.encode(), image.sha256.encode())
-            at = end
-    return b"".join([*pieces, content[at:size]]), images
+            pieces += (content[at : opens + 1], IMAGE_URL_PREFIX.encode(), image.sha256.encode())
+            at = closes
+    rest = content[at:end]
+    return (b"".join([*pieces, rest]) if pieces else rest), images
 
 
 def _is_url(content: bytes | bytearray, start: int) -> bool:

@@ -14,7 +14,7 @@ from flask import Blueprint, Flask, Response
 
 from slime_plugins.rollout_buffer import inputs, payloads, server_dashboard, server_inspect, wire
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.data_routes import ShortWay, give_data, take_items
+from slime_plugins.rollout_buffer.data_routes import ShortWay, TakeTogether, give_data, take_items
 from slime_plugins.rollout_buffer.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     UnknownTaskTypeError,
 )
+from slime_plugins.rollout_buffer.http_worker import KEEPER
 from slime_plugins.rollout_buffer.payloads import AckPayload, StartPayload
 from slime_plugins.rollout_buffer.types import Image, Instance
 from slime_plugins.rollout_buffer.web import (
@@ -58,6 +59,7 @@ def create_app(settings: ServeSettings) -> Flask:
     app.register_blueprint(server_inspect.routes)
     app.register_blueprint(server_dashboard.routes)
     app.register_error_handler(Exception, error_reply)
+    app.extensions[KEEPER] = TakeTogether(context)
     app.wsgi_app = ShortWay(context, app.wsgi_app)  # type: ignore[method-assign]  # how Flask wants it wrapped
     return app
 

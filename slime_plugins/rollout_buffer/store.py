@@ -150,6 +150,18 @@ class Store:
         result: Result = self._commits.run(work)
         return result
 
+    def commit_each(self, works: Sequence[Callable[[sqlite3.Connection], Result]]) -> list[Result | Exception]:
+        """Runs works in one transaction, each in a savepoint; returns what each returned or raised.
+
+        An error of the database itself is everybody's.
+        """
+        tickets: list[Ticket[Work]] = [Ticket(work) for work in works]
+        try:
+            self._commit_batch(tickets)
+        except Exception as error:  # noqa: BLE001 - told to everybody who waits for it
+            return [error for _ in works]
+        return [ticket.result if ticket.error is None else _as_exception(ticket.error) for ticket in tickets]
+
     def _commit_batch(self, batch: Sequence[Ticket[Work]]) -> None:
         with self.write() as connection:
             if len(batch) == 1:
@@ -348,6 +360,13 @@ def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> N
         ticket.error = error
         connection.execute("ROLLBACK TO one")
     connection.execute("RELEASE one")
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """Returns what a work raised; what ends a process is not a work's to raise, and ends it."""
+    if isinstance(error, Exception):
+        return error
+    raise error
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:

@@ -244,7 +244,7 @@ def _arriving(environ: Mapping[str, Any], size: int | None) -> Iterator[None]:
         stop_clock(environ)
 
 
-def json_object(content: bytes) -> dict[str, Any]:
+def json_object(content: bytes | bytearray) -> dict[str, Any]:
     """Parses a body; an empty one counts as an empty object.
 
     Raises:

@@ -16,9 +16,9 @@ ANDROID = f"{GENERATOR}.android_world"
 LEVELS = [
     "errors types overlay_advice",
     "logs tracing",
-    "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer http_worker "
+    "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer write_lane "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
-    "evaluation_statistics payloads engine client jobs inputs processes packs inline_images token_rows",
+    "http_worker evaluation_statistics payloads engine client jobs inputs processes packs inline_images token_rows",
     "evaluation_report openai_engine pack_reader",
     "evaluation_plan store fake_engine engine_contract remote_rollout",
     "tables",
