@@ -24,13 +24,13 @@ def verdict(recorded: Ratio, measured: Ratio) -> Verdict:
     return finding.verdict
 
 
-def report(load: float = 0.1, **ratios: tuple[float, ...]) -> dict[str, Any]:
+def report(**ratios: tuple[float, ...]) -> dict[str, Any]:
     """A report with one ratio for each benchmark named."""
     benches = {
         name: {
             "arguments": ["--rounds", "3"],
             "seconds": 10.0,
-            "load_before": load,
+            "load_before": 0.1,
             "caveat": "made up",
             "ratios": [{"name": f"{name}: speed", "rounds": list(rounds)}],
         }
