@@ -184,6 +184,30 @@ async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str
     assert counters[lost]["replacements"] == 1
 
 
+@pytest.mark.parametrize(
+    ("task", "words"), [("Solved", "a device worker is gone"), ("Dies", "the scripted device has died")]
+)
+async def test_a_death_ends_its_episode_while_the_engine_is_silent(cluster: str, task: str, words: str) -> None:
+    """The worker is killed, or its device dies in it; nobody calls it when it happens."""
+    async with pool_at(cluster, num_workers=1) as pool:
+        start = time.monotonic()
+        with pytest.raises(DeviceError, match=words):
+            await die_while_waiting(pool, task)
+        assert time.monotonic() - start < 20
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            (counters,) = await pool.counters()
+    assert counters["failures"]["died"] == 1
+
+
+async def die_while_waiting(pool: RayDevicePool, task: str) -> None:
+    async with await pool.acquire() as device:
+        process = int((await device.reset(task, 0)).details["pid"])
+        if task == "Solved":
+            os.kill(process, signal.SIGKILL)
+        await asyncio.sleep(120)
+
+
 async def test_a_hung_worker_is_killed_and_replaced(cluster: str) -> None:
     async with pool_at(cluster, num_workers=1, step_timeout_s=1) as pool:
         async with await pool.acquire() as device:

@@ -693,6 +693,16 @@ async def wait_for_a_silent_engine(
         await asyncio.sleep(60)
 
 
+async def test_a_device_that_dies_in_a_call_ends_the_call_and_is_counted_once() -> None:
+    async with local_pool(num_workers=1) as pool, await pool.acquire() as device:
+        await device.reset("Hang", 0)
+        asyncio.get_running_loop().call_later(0.2, device.mark_lost)
+        with pytest.raises(DeviceError, match="silent for too long"):
+            await device.step(CLICK)
+        assert device.report().failures == {"device": 1}
+        await asyncio.sleep(0)
+
+
 async def test_an_episode_that_is_cancelled_as_its_device_dies_stays_cancelled() -> None:
     async with local_pool(num_workers=1) as pool:
         begun = asyncio.get_running_loop().create_future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -114,15 +115,12 @@ class HeldDevice:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        task, self._task = self._task, None
         self.give_back()
-        if task is None or not self._interrupted:
-            return
-        only_ours = task.uncancel() <= self._cancels_before
-        if kind is None or not issubclass(kind, asyncio.CancelledError):
-            await _swallow_cancellation(task)  # it has come to its end by itself, before the interruption came through
-        elif only_ours and self._lost is not None:
-            raise self._lost from error
+        why, self._task = self._interruption(), None
+        if why is not None and isinstance(error, asyncio.CancelledError):
+            raise why from error
+        if why is not None:  # it has come to its end by itself, before the interruption came through
+            await _swallow_cancellation()
 
     def give_back(self) -> None:
         """Ends the lease, for those who cannot hold it as a context; a second call does nothing."""
@@ -195,21 +193,37 @@ class HeldDevice:
             hung = DeviceError(f"{self._device_id} did not finish {doing} within {deadline_s:g} s", {"fault": HUNG})
             self._note(hung)
             raise hung from timeout
+        except asyncio.CancelledError:
+            why = self._interruption()
+            if why is not None:
+                raise why from None
+            raise
         except EpisodeError as error:
             self._note(error)
             raise
 
     def _lose(self, why: DeviceError) -> None:
-        if self._lost is None:
-            self._lost = why
+        if self._lost is not None:
+            return
+        self._lost = why
+        if self._fault is None:
             self._note(why)
-            self._interrupt()
+        else:  # a call has told of it already, in its own words
+            self._fault = str(why.detail.get("fault", self._fault))
+        self._interrupt()
 
     def _interrupt(self) -> None:
-        """Ends what the episode waits for; leaving the context turns that into the loss."""
-        if self._task is not None and not self._interrupted:
+        """Ends what the episode waits for; whatever of ours it waits in turns that into the loss."""
+        if self._task is not None:
             self._interrupted = True
             self._task.cancel()
+
+    def _interruption(self) -> DeviceError | None:
+        """Takes our interruption back and returns its reason; None if there was none, or others cancelled as well."""
+        if self._task is None or not self._interrupted:
+            return None
+        self._interrupted = False
+        return self._lost if self._task.uncancel() <= self._cancels_before else None
 
     def _note(self, error: EpisodeError) -> None:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
@@ -218,14 +232,10 @@ class HeldDevice:
             self._error = error.message[:_LONGEST_ERROR]
 
 
-async def _swallow_cancellation(task: asyncio.Task[Any]) -> None:
-    """Takes up our own cancellation that was not delivered yet, and lets anybody else's through."""
-    others = task.cancelling()
-    try:
+async def _swallow_cancellation() -> None:
+    """Takes up a cancellation that is on its way to this task."""
+    with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        if others:
-            raise
 
 
 def _nothing_left(_device: HeldDevice) -> None:
