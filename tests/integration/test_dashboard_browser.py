@@ -362,3 +362,36 @@ def test_a_page_that_is_not_there_says_so(visit: Callable[..., Visit]) -> None:
     page.get_by_text("there is no job 'no such job'").wait_for()
     page.get_by_role("link", name="To the jobs").click()
     page.get_by_role("link", name=JOB).wait_for()
+
+
+def test_points_of_short_intervals_tell_of_the_last_minute(visit: Callable[..., Visit]) -> None:
+    page = visit().open()
+    columns = {
+        "t": [0, 30, 60, 90],
+        "episodes": [1, 3, 0, 1],
+        "reward_mean": [0.0, 1.0, None, 0.5],
+        "reward_min": [0.0, 0.5, None, 0.5],
+        "playing": [2.0, 4.0, None, 1.0],
+    }
+    said = page.evaluate(
+        "([columns, options]) => import('/dashboard/trailing.js').then((file) => file.trailing(columns, options))",
+        [columns, {"widthS": 30, "until": 105, "windowS": 60}],
+    )
+    assert said["seconds"] == [30, 60, 60, 45]
+    assert said["columns"] == {
+        "t": columns["t"],
+        "episodes": [1, 4, 3, 1],
+        "reward_mean": [0.0, 0.75, 1.0, 0.5],
+        "reward_min": [0.0, 0.0, 0.5, 0.5],
+        "playing": [2.0, 3.0, 2.0, pytest.approx(2 / 3)],
+    }
+
+
+def test_what_was_done_hides_nothing_of_the_screen(visit: Callable[..., Visit]) -> None:
+    page = visit(390, 844).open("jobs", JOB, "trajectories", "g1")
+    page.get_by_role("heading", name="Turn 1").wait_for()
+    page.locator(".glass img").evaluate("image => image.decode()")
+    screen, deed = page.locator(".glass").bounding_box(), page.locator(".deed").bounding_box()
+    assert screen is not None
+    assert deed is not None
+    assert deed["y"] >= screen["y"] + screen["height"]

@@ -7,17 +7,27 @@ store. One job is written from outside; the other is played by a runner whose ep
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flask import Flask, request
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
+from werkzeug.serving import make_server
 
+from slime.rollout.agent_rollout import forget_jobs
 from slime.rollout.agent_rollout_metrics import job_metrics
+from slime.rollout.agent_rollout_tracking import STEP
 from slime_plugins.rollout_buffer import payloads, runner
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -25,7 +35,9 @@ from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.metrics import METRICS
 from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.runner import JobRunner
+from slime_plugins.rollout_buffer.server import SUPERVISOR
 from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.trainer_stand_in import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -35,6 +47,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from tests.support import poll, start_external, write, written
+from tests.wandb_runs import logged_in, offline_run
 
 COUNTED_BY_OTHERS = ("groups", "group_causes", "deliveries", "jobs", "attempts")
 
@@ -75,18 +88,25 @@ def trajectory_of(episode: EpisodeRequest) -> Trajectory:
     )
 
 
+PLAYED = [f"i{number}" for number in range(6)]
+
+
 async def play_with_failures(buffer: Buffer) -> JobRecord:
-    ids = [f"i{number}" for number in range(6)]
     body = {
         "task_type": "scripted",
         "job_id": "played/1",
-        "instances": [{"instance_id": name} for name in ids],
+        "instances": [{"instance_id": name} for name in PLAYED],
         "remote_engine_url": "http://127.0.0.1:9",
         "num_repeat_per_sample": 2,
         "num_process": 2,
     }
-    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in PLAYED]
     job = buffer.start_job(payloads.parse(StartPayload, body), instances).job
+    await play(buffer, job)
+    return job
+
+
+async def play(buffer: Buffer, job: JobRecord) -> None:
     plugin = Plugin(
         task_type="scripted",
         source=Path("scripted.py"),
@@ -96,18 +116,24 @@ async def play_with_failures(buffer: Buffer) -> JobRecord:
         create_generator=FailingGenerator,
     )
     await asyncio.wait_for(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run(), 20)
-    return job
+
+
+WRITTEN = list("abcdef")
 
 
 def write_with_failures(buffer: Buffer) -> JobRecord:
     """Six groups: delivered, equal rewards, out of range, half full, late members, none at all."""
-    job = start_external(buffer, 2, tuple("abcdef"), job_id="written")
+    job = start_external(buffer, 2, tuple(WRITTEN), job_id="written")
+    fill(buffer, job)
+    return job
+
+
+def fill(buffer: Buffer, job: JobRecord) -> None:
     for name, first, second in (("a", 0.0, 1.0), ("b", 0.5, 0.5), ("c", 0.0, 9.0), ("d", 1.0, 0.0)):
         version = [{"prompt_ids": [1], "output_ids": [2], "weight_version": str(ord(name))}]
         write(buffer, job, written(f"{name}1", name, first, generations=version))
         write(buffer, job, written(f"{name}2", name, second, extra_info={"success": second > 0.6}))
     write(buffer, job, written("a3", "a"), written("e1", "e"))
-    return job
 
 
 def scrape(client: FlaskClient) -> dict[str, dict[tuple[str, ...], float]]:
@@ -220,6 +246,75 @@ async def test_every_view_agrees_after_a_run_with_failures(
     assert books["measures"]["success"] == {"mean": 0.5}
     assert books["measures"]["staleness"]["max"] > 0
     assert client.get("/jobs/written").get_json()["late"] == 1
+
+
+@pytest.mark.parametrize(("task_type", "ids", "valid"), [("scripted", PLAYED, 4), ("external", WRITTEN, 2)])
+def test_what_a_trainer_logs_agrees_with_all_of_them(
+    make_client: Callable[..., FlaskClient],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task_type: str,
+    ids: list[str],
+    valid: int,
+) -> None:
+    """The trainer's last rollout, W&B's file and the lines of its own say what the buffer says of the whole job."""
+    monkeypatch.setattr(runner, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(runner, "RETRY_BASE_S", 0.001)
+    forget_jobs()
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"instance_id": name}) + "\n" for name in ids))
+    client = make_client(data_roots=(tmp_path,))
+    with serving_what_is_filled(client.application, task_type) as url, offline_run(tmp_path / "wandb") as run:
+        args = trainer_args(
+            rollout_buffer_url=url,
+            rollout_buffer_job_id="trained",
+            rollout_task_type=task_type,
+            prompt_data=str(tmp_path / "tasks.jsonl"),
+            hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+            rollout_batch_size=valid,
+            n_samples_per_prompt=2,
+            use_wandb=True,
+            rollout_buffer_metrics_file=str(tmp_path / "metrics.jsonl"),
+        )
+        (record,) = TrainerStandIn(args).train(1)
+        run.log({**record.metrics, STEP: 0})  # as slime does with what a rollout function returns
+    job, prometheus = client.get("/jobs/trained").get_json(), under_trainer_names(client, "trained")
+    wandb = {name: value for call in logged_in(tmp_path / "wandb") for name, value in call.items()}
+    lines = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    for name, value in job_metrics(job).items():
+        assert (wandb[name], lines[name], prometheus[name]) == pytest.approx((value,) * 3), name
+    assert lines == {STEP: 0, **record.metrics}
+    assert {name: wandb[name] for name in record.metrics} == pytest.approx(record.metrics)
+    assert wandb["rollout/no_filter/total_samples"] == sum(job["outcomes"].values()) + job["late"]
+    check_agreement(client, "trained")
+    assert sum(job["attempts"].get(f"failed:{code}", 0) for code in ("device", "engine", "environment_setup")) == (
+        8 if task_type == "scripted" else 0
+    )
+    assert job["late"] == (1 if task_type == "external" else 0)
+    assert job["groups"]["filtered"] > 0
+
+
+@contextmanager
+def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
+    """Serves the application, and fills the job that a trainer starts when it looks at it, before its first poll."""
+    buffer: Buffer = app.extensions["rollout_buffer"].buffer
+    known = {"task_types": {task_type: {"needs_ray": False}}, "broken_generators": {}}
+    buffer.beat(SUPERVISOR, os.getpid(), known)
+    filled = threading.Lock()
+
+    def fill_first() -> None:
+        with filled:
+            job = buffer.job("trained") if request.path == "/jobs/trained" else None
+            if job is not None and not sum(buffer.describe(job)["outcomes"].values()):
+                asyncio.run(play(buffer, job)) if task_type == "scripted" else fill(buffer, job)
+
+    app.before_request(fill_first)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def test_what_nobody_measured_is_left_out(client: FlaskClient) -> None:

@@ -207,7 +207,7 @@ function options(spec, width, onCursor) {
     legend: { show: false },
     hooks: { setCursor: [onCursor] },
     scales: { y: { range: spec.range ?? rangeOf(spec) } },
-    axes: [{ ...axis, space: 74, size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
+    axes: [{ ...axis, space: (_, __, from, to) => (to - from < 240 ? 74 : 40), size: 28, values: clockTimes }, { ...axis, size: 46, space: 30 }],
     series: [
       {},
       ...spec.lines.map((line) => ({

@@ -42,7 +42,7 @@ export function books(slots) {
     "div",
     { class: "books" },
     bar,
-    h("ul", { class: "terms" }, h("li", { class: "sum" }, h("b", null, count(total)), " slots ="), terms),
+    h("ul", { class: "terms" }, h("li", { class: "sum" }, h("b", null, count(total)), total === 1 ? " slot =" : " slots ="), terms),
   );
 }
 

@@ -1,7 +1,7 @@
 // The jobs, and whether the buffer is well.
 
 import { KeyedList, h, show } from "./dom.js";
-import { ago, bytes, count, percent, reward, span } from "./format.js";
+import { ago, bytes, percent, plural, reward, span } from "./format.js";
 import { books, callouts, empty, jobHref, pager, pill } from "./parts.js";
 
 export function overviewView(stage) {
@@ -68,7 +68,7 @@ function factsOf(job) {
   const done = job.slots.submitted ? Math.floor((100 * closed) / job.slots.submitted) : 0;
   const parts = [`${done} % of the slots closed`];
   if (newest.episodes) {
-    parts.push(`newest ${count(newest.episodes)} episodes: mean reward ${reward(newest.reward_mean)}`);
+    parts.push(`newest ${plural(newest.episodes, "episode")}: mean reward ${reward(newest.reward_mean)}`);
     if (newest.success !== null) parts.push(`success ${percent(newest.success)}`);
   }
   parts.push(job.finished_at ? `took ${span(job.finished_at - job.created_at)}, ended ${ago(job.finished_at, job.now)}` : `started ${ago(job.created_at, job.now)}`);

@@ -63,7 +63,7 @@ function origin(one, about) {
   const marks = [];
   const { remote_rollout: remote, gateway } = about;
   if (isObject(remote)) marks.push(["Remote rollout", `a rollout server elsewhere ran the agent${inTurns(remote)}; the tokens are those that were sampled for it here`, remote]);
-  if (isObject(gateway)) marks.push(["Gateway session", `an agent elsewhere drove it over the chat API${inTurns(gateway)}${gateway.branches > 1 ? ` and ${gateway.branches} branches, each a training row` : ""}`, gateway]);
+  if (isObject(gateway)) marks.push(["Gateway session", `an agent elsewhere drove it over the chat API${inTurns(gateway)}${gateway.branches > 1 ? ` and ${gateway.branches} branches, each a training row; the conversation below is the last one` : ""}`, gateway]);
   const deletions = deletionsOf(about);
   if (deletions.length) marks.push(["Edited context", `the agent deleted ${plural(deletions.flatMap((one) => one.ids).length, "message")} from its own context, in ${plural(deletions.length, "turn")}; the conversation below has all of them`, null]);
   if (about.rollout_mode === "history") marks.push(["History mode", "each turn had a prompt of its own; the conversation below has every observation and reply once", null]);
@@ -166,9 +166,9 @@ function filmFrame(turn, index, onclick) {
     null,
     h(
       "button",
-      { type: "button", onclick, "aria-label": `Turn ${index + 1}: ${words}`, class: turn.malformed ? "bad" : "" },
+      { type: "button", onclick, class: turn.malformed ? "bad" : "" },
       turn.image ? h("img", { src: `/images/${turn.image}`, alt: "", loading: "lazy" }) : h("span", { class: "blank" }),
-      h("span", { class: "cap" }, `${index + 1} ${short(words, 22)}`),
+      h("span", { class: "cap" }, h("span", { class: "unseen" }, "Turn "), `${index + 1} ${short(words, 22)}`),
     ),
   );
 }
@@ -237,7 +237,7 @@ function conversation(messages) {
 // --- what it earned, how long it took --------------------------------------------------------------------------------
 
 function rewardSection(one, about) {
-  const breakdown = isObject(about.reward_breakdown) ? about.reward_breakdown : null;
+  const breakdown = [about.reward_breakdown, about.score].find(isObject) ?? null;
   if (breakdown === null) return section("Reward", h("p", null, rewardCell(one.reward), h("span", { class: "muted" }, " The generator told no more of it.")));
   return section("Reward", inWords(breakdown), h("table", null, h("tbody", null, Object.entries(breakdown).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, typeof value === "number" ? number(value, Number.isInteger(value) ? 0 : 4) : value === null ? "not asked" : String(value)))))));
 }

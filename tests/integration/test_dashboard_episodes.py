@@ -1,0 +1,143 @@
+"""Episodes that were really played, of every kind there is, on the dashboard in a real browser.
+
+Edited contexts, sessions of the gateway, rollouts of a server elsewhere, and phones with a prompt for every turn:
+each is shown for what it is. Needs what ``test_dashboard_browser`` needs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.tools.generate_documents import generate
+from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
+from tests.integration.test_dashboard_browser import Visit, browser
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+__all__ = ["browser"]  # a fixture
+
+StartBuffer = Callable[..., BufferProcess]
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[[BufferProcess, str], Visit]]:
+    """Opens the page of a job's longest episode."""
+    contexts = []
+
+    def opened(buffer: BufferProcess, job_id: str) -> Visit:
+        context = browser.new_context(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+        contexts.append(context)
+        here = Visit(context.new_page(), buffer.url)
+        found = buffer.client.trajectories(job_id=job_id)["trajectories"]
+        here.open("jobs", job_id, "trajectories", max(found, key=lambda one: one["turns"])["uid"])
+        here.page.get_by_role("heading", name="Turn 1").wait_for()
+        return here
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def played(buffer: BufferProcess, engine_port: int, **payload: Any) -> str:
+    """Starts a job and returns its id when all of it is played."""
+    start = {
+        "remote_engine_url": f"http://127.0.0.1:{engine_port}",
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "num_repeat_per_sample": 1,
+        "max_tokens": 512,
+        "evaluation": True,
+        **payload,
+    }
+    job_id: str = buffer.client.start_rollout(start).job_id
+    wait_until(lambda: buffer.client.job(job_id)["state"] == "finished", 120, f"the end of {job_id}")
+    return job_id
+
+
+def test_an_edited_context_says_what_was_deleted_and_when(
+    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit], tmp_path: Path
+) -> None:
+    buffer = start_buffer()
+    lines = [json.dumps(line) for line in generate(2, (6000, 9000))]
+    (tmp_path / "documents.jsonl").write_text("\n".join(lines))
+    job_id = played(buffer, stand_in_engine, task_type="statelm", input_file="documents.jsonl", num_repeat_per_sample=4)
+    here = show(buffer, job_id)
+    page, uid = here.page, here.page.url.rpartition("/")[2]
+    first = buffer.client.trajectory(uid, job_id=job_id)["extra_info"]["deletions"][0]
+    page.get_by_text("Edited context").wait_for()
+    for _ in range(first["turn"]):
+        page.keyboard.press("ArrowRight")
+    page.get_by_role("heading", name=re.compile(rf"^Turn {first['turn'] + 1}\b")).wait_for()
+    ids = ", ".join(f"#{one}" for one in first["deleted_msg_ids"])
+    page.get_by_text(f"{len(first['deleted_msg_ids'])} messages from its context: {ids}.").wait_for()
+    page.get_by_text(f"deleted in turn {first['turn'] + 1}").first.wait_for()
+    page.get_by_text("Tokens, mask and log-probs").click()
+    page.get_by_role("cell", name="edited").first.wait_for()
+    assert page.get_by_label("Row").locator("option").count() > 1
+    here.check()
+
+
+def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
+    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
+) -> None:
+    port = free_port()
+    buffer, gateway = start_buffer("--gateway-port", str(port)), f"http://127.0.0.1:{port}"
+    wait_until(lambda: answers(f"{gateway}/health"), what="start of the gateway")
+    start = {"task_type": "external", "job_id": "agents", "num_repeat_per_sample": 1, "max_tokens": 100}
+    engine = {"remote_engine_url": f"http://127.0.0.1:{stand_in_engine}", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
+    buffer.client.start_rollout({**start, **engine, "instances": [{"instance_id": "sum"}]})
+    session = requests.post(f"{gateway}/sessions", json={"job_id": "agents"}, timeout=30).json()
+    for question in ("What is 1 + 1?", "What is 2 + 2?"):
+        messages = [{"role": "user", "content": question}]
+        turn = {"model": "policy", "messages": messages}
+        assert requests.post(f"{session['base_url']}/chat/completions", json=turn, timeout=30).ok
+    closed = requests.post(f"{gateway}/sessions/{session['session_id']}/close", json={"reward": 1}, timeout=30)
+    assert closed.ok
+    here = show(buffer, "agents")
+    here.page.get_by_text("in 2 turns and 2 branches, each a training row").wait_for()
+    here.check()
+
+
+def test_a_rollout_of_a_server_elsewhere_says_so(
+    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit], tmp_path: Path
+) -> None:
+    buffer, port = start_buffer(), free_port()
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "remote-rollout", "--port", str(port)]
+    remote = ChildProcess("remote", command, log_file=tmp_path / "remote.log")
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, f"its start\n{remote.last_words()}")
+        options = {"remote_rollout_url": f"http://127.0.0.1:{port}", "remote_rollout_tokenizer": "demo"}
+        lines = [{"instance_id": "7+8", "prompt": "Calculate 7 + 8", "label": "15"}]
+        job_id = played(buffer, stand_in_engine, task_type="remote_rollout", instances=lines, **options)
+        here = show(buffer, job_id)
+        here.page.get_by_text("a rollout server elsewhere ran the agent, in 1 turn").wait_for()
+        here.check()
+    finally:
+        remote.stop(20)
+
+
+def test_history_mode_has_a_row_for_every_turn(
+    start_buffer: StartBuffer, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
+) -> None:
+    buffer = start_buffer("--android", "device_pool=local", "--android", "num_workers=1")
+    metadata = {"task_name": "SystemWifiTurnOn", "params_idx": 1}
+    lines = [{"instance_id": "wifi", "prompt": "Complete a task on Android", "metadata": metadata}]
+    options = {"android_world": {"rollout_mode": "history", "max_turns": 4}}
+    job_id = played(buffer, stand_in_engine, task_type="android_world", instances=lines, **options)
+    here = show(buffer, job_id)
+    (light,) = buffer.client.trajectories(job_id=job_id)["trajectories"]
+    here.page.get_by_text("each turn had a prompt of its own").wait_for()
+    here.page.get_by_text("Tokens, mask and log-probs").click()
+    here.page.get_by_text("Tokens of a training row").wait_for()
+    assert here.page.get_by_label("Row").locator("option").count() == light["turns"]
+    here.page.locator(".glass img").evaluate("image => image.decode()")
+    here.check()
