@@ -160,8 +160,11 @@ def test_a_clone_is_made_once_and_names_itself(avd_home: Path) -> None:
     assert (clone / "userdata.img").read_bytes() == b"used"
 
 
-def test_half_a_clone_is_made_anew(avd_home: Path) -> None:
-    (avd_home / "clone_0.avd").mkdir()
+def test_half_a_clone_is_made_anew(avd_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setenv("PATH", "")
+        with pytest.raises(DeviceError, match="could not be cloned"):
+            clone_avd(avd_home, "Base", "clone_0")
     (avd_home / "clone_0.avd" / "rubbish").touch()
     clone_avd(avd_home, "Base", "clone_0")
     assert sorted(path.name for path in (avd_home / "clone_0.avd").iterdir()) == [
@@ -169,6 +172,16 @@ def test_half_a_clone_is_made_anew(avd_home: Path) -> None:
         "rollout_buffer_clone_of",
         "userdata.img",
     ]
+
+
+@pytest.mark.parametrize("name", ["Mine", "Base"])
+def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, name: str) -> None:
+    own = avd_home / f"{name}.avd" / "userdata.img"
+    own.parent.mkdir(exist_ok=True)
+    own.write_bytes(b"years of work")
+    with pytest.raises(ConfigError, match=f"{name}.avd is there already and is no clone"):
+        clone_avd(avd_home, "Base", name)
+    assert own.read_bytes() == b"years of work"
 
 
 def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:

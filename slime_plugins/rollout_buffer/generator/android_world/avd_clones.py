@@ -16,7 +16,8 @@ __all__ = ["clone_avd"]
 
 logger = logging.getLogger(__name__)
 
-_COMPLETE = "rollout_buffer_clone_of"
+_MARK = "rollout_buffer_clone_of"
+"""The file in a clone that says that it is ours: the name of its base, or nothing while it is being made."""
 _COPY_S = 900.0
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
 
@@ -27,7 +28,7 @@ def clone_avd(avd_home: Path, base: str, clone: str) -> None:
     The clone's files share blocks with the base where the file system can, and stay sparse.
 
     Raises:
-        ConfigError: there is no such base.
+        ConfigError: there is no such base, or what bears the clone's name is no clone.
         DeviceError: the base is running, or copying it failed.
     """
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
@@ -36,18 +37,22 @@ def clone_avd(avd_home: Path, base: str, clone: str) -> None:
     with _alone(avd_home / f".{clone}.lock"):
         if _is_clone_of(target, base):
             return
+        if target.exists() and not (target / _MARK).is_file():
+            raise ConfigError(
+                f"{target} is there already and is no clone: move it, or set another base_avd_name_pattern"
+            )
         if any(source.glob("*.lock")):
             raise DeviceError(f"the base device {base} is running (it has a lock file): stop it before it is cloned")
         logger.info("cloning the virtual device %s as %s", base, clone)
         _copy(source, target)
         _rename_within(target, base, clone)
         _write_pointer(avd_home, base, clone)
-        (target / _COMPLETE).write_text(base)
+        (target / _MARK).write_text(base)
 
 
 def _is_clone_of(target: Path, base: str) -> bool:
-    marker = target / _COMPLETE
-    return marker.is_file() and marker.read_text() == base
+    mark = target / _MARK
+    return mark.is_file() and mark.read_text() == base
 
 
 @contextmanager
@@ -62,16 +67,18 @@ def _copy(source: Path, target: Path) -> None:
     """Copies without what belongs to a running or suspended emulator. What half a copy left behind goes first."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
+    (target / _MARK).touch()
     paths = [str(path) for path in sorted(source.iterdir()) if not _of_a_run(path)]
     command = ["cp", "-a", "--reflink=auto", "--sparse=always", *paths, str(target)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COPY_S)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise DeviceError(f"{source} could not be cloned: {error}", {"stderr": str(error.stderr)}) from error
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = {"stderr": str(getattr(error, "stderr", ""))}
+        raise DeviceError(f"{source} could not be cloned: {error}", said) from error
 
 
 def _of_a_run(path: Path) -> bool:
-    return path.suffix == ".lock" or path.name in ("snapshots", _COMPLETE, "tmpAdbCmds")
+    return path.suffix == ".lock" or path.name in ("snapshots", _MARK, "tmpAdbCmds")
 
 
 def _rename_within(target: Path, base: str, clone: str) -> None:
