@@ -9,6 +9,7 @@ command line sets them for its children), and, for the keys of ``JOB_KEYS`` only
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -76,7 +77,7 @@ class ImageFormat(StrEnum):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class WorkerResources(_Section):
@@ -144,7 +145,14 @@ class AndroidWorldSettings(_Section):
     def _pattern_has_one_place(cls, pattern: str) -> str:
         if pattern.count("{}") != 1:
             raise ValueError("must contain {} once, where the worker's number goes")
+        _check_avd_name(pattern.replace("{}", "0"))
         return pattern
+
+    @field_validator("avd_name")
+    @classmethod
+    def _name_is_possible(cls, name: str) -> str:
+        _check_avd_name(name)
+        return name
 
     @field_validator("device")
     @classmethod
@@ -166,6 +174,12 @@ class AndroidWorldSettings(_Section):
     def for_devices(self) -> AndroidWorldSettings:
         """Returns the host's side alone: what jobs may differ in is set to its default."""
         return AndroidWorldSettings.model_validate(self.model_dump(exclude=set(JOB_KEYS)))
+
+
+def _check_avd_name(name: str) -> None:
+    """Such names the emulator takes; and nothing else should become part of a path that is written to."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        raise ValueError("may hold letters, digits, dots, hyphens and underscores only")
 
 
 def load_settings(job_options: Mapping[str, Any]) -> AndroidWorldSettings:

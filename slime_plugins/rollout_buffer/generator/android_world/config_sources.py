@@ -173,7 +173,8 @@ def suggestion(key: str, names: Sequence[str]) -> str:
 
 
 def _place_of(location: Address, places: Mapping[Address, str]) -> str:
-    """Returns where the key stands, or else the section around it, or else all of it."""
+    """Returns where the key stands, or else the section around it, or else all of it. YAML keys need not be texts."""
+    location = tuple(str(part) for part in location)
     while location and location not in places:
         location = location[:-1]
     return places.get(location, "")
