@@ -33,7 +33,7 @@ def test_every_setting_of_the_trainer_is_in_its_page() -> None:
     docstring = agent_rollout_settings.__doc__ or ""
     settings = set(re.findall(r"rollout_(?:buffer|num)_\w+", docstring))
     assert len(settings) > 6
-    page = text_of("docs/trainer.md")
+    page = text_of("docs/arguments.md")
     assert [name for name in sorted(settings) if f"`{name}`" not in page] == []
 
 
