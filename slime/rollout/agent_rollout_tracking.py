@@ -11,6 +11,8 @@ import functools
 import io
 import json
 import logging
+import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,8 @@ STEP = "rollout/step"
 EXAMPLES = "rollout/examples"
 DEFAULT_EXAMPLE_INTERVAL = 10
 TEXT_LIMIT = 4000
+PATIENCE_S = 30.0
+"""How long a rollout waits for a sink to take its metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +96,11 @@ class MetricSink(Protocol):
 
 
 class Tracker:
-    """Sends to every sink what it should get. A failure is said once and costs nothing else."""
+    """Sends to every sink what it should get. A failure, or a sink that hangs, is said once and costs nothing else."""
 
     def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
-        self._before_filter = list(before_filter)
-        self._everything = list(everything)
+        self._before_filter = [_Carrier(sink) for sink in before_filter]
+        self._everything = [_Carrier(sink) for sink in everything]
 
     def log_before_filter(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs what slime does not see: the buffer's numbers before any filter."""
@@ -111,12 +115,45 @@ class Tracker:
         if examples:
             self._send([*self._before_filter, *self._everything], lambda sink: sink.log_examples(examples, step))
 
-    def _send(self, sinks: Sequence[MetricSink], send: Callable[[MetricSink], None]) -> None:
-        for sink in sinks:
+    def _send(self, carriers: Sequence[_Carrier], send: Callable[[MetricSink], None]) -> None:
+        for carrier in carriers:
+            carrier.carry(send)
+
+
+class _Carrier:
+    """Brings one sink its metrics, on a thread of its own: one that hangs holds up no rollout, and no process."""
+
+    def __init__(self, sink: MetricSink) -> None:
+        self._sink = sink
+        self._orders: queue.SimpleQueue[tuple[Callable[[MetricSink], None], threading.Event]] = queue.SimpleQueue()
+        self._unfinished: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def carry(self, send: Callable[[MetricSink], None]) -> None:
+        """Has the sink take something, and waits for it; a sink that still hangs with what came before gets nothing."""
+        if self._unfinished is not None and not self._unfinished.is_set():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"metrics to {self._name}", daemon=True)
+            self._thread.start()
+        self._unfinished = threading.Event()
+        self._orders.put((send, self._unfinished))
+        if not self._unfinished.wait(PATIENCE_S):
+            _warn_once(f"{self._name} has not taken the metrics for {PATIENCE_S:g} s: it gets none until it has")
+
+    @property
+    def _name(self) -> str:
+        return type(self._sink).__name__
+
+    def _work(self) -> None:
+        while True:
+            send, done = self._orders.get()
             try:
-                send(sink)
+                send(self._sink)
             except Exception as error:  # noqa: BLE001 - a metric is not worth a training run
-                _warn_once(f"{type(sink).__name__} did not take the metrics: {type(error).__name__}: {error}")
+                _warn_once(f"{self._name} did not take the metrics: {type(error).__name__}: {error}")
+            finally:
+                done.set()
 
 
 class WandbSink:

@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,21 @@ def item(uid: str, reward: float, **changes: Any) -> RolloutItem:
 
 
 EXAMPLE = example_of(item("a", 0.5), {"first": png("red"), "last": png("blue")})
+
+
+class HangingSink:
+    """Takes the first metrics when it is let go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.steps: list[int] = []
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.go_on.wait(20)
+        self.steps.append(step)
+
+    def log_examples(self, examples: Sequence[Example], step: int) -> None:
+        self.log({}, step)
 
 
 class BrokenSink:
@@ -139,6 +156,24 @@ def test_a_sink_that_fails_is_said_once_and_the_others_go_on(tmp_path: Path, cap
 
     assert caplog.text.count("no network") == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_sink_that_hangs_holds_up_one_rollout_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_rollout_tracking, "PATIENCE_S", 0.05)
+    sink = HangingSink()
+    tracker = Tracker([sink], [])
+    began = time.monotonic()
+    for step in range(50):
+        tracker.log_before_filter({"rollout/x": 1}, step)
+    assert time.monotonic() - began < 5
+    assert caplog.text.count("has not taken the metrics") == 1
+    sink.go_on.set()
+    while len(sink.steps) < 2:
+        tracker.log_before_filter({"rollout/x": 1}, 99)
+    assert sink.steps[0] == 0
+    assert set(sink.steps[1:]) == {99}
 
 
 @pytest.mark.parametrize(
