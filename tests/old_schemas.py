@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.tables import Connection
+from slime_plugins.rollout_buffer.tables.connection import Connection
 
 
 def without_portions(connection: Connection) -> None:

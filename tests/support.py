@@ -8,7 +8,7 @@ from typing import Any
 from slime_plugins.rollout_buffer import payloads, wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 
 PNG = (

@@ -96,7 +96,7 @@ BOXES: Mapping[str, Box] = {
         title="store",
         says="SQLite (WAL) and pack files, fsynced",
         x=432, y=340, width=360, height=104,
-        rooms=(f"{BUFFER}/buffer.py", f"{BUFFER}/tables.py", f"{BUFFER}/deliveries.py", f"{BUFFER}/packs.py"),
+        rooms=(f"{BUFFER}/buffer.py", f"{BUFFER}/tables/", f"{BUFFER}/deliveries.py", f"{BUFFER}/packs.py"),
     ),
     "runner": Box(
         title="runner",

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer import deliveries, job_starts, tables, wire
+from slime_plugins.rollout_buffer import deliveries, job_starts, wire
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
@@ -43,7 +43,18 @@ from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.staleness import versions_of
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.tables import (
+    attempt_rows,
+    content_rows,
+    delivery_rows,
+    group_rows,
+    job_rows,
+    service_rows,
+    trajectory_rows,
+)
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Generation, GroupState, Instance, JobState, Trajectory
 
 __all__ = ["Buffer", "Delivery", "StartedJob", "Write", "WriteResult"]
@@ -111,12 +122,12 @@ class Buffer:
     def jobs(self) -> list[JobRecord]:
         """Returns every job, newest first."""
         with self.store.read() as connection:
-            return tables.all_jobs(connection)
+            return job_rows.all_jobs(connection)
 
     def unfinished_jobs(self) -> list[JobRecord]:
         """Returns jobs that are running or paused, oldest first."""
         with self.store.read() as connection:
-            return tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+            return job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
 
     def change_job(self, job_id: str, verb: str) -> JobRecord:
         """Pauses, resumes or cancels a job; doing it twice changes nothing.
@@ -132,18 +143,18 @@ class Buffer:
                 job_starts.end_job(connection, self._clock(), job, target, "cancelled by request")
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
-                    tables.restart_group_clocks(connection, job.key, self._clock())
-                tables.update_job(connection, job.key, state=target.value, updated_at=self._clock())
-            return tables.get_job(connection, job.key)
+                    group_rows.restart_group_clocks(connection, job.key, self._clock())
+                job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock())
+            return job_rows.get_job(connection, job.key)
 
     def fail_job(self, job_key: int, cause: str) -> None:
         """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""
         with self.store.write() as connection:
-            job = tables.get_job(connection, job_key)
+            job = job_rows.get_job(connection, job_key)
             if job.state in job_rules.OPEN_STATES:
                 now = self._clock()
-                tables.give_up_running_attempts(connection, job_key, now)
-                tables.update_job(
+                attempt_rows.give_up_running_attempts(connection, job_key, now)
+                job_rows.update_job(
                     connection, job_key, state=JobState.FAILED.value, cause=cause, updated_at=now, finished_at=now
                 )
 
@@ -153,18 +164,18 @@ class Buffer:
         A job without input never is by itself: its next item may name a new instance.
         """
         with self.store.write() as connection:
-            job = tables.get_job(connection, job_key)
+            job = job_rows.get_job(connection, job_key)
             if job.state not in job_rules.OPEN_STATES:
                 return True
             fed_from_outside = not job.has_input
-            if fed_from_outside or tables.has_groups(connection, job_key, GroupState.OPEN):
+            if fed_from_outside or delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
                 return False
             now = self._clock()
-            tables.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
+            job_rows.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
             return True
 
-    def _find(self, connection: tables.Connection, job_id: str) -> JobRecord:
-        job = tables.find_job(connection, job_id)
+    def _find(self, connection: Connection, job_id: str) -> JobRecord:
+        job = job_rows.find_job(connection, job_id)
         if job is None:
             raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
         return job
@@ -174,47 +185,47 @@ class Buffer:
     def begin_running(self, job_key: int) -> int:
         """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off."""
         with self.store.write() as connection:
-            fence = tables.get_job(connection, job_key).fence + 1
-            tables.give_up_running_attempts(connection, job_key, self._clock())
-            tables.update_job(connection, job_key, fence=fence, updated_at=self._clock())
+            fence = job_rows.get_job(connection, job_key).fence + 1
+            attempt_rows.give_up_running_attempts(connection, job_key, self._clock())
+            job_rows.update_job(connection, job_key, fence=fence, updated_at=self._clock())
             return fence
 
     def job_by_key(self, job_key: int) -> JobRecord:
         """Returns a job by its key."""
         with self.store.read() as connection:
-            return tables.get_job(connection, job_key)
+            return job_rows.get_job(connection, job_key)
 
     def open_groups(self, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
         """Returns open groups in playing order, from the one after (epoch, position) on."""
         with self.store.read() as connection:
-            return tables.open_groups(connection, job_key, after=after, limit=limit)
+            return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
     def instance(self, job_key: int, position: int) -> Instance:
         """Returns one line of the job's input."""
         with self.store.read() as connection:
-            data = orjson.loads(tables.instance_line(connection, job_key, position))
+            data = orjson.loads(group_rows.instance_line(connection, job_key, position))
         return Instance(instance_id=wire.identifier(data["instance_id"], "instance_id"), data=data)
 
     def skipped_instance_ids(self, job_key: int) -> list[str]:
         """Returns the ids that a plain generator is not to play, once per skipped epoch."""
         with self.store.read() as connection:
-            known = tables.known_groups(connection, job_key)
+            known = group_rows.known_groups(connection, job_key)
         return [group.instance_id for group in known if group.state is GroupState.SKIPPED]
 
     def slot_progress(self, group_key: int) -> dict[int, tuple[bool, int]]:
         """Returns for each slot that was begun: (is filled, number of failed attempts)."""
         with self.store.read() as connection:
-            return tables.slot_progress(connection, group_key)
+            return attempt_rows.slot_progress(connection, group_key)
 
     def groups_ahead(self, job_key: int) -> int:
         """Counts groups that wait for the trainer: ready or leased."""
         with self.store.read() as connection:
-            return tables.count_in_state(connection, job_key, GroupState.READY, GroupState.LEASED)
+            return delivery_rows.count_in_state(connection, job_key, GroupState.READY, GroupState.LEASED)
 
     def count_trajectories(self, job_key: int) -> int:
         """Counts what the job was brought so far, late or not."""
         with self.store.read() as connection:
-            return tables.count_trajectories(connection, job_key)
+            return trajectory_rows.count_trajectories(connection, job_key)
 
     def begin_attempt(self, fence: int, group: GroupRecord, slot: int) -> int | None:
         """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
@@ -224,13 +235,13 @@ class Buffer:
         """
         with self.store.write() as connection:
             self._check_fence(connection, group.job_key, fence)
-            current = tables.get_group(connection, group.key)
+            current = group_rows.get_group(connection, group.key)
             if current.state is not GroupState.OPEN:
                 return None
             now = self._clock()
             if current.opened_at is None:
-                tables.update_group(connection, group.key, opened_at=now)
-            return tables.insert_attempt(connection, group.key, slot, fence, now)
+                group_rows.update_group(connection, group.key, opened_at=now)
+            return attempt_rows.insert_attempt(connection, group.key, slot, fence, now)
 
     def add_trajectory(
         self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory
@@ -253,18 +264,18 @@ class Buffer:
         )
 
     def _is_duplicate(
-        self, connection: tables.Connection, fence: int, group: GroupRecord, slot: int, attempt: int, uid: str
+        self, connection: Connection, fence: int, group: GroupRecord, slot: int, attempt: int, uid: str
     ) -> bool:
-        if tables.has_trajectory(connection, group.job_key, uid):
+        if trajectory_rows.has_trajectory(connection, group.job_key, uid):
             return True
         self._check_fence(connection, group.job_key, fence)
-        if tables.attempt_state(connection, group.key, slot, attempt) != "running":
+        if attempt_rows.attempt_state(connection, group.key, slot, attempt) != "running":
             raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
         return False
 
     def _add_trajectory(
         self,
-        connection: tables.Connection,
+        connection: Connection,
         fence: int,
         group: GroupRecord,
         slot: int,
@@ -275,9 +286,9 @@ class Buffer:
         if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
             return WriteResult(uid=trajectory.uid, status="duplicate")
         now = self._clock()
-        late = tables.get_group(connection, group.key).state is not GroupState.OPEN
+        late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
         kept.record(connection, now)
-        tables.insert_trajectory(
+        trajectory_rows.insert_trajectory(
             connection,
             job_key=group.job_key,
             uid=trajectory.uid,
@@ -295,18 +306,18 @@ class Buffer:
             created_at=now,
             **kept.columns(),
         )
-        tables.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
-        tables.update_group(connection, group.key, last_write_at=now)
+        attempt_rows.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
+        group_rows.update_group(connection, group.key, last_write_at=now)
         return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
 
     def _note_versions(
-        self, connection: tables.Connection, job_key: int, generations: Sequence[Generation]
+        self, connection: Connection, job_key: int, generations: Sequence[Generation]
     ) -> dict[str, int | None]:
         """Returns the oldest weight version of a trajectory and how far it is behind; tells the job of its newest."""
         versions = versions_of(generations)
         if versions is None:
             return {"oldest_version": None, "versions_behind": None}
-        newest = tables.raise_weight_version(connection, job_key, versions[1])
+        newest = job_rows.raise_weight_version(connection, job_key, versions[1])
         return {"oldest_version": versions[0], "versions_behind": newest - versions[0]}
 
     def fail_attempt(
@@ -323,18 +334,18 @@ class Buffer:
         """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward."""
         with self.store.write() as connection:
             self._check_fence(connection, group.job_key, fence)
-            if tables.attempt_state(connection, group.key, slot, attempt) == "running":
+            if attempt_rows.attempt_state(connection, group.key, slot, attempt) == "running":
                 state = "given_up" if given_up else "failed"
                 error = (code, message[:2000])
-                tables.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
+                attempt_rows.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
 
     def members(self, group: GroupRecord, *, with_items: bool) -> list[Member]:
         """Returns the trajectories of a group; with their whole items for functions that need them."""
         with self.store.read() as connection:
-            found = tables.members_of(connection, group.key)
+            found = trajectory_rows.members_of(connection, group.key)
             if not with_items:
                 return found
-            bodies = [tables.body_of(connection, group.job_key, member.uid) for member in found]
+            bodies = [trajectory_rows.body_of(connection, group.job_key, member.uid) for member in found]
         return [
             replace(member, item=self._item(member, self.store.get_payload(*body)))
             for member, body in zip(found, bodies, strict=True)
@@ -343,10 +354,10 @@ class Buffer:
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item), one at a time."""
         with self.store.read() as connection:
-            known = tables.uids_of(connection, job.key)
+            known = trajectory_rows.uids_of(connection, job.key)
         for uid in known:
             with self.store.read() as connection:
-                body = tables.body_of(connection, job.key, uid)
+                body = trajectory_rows.body_of(connection, job.key, uid)
             yield uid, orjson.loads(self.store.get_payload(*body))
 
     def _item(self, member: Member, body: bytes) -> dict[str, Any]:
@@ -356,8 +367,8 @@ class Buffer:
     def begun_open_groups(self, job_key: int) -> list[tuple[GroupRecord, int]]:
         """Returns open groups that something was written to, each with its number of members."""
         with self.store.read() as connection:
-            begun = tables.begun_open_groups(connection, job_key)
-            return [(group, tables.count_members(connection, group.key)) for group in begun]
+            begun = group_rows.begun_open_groups(connection, job_key)
+            return [(group, trajectory_rows.count_members(connection, group.key)) for group in begun]
 
     def close_group(
         self, group: GroupRecord, verdict: Verdict, *, fence: int | None = None, judged: int | None = None
@@ -373,38 +384,38 @@ class Buffer:
         with self.store.write() as connection:
             if fence is not None:
                 self._check_fence(connection, group.job_key, fence)
-            if judged is not None and tables.count_members(connection, group.key) != judged:
+            if judged is not None and trajectory_rows.count_members(connection, group.key) != judged:
                 return False
             return self._close_group(connection, group.key, verdict)
 
     def is_open(self, group: GroupRecord) -> bool:
         """Tells whether a group still waits for its verdict."""
         with self.store.read() as connection:
-            return tables.get_group(connection, group.key).state is GroupState.OPEN
+            return group_rows.get_group(connection, group.key).state is GroupState.OPEN
 
-    def _close_group(self, connection: tables.Connection, group_key: int, verdict: Verdict) -> bool:
-        if tables.get_group(connection, group_key).state is not GroupState.OPEN:
+    def _close_group(self, connection: Connection, group_key: int, verdict: Verdict) -> bool:
+        if group_rows.get_group(connection, group_key).state is not GroupState.OPEN:
             return False
         ready = verdict.state is GroupState.READY
-        tables.update_group(
+        group_rows.update_group(
             connection,
             group_key,
             state=verdict.state.value,
             cause=verdict.cause[:500],
             closed_at=self._clock(),
-            sequence=tables.next_sequence(connection) if ready else None,
+            sequence=group_rows.next_sequence(connection) if ready else None,
         )
         if ready:
-            tables.insert_members(connection, group_key, verdict.members)
+            trajectory_rows.insert_members(connection, group_key, verdict.members)
         return True
 
     def set_meta_info(self, job_key: int, meta_info: Mapping[str, Any]) -> None:
         """Keeps what a generator's own ``get_group_data_meta_info`` said last; the next delivery carries it."""
         with self.store.write() as connection:
-            tables.update_job(connection, job_key, meta_info=orjson.dumps(dict(meta_info)).decode())
+            job_rows.update_job(connection, job_key, meta_info=orjson.dumps(dict(meta_info)).decode())
 
-    def _check_fence(self, connection: tables.Connection, job_key: int, fence: int) -> None:
-        current = tables.get_job(connection, job_key).fence
+    def _check_fence(self, connection: Connection, job_key: int, fence: int) -> None:
+        current = job_rows.get_job(connection, job_key).fence
         if current != fence:
             raise StaleAttemptError(f"runner {fence} was replaced by runner {current}: its results are refused")
 
@@ -459,23 +470,23 @@ class Buffer:
     def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
         """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
         if job_id is not None and len(items) == 1:
-            known = tables.has_trajectory_of_job(self.store.look(), job_id, items[0].uid)
+            known = trajectory_rows.has_trajectory_of_job(self.store.look(), job_id, items[0].uid)
             if known is not None:
                 return {items[0].uid} if known else set()
         with self.store.read() as connection:
             job = self._job_for_write(connection, job_id)
-            return {item.uid for item in items if tables.has_trajectory(connection, job.key, item.uid)}
+            return {item.uid for item in items if trajectory_rows.has_trajectory(connection, job.key, item.uid)}
 
     def _write_items(
-        self, connection: tables.Connection, job_id: str | None, items: Sequence[tuple[wire.WrittenItem, Kept | None]]
+        self, connection: Connection, job_id: str | None, items: Sequence[tuple[wire.WrittenItem, Kept | None]]
     ) -> tuple[JobRecord, list[WriteResult]]:
         job = self._job_for_write(connection, job_id)
         return job, [self._write_item(connection, job, item, kept) for item, kept in items]
 
-    def _job_for_write(self, connection: tables.Connection, job_id: str | None) -> JobRecord:
+    def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
             return self._find(connection, job_id)
-        candidates = tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+        candidates = job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
         if not candidates:
             raise NotFoundError("no job is open: start one with /start_rollout (task_type external) and write then")
         if len(candidates) > 1:
@@ -483,16 +494,16 @@ class Buffer:
         return candidates[0]
 
     def _write_item(
-        self, connection: tables.Connection, job: JobRecord, item: wire.WrittenItem, kept: Kept | None
+        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, kept: Kept | None
     ) -> WriteResult:
-        if tables.has_trajectory(connection, job.key, item.uid):
+        if trajectory_rows.has_trajectory(connection, job.key, item.uid):
             return WriteResult(uid=item.uid, status="duplicate")
         if kept is None:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
         group, members = self._group_for(connection, job, item.instance_id)
         now = self._clock()
         kept.record(connection, now)
-        tables.insert_trajectory(
+        trajectory_rows.insert_trajectory(
             connection,
             job_key=job.key,
             uid=item.uid,
@@ -512,32 +523,30 @@ class Buffer:
         )
         if group is None:
             return WriteResult(uid=item.uid, status="late")
-        tables.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
+        group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
         if not job.has_runner and members + 1 >= job.group_size:
             self._close_complete(connection, job, group)
         return WriteResult(uid=item.uid, status="stored")
 
-    def _group_for(
-        self, connection: tables.Connection, job: JobRecord, instance_id: str
-    ) -> tuple[GroupRecord | None, int]:
+    def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
         """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
-        existing = tables.groups_of_instance(connection, job.key, instance_id)
+        existing = group_rows.groups_of_instance(connection, job.key, instance_id)
         if not existing:
             if job.has_input or job.state not in job_rules.OPEN_STATES:
                 raise ConflictError(
                     f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})"
                 )
-            tables.insert_group_of_new_instance(connection, job.key, instance_id)
-            existing = tables.groups_of_instance(connection, job.key, instance_id)
+            group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
+            existing = group_rows.groups_of_instance(connection, job.key, instance_id)
         for group in existing:
             if group.state is GroupState.OPEN:
-                members = tables.count_members(connection, group.key)
+                members = trajectory_rows.count_members(connection, group.key)
                 if members < job.group_size:
                     return group, members
         return None, 0
 
-    def _close_complete(self, connection: tables.Connection, job: JobRecord, group: GroupRecord) -> None:
-        members = tables.members_of(connection, group.key)
+    def _close_complete(self, connection: Connection, job: JobRecord, group: GroupRecord) -> None:
+        members = trajectory_rows.members_of(connection, group.key)
         self._close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)))
 
     # --- delivery ----------------------------------------------------------------------------------------------------
@@ -552,7 +561,7 @@ class Buffer:
         with self.store.read() as connection:
             if job_id is not None:
                 return self._find(connection, job_id)
-            candidates = tables.jobs_with_groups_for_a_trainer(connection)
+            candidates = job_rows.jobs_with_groups_for_a_trainer(connection)
         if len(candidates) > 1:
             raise _several(candidates)
         return candidates[0] if candidates else None
@@ -572,18 +581,18 @@ class Buffer:
     def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
         """Tells cheaply whether ``take`` would find something."""
         with self.store.read() as connection:
-            if tables.ready_groups(connection, job.key, 1):
+            if delivery_rows.ready_groups(connection, job.key, 1):
                 return True
             if poll.consumer_id is not None and poll.poll_id is not None:
-                repeated = tables.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
+                repeated = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
                 return repeated is not None
             return False
 
     def is_over(self, job: JobRecord) -> bool:
         """Tells whether waiting is pointless: the job is over, and nothing of it is ready or leased."""
         with self.store.read() as connection:
-            final = tables.get_job(connection, job.key).state in job_rules.FINAL_STATES
-            return final and not tables.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
+            final = job_rows.get_job(connection, job.key).state in job_rules.FINAL_STATES
+            return final and not delivery_rows.has_groups(connection, job.key, GroupState.READY, GroupState.LEASED)
 
     def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
         """Returns what a poll is told that gets nothing."""
@@ -595,23 +604,23 @@ class Buffer:
             return {**statistics, **about}
         with self.store.read() as connection:
             exhausted = deliveries.is_exhausted(connection, job.key)
-            state = tables.get_job(connection, job.key).state.value
+            state = job_rows.get_job(connection, job.key).state.value
         return {**statistics, **about, "exhausted": exhausted, "job_id": job.job_id, "job_state": state}
 
     def polled(self, job: JobRecord) -> None:
         """Notes that a trainer asked for a job's data; a job that had paused itself goes on."""
         with self.store.write() as connection:
-            tables.update_job(connection, job.key, last_poll_at=self._clock())
-            current = tables.get_job(connection, job.key)
+            job_rows.update_job(connection, job.key, last_poll_at=self._clock())
+            current = job_rows.get_job(connection, job.key)
             if current.state is JobState.PAUSED and current.cause == IDLE:
-                tables.update_job(connection, job.key, state=JobState.RUNNING.value, cause="")
+                job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, cause="")
 
     def polled_in_vain(self, job: JobRecord) -> None:
         """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait anew."""
         gone = self._clock() - (job.last_poll_at or 0.0) > LONGEST_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:
             with self.store.write() as connection:
-                tables.update_job(connection, job.key, waiting_since=self._clock())
+                job_rows.update_job(connection, job.key, waiting_since=self._clock())
 
     def pause_idle_jobs(self) -> list[str]:
         """Pauses jobs whose groups nobody has asked for in ``pause_when_idle_s``: their devices are free for others."""
@@ -623,7 +632,7 @@ class Buffer:
                 continue
             if self._clock() - asked_at > patience and self.groups_ahead(job.key):
                 with self.store.write() as connection:
-                    tables.update_job(connection, job.key, state=JobState.PAUSED.value, cause=IDLE)
+                    job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, cause=IDLE)
                 paused.append(job.job_id)
         return paused
 
@@ -662,7 +671,7 @@ class Buffer:
         A lease that ends later than it can was given before the clock was set back: it begins anew.
         """
         with self.store.write() as connection:
-            tables.shorten_leases(connection, self._clock())
+            delivery_rows.shorten_leases(connection, self._clock())
             deliveries.expire_leases(connection, self._clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
@@ -684,19 +693,19 @@ class Buffer:
     def restart_group_clocks(self) -> None:
         """Lets external groups wait anew: nobody could write while no server ran."""
         with self.store.write() as connection:
-            for job in tables.jobs_in_states(connection, job_rules.OPEN_STATES):
+            for job in job_rows.jobs_in_states(connection, job_rules.OPEN_STATES):
                 if not job.has_runner:
-                    tables.restart_group_clocks(connection, job.key, self._clock())
+                    group_rows.restart_group_clocks(connection, job.key, self._clock())
 
     def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
         """Says that a process lives, and what it knows."""
         with self.store.write() as connection:
-            tables.beat(connection, name, pid, self._clock(), dict(detail))
+            service_rows.beat(connection, name, pid, self._clock(), dict(detail))
 
     def forget(self, name: str) -> None:
         """Says that a process ended in order."""
         with self.store.write() as connection:
-            tables.forget(connection, name)
+            service_rows.forget(connection, name)
 
     def heartbeat(self, name: str) -> tuple[float, dict[str, Any]] | None:
         """Returns how many seconds ago a process last said that it lives, and what it said.
@@ -704,7 +713,7 @@ class Buffer:
         A beat from the future is as old as it is far away: whoever lives beats again after the clock was set back.
         """
         with self.store.read() as connection:
-            found = tables.heartbeat(connection, name)
+            found = service_rows.heartbeat(connection, name)
         return None if found is None else (abs(self._clock() - found[0]), found[1])
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -712,13 +721,13 @@ class Buffer:
     def describe(self, job: JobRecord) -> dict[str, Any]:
         """Returns a job's state, progress and books. All counts are of slots and come from one snapshot."""
         with self.store.read() as connection:
-            job = tables.get_job(connection, job.key)
-            counted = tables.count_groups(connection, job.key)
-            attempts = tables.count_attempts(connection, job.key)
-            outcomes = tables.count_outcomes(connection, job.key)
-            causes = tables.count_causes(connection, job.key)
-            late = tables.count_late(connection, job.key)
-            damaged = tables.count_damaged(connection, job.key)
+            job = job_rows.get_job(connection, job.key)
+            counted = group_rows.count_groups(connection, job.key)
+            attempts = attempt_rows.count_attempts(connection, job.key)
+            outcomes = trajectory_rows.count_outcomes(connection, job.key)
+            causes = group_rows.count_causes(connection, job.key)
+            late = trajectory_rows.count_late(connection, job.key)
+            damaged = content_rows.count_damaged(connection, job.key)
             measures = job_measures(connection, job.key)
         slots = {state.value: count * job.group_size for state, count in counted.items()}
         return {

@@ -13,10 +13,12 @@ from typing import Any
 
 import pybase64
 
-from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.packs import Blob, Place
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import content_rows
+from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Image
 
 __all__ = ["Contents", "Draft", "Kept"]
@@ -61,18 +63,20 @@ class Kept:
         place = None if self.place is None else str(self.place)
         return {"body": self.body, "body_place": place, "body_bytes": self.size}
 
-    def record(self, connection: tables.Connection, now: float) -> None:
+    def record(self, connection: Connection, now: float) -> None:
         """Makes the places known, in the transaction of the row that names them.
 
         Raises:
             UnavailableError: a screenshot that was there has just been forgotten; the same write brings it again.
         """
-        if self.known and tables.use_images(connection, self.known, now) != len(self.known):
+        if self.known and content_rows.use_images(connection, self.known, now) != len(self.known):
             raise UnavailableError("a screenshot was forgotten while it was being named: write the item again")
         if self.images:
-            tables.insert_images(connection, self.images, now)
+            content_rows.insert_images(connection, self.images, now)
         if self.images or self.place is not None:
-            tables.use_packs(connection, [*self.images.values(), *([self.place] if self.place is not None else [])])
+            content_rows.use_packs(
+                connection, [*self.images.values(), *([self.place] if self.place is not None else [])]
+            )
 
 
 class Contents:
@@ -118,11 +122,11 @@ class Contents:
             return False
         (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256))])
 
-        def record(connection: tables.Connection) -> None:
-            tables.insert_images(connection, {image.sha256: place}, time.time())
+        def record(connection: Connection) -> None:
+            content_rows.insert_images(connection, {image.sha256: place}, time.time())
             if known:
-                tables.replace_image(connection, image.sha256, place)
-            tables.use_packs(connection, [place])
+                content_rows.replace_image(connection, image.sha256, place)
+            content_rows.use_packs(connection, [place])
 
         self._store.commit(record)
         return True
@@ -132,7 +136,7 @@ class Contents:
         if not wanted:
             return {}
         with self._store.read() as connection:
-            return tables.image_places(connection, wanted)
+            return content_rows.image_places(connection, wanted)
 
     def _is_whole(self, place: Place) -> bool:
         try:

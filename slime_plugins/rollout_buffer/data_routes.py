@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.buffer import Delivery, Write, WriteResult
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.payloads import PollPayload
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
     Answer,

@@ -15,12 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.contents import Contents
 from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.packs import Place
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import DeliveredMember
+from slime_plugins.rollout_buffer.tables import content_rows, delivery_rows
+from slime_plugins.rollout_buffer.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
 
 __all__ = ["DeliveredMembers"]
@@ -78,12 +79,12 @@ class DeliveredMembers:
     def _runs(self, delivery_key: int) -> Iterator[list[_Wanted]]:
         """Cuts the members into runs whose payloads are read together."""
         with self._store.read() as connection:
-            groups = tables.groups_in_delivery(connection, delivery_key)
+            groups = delivery_rows.groups_in_delivery(connection, delivery_key)
         run: list[_Wanted] = []
         size = 0
         for group in groups:
             with self._store.read() as connection:
-                members = tables.delivered_members(connection, group.key)
+                members = delivery_rows.delivered_members(connection, group.key)
             for member in members:
                 place = None if member.body_place is None else Place.parse(member.body_place)
                 run.append((group.job_key, member, place))
@@ -129,7 +130,7 @@ class DeliveredMembers:
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
         try:
             with self._store.write() as connection:
-                tables.note_damage(connection, job_key, member.source_uid or member.uid, error.message[:500])
+                content_rows.note_damage(connection, job_key, member.source_uid or member.uid, error.message[:500])
         except (StorageFullError, UnavailableError) as failure:
             logger.error("the damage of trajectory %s is not noted: %s", member.uid, failure.message)
         return _light(member, damaged=True), [_dummy_body(error.message)]

@@ -13,10 +13,13 @@ from typing import Any
 
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.payloads import PollPayload
-from slime_plugins.rollout_buffer.tables import DeliveryRecord, GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.tables import delivery_rows, group_rows, job_rows, portion_rows
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.tables.delivery_rows import DeliveryRecord
+from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
 STALE = "stale: sampled by weights more than max_weight_version_lag versions old"
@@ -33,41 +36,41 @@ class Delivery:
     meta_info: dict[str, Any]
 
 
-def take(connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
+def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
     """Hands out ready groups; see ``Buffer.take``."""
     limit = _group_limit(poll, job)
     expire_leases(connection, now)
     if poll.weight_version is not None:
-        tables.raise_weight_version(connection, job.key, poll.weight_version)
+        job_rows.raise_weight_version(connection, job.key, poll.weight_version)
     if job.settings["stale_groups"] == "drop":
         _drop_stale_groups(connection, now, job)
     repeated = _repeated(connection, now, job, poll) or _returned(connection, now, job, poll, limit)
     return repeated or _new_delivery(connection, now, job, poll, limit)
 
 
-def _stale_groups(connection: tables.Connection, job: JobRecord) -> list[tuple[int, int]]:
-    lag, newest = job.settings["max_weight_version_lag"], tables.get_job(connection, job.key).weight_version
+def _stale_groups(connection: Connection, job: JobRecord) -> list[tuple[int, int]]:
+    lag, newest = job.settings["max_weight_version_lag"], job_rows.get_job(connection, job.key).weight_version
     if lag is None or newest is None:
         return []
-    return tables.stale_ready_groups(connection, job.key, newest - lag)
+    return delivery_rows.stale_ready_groups(connection, job.key, newest - lag)
 
 
-def _drop_stale_groups(connection: tables.Connection, now: float, job: JobRecord) -> None:
+def _drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> None:
     """Filters groups that waited for so long that training on them would be too far off policy."""
     for key, _ in _stale_groups(connection, job):
-        tables.update_group(connection, key, state=GroupState.FILTERED.value, cause=STALE, closed_at=now)
+        group_rows.update_group(connection, key, state=GroupState.FILTERED.value, cause=STALE, closed_at=now)
 
 
-def _repeated(connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
+def _repeated(connection: Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
     if poll.consumer_id is None or poll.poll_id is None:
         return None
-    earlier = tables.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
+    earlier = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
     if earlier is None:
         return None
     if earlier.state == "expired":
         if not _all_still_waiting(connection, earlier):
             # Its groups went to somebody else: this poll starts over.
-            tables.update_delivery(connection, earlier.key, poll_id=None)
+            delivery_rows.update_delivery(connection, earlier.key, poll_id=None)
             return None
         _lease_again(connection, now, earlier, poll)
     elif earlier.state == "leased":
@@ -76,34 +79,34 @@ def _repeated(connection: tables.Connection, now: float, job: JobRecord, poll: P
 
 
 def _returned(
-    connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
+    connection: Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
 ) -> Delivery | None:
-    expired = tables.oldest_expired_delivery(connection, job.key)
+    expired = delivery_rows.oldest_expired_delivery(connection, job.key)
     if expired is None or not _all_still_waiting(connection, expired):
         return None
-    if limit is not None and len(tables.groups_in_delivery(connection, expired.key)) > limit:
+    if limit is not None and len(delivery_rows.groups_in_delivery(connection, expired.key)) > limit:
         return None
-    tables.update_delivery(connection, expired.key, consumer_id=poll.consumer_id, poll_id=poll.poll_id)
+    delivery_rows.update_delivery(connection, expired.key, consumer_id=poll.consumer_id, poll_id=poll.poll_id)
     _lease_again(connection, now, expired, poll)
     return _as_delivery(expired)
 
 
-def _all_still_waiting(connection: tables.Connection, delivery: DeliveryRecord) -> bool:
+def _all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
     return all(
         group.state is GroupState.READY and group.delivery_key == delivery.key
-        for group in tables.groups_in_delivery(connection, delivery.key)
+        for group in delivery_rows.groups_in_delivery(connection, delivery.key)
     )
 
 
-def _lease_again(connection: tables.Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
+def _lease_again(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
     state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
-    tables.set_groups_of_delivery(connection, delivery.key, GroupState.READY, state)
-    tables.update_delivery(connection, delivery.key, **_lease_columns(now, poll))
+    delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, state)
+    delivery_rows.update_delivery(connection, delivery.key, **_lease_columns(now, poll))
 
 
-def _renew(connection: tables.Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
+def _renew(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
     lease_s = poll.lease_s or delivery.lease_s or 0.0
-    tables.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=now + lease_s)
+    delivery_rows.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=now + lease_s)
 
 
 def _lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
@@ -113,16 +116,16 @@ def _lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
 
 
 def _new_delivery(
-    connection: tables.Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
+    connection: Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
 ) -> Delivery | None:
-    ready = tables.ready_groups(connection, job.key, limit)
+    ready = delivery_rows.ready_groups(connection, job.key, limit)
     if not ready:
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
         # Part of a delivery that had come back goes out in another one: what it reported is reported anew.
-        tables.dissolve_delivery(connection, broken_up)
+        delivery_rows.dissolve_delivery(connection, broken_up)
     delivery_id = uuid.uuid4().hex
-    key = tables.insert_delivery(
+    key = delivery_rows.insert_delivery(
         connection,
         delivery_id=delivery_id,
         job_key=job.key,
@@ -133,31 +136,31 @@ def _new_delivery(
         meta_info={},
         **_lease_columns(now, poll),
     )
-    tables.update_job(connection, job.key, waiting_since=None)
+    job_rows.update_job(connection, job.key, waiting_since=None)
     stale = {stale_key for stale_key, _ in _stale_groups(connection, job)}
     state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
     for group in ready:
-        tables.update_group(connection, group.key, state=state.value, delivery_key=key)
-    tables.insert_delivery_groups(connection, key, [group.key for group in ready])
+        group_rows.update_group(connection, group.key, state=state.value, delivery_key=key)
+    delivery_rows.insert_delivery_groups(connection, key, [group.key for group in ready])
     meta_info = {
         **_meta_info(connection, job, key, delivery_id, ready),
         "stale_groups": [group.key for group in ready if group.key in stale],
     }
-    tables.set_meta_info(connection, key, meta_info)
+    delivery_rows.set_meta_info(connection, key, meta_info)
     return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
 
 
-def _waited_s(connection: tables.Connection, now: float, job: JobRecord) -> float:
+def _waited_s(connection: Connection, now: float, job: JobRecord) -> float:
     """How long the trainer has polled in vain until now."""
-    waiting_since = tables.get_job(connection, job.key).waiting_since
+    waiting_since = job_rows.get_job(connection, job.key).waiting_since
     return 0.0 if waiting_since is None else max(0.0, now - waiting_since)
 
 
 def _meta_info(
-    connection: tables.Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord]
+    connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord]
 ) -> dict[str, Any]:
-    ended = tables.report_in(connection, job.key, key)
-    sums, outcomes = tables.sum_unreported(connection, job.key, key)
+    ended = portion_rows.report_in(connection, job.key, key)
+    sums, outcomes = portion_rows.sum_unreported(connection, job.key, key)
     statistics = group_rules.summarize_rewards(
         samples=sums.samples,
         groups=sums.groups,
@@ -168,32 +171,32 @@ def _meta_info(
     )
     return {
         **statistics,
-        **tables.get_job(connection, job.key).meta_info,
+        **job_rows.get_job(connection, job.key).meta_info,
         "finished_groups": [*ended, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,
         "outcomes": outcomes,
-        "weight_version": tables.get_job(connection, job.key).weight_version,
+        "weight_version": job_rows.get_job(connection, job.key).weight_version,
         "exhausted": is_exhausted(connection, job.key, but_for=key),
     }
 
 
-def is_exhausted(connection: tables.Connection, job_key: int, *, but_for: int | None = None) -> bool:
+def is_exhausted(connection: Connection, job_key: int, *, but_for: int | None = None) -> bool:
     """Nothing will ever be ready again, but for what a delivery that is just made holds itself.
 
     What is leased to somebody may come back. A job without input may still get items until somebody ends it.
     """
-    job = tables.get_job(connection, job_key)
+    job = job_rows.get_job(connection, job_key)
     if not job.has_input and job.state in job_rules.OPEN_STATES:
         return False
-    if tables.has_groups(connection, job_key, GroupState.OPEN, GroupState.READY):
+    if delivery_rows.has_groups(connection, job_key, GroupState.OPEN, GroupState.READY):
         return False
-    return all(delivery.key == but_for for delivery in tables.leased_deliveries(connection, job_key))
+    return all(delivery.key == but_for for delivery in delivery_rows.leased_deliveries(connection, job_key))
 
 
-def acknowledge(connection: tables.Connection, delivery_id: str) -> str:
+def acknowledge(connection: Connection, delivery_id: str) -> str:
     """Counts one delivery as received and returns ``acked``, ``expired`` or ``unknown``; see ``Buffer.acknowledge``."""
-    delivery = tables.find_delivery(connection, delivery_id)
+    delivery = delivery_rows.find_delivery(connection, delivery_id)
     if delivery is None:
         return "unknown"
     if delivery.state in ("acked", "popped"):
@@ -201,16 +204,16 @@ def acknowledge(connection: tables.Connection, delivery_id: str) -> str:
     if delivery.state == "expired" and not _all_still_waiting(connection, delivery):
         return "expired"
     for state in (GroupState.LEASED, GroupState.READY):
-        tables.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
-    tables.update_delivery(connection, delivery.key, state="acked")
+        delivery_rows.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
+    delivery_rows.update_delivery(connection, delivery.key, state="acked")
     return "acked"
 
 
-def expire_leases(connection: tables.Connection, now: float) -> None:
+def expire_leases(connection: Connection, now: float) -> None:
     """Makes what was not acknowledged in time ready again, each delivery as a whole."""
-    for delivery in tables.lapsed_deliveries(connection, now):
-        tables.update_delivery(connection, delivery.key, state="expired")
-        tables.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
+    for delivery in delivery_rows.lapsed_deliveries(connection, now):
+        delivery_rows.update_delivery(connection, delivery.key, state="expired")
+        delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
 
 
 def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import service_rows
+from slime_plugins.rollout_buffer.tables.connection import Connection
 
 __all__ = ["FRESH_S", "devices_of_job", "fresh_farms", "keep_report", "report_of_job"]
 
@@ -61,8 +62,8 @@ def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *
     report = _Farm.model_validate(farm).model_dump(mode="json")
     now = time.time() if now is None else now
     with store.write() as connection:
-        tables.beat(connection, f"{_PREFIX}{job_key}", pid, now, report)
-        tables.forget_before(connection, _PREFIX, now - _KEPT_S)
+        service_rows.beat(connection, f"{_PREFIX}{job_key}", pid, now, report)
+        service_rows.forget_before(connection, _PREFIX, now - _KEPT_S)
 
 
 def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
@@ -71,9 +72,9 @@ def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> d
         return report_of_job(connection, job_key, time.time() if now is None else now)
 
 
-def report_of_job(connection: tables.Connection, job_key: int, now: float) -> dict[str, Any] | None:
+def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
     """As ``devices_of_job``, on a transaction that is open."""
-    found = tables.heartbeat(connection, f"{_PREFIX}{job_key}")
+    found = service_rows.heartbeat(connection, f"{_PREFIX}{job_key}")
     return None if found is None else _with_age(found, now)
 
 
@@ -81,7 +82,7 @@ def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str
     """Returns the newest report of every farm by its name; farms of which nobody spoke lately are left out."""
     now = time.time() if now is None else now
     with store.read() as connection:
-        found = tables.heartbeats(connection, _PREFIX)
+        found = service_rows.heartbeats(connection, _PREFIX)
     newest: dict[str, dict[str, Any]] = {}
     for farm in (_with_age(entry, now) for entry in found):
         name = str(farm["pool"])

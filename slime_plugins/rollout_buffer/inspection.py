@@ -12,13 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.deliveries import Delivery
 from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
 from slime_plugins.rollout_buffer.queries import PageQuery, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import Connection, JobRecord
+from slime_plugins.rollout_buffer.tables import (
+    content_rows,
+    delivery_rows,
+    group_rows,
+    job_rows,
+    service_rows,
+    trajectory_rows,
+)
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["CONTAINS", "Inspection", "JobCounts", "StoreCounts", "StoredTrajectory", "find_job", "like_pattern"]
@@ -83,7 +91,7 @@ class Inspection:
             NotFoundError: there is none of that id.
         """
         with self.store.read() as connection:
-            found = tables.find_delivery(connection, delivery_id)
+            found = delivery_rows.find_delivery(connection, delivery_id)
         if found is None:
             raise NotFoundError(f"there is no delivery {delivery_id[:300]!r}; GET /jobs/<job_id>/deliveries lists them")
         return Delivery(key=found.key, delivery_id=found.delivery_id, meta_info=found.meta_info)
@@ -138,7 +146,7 @@ class Inspection:
             marks = ", ".join("?" for _ in keys)
             query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
             rows = connection.execute(query, (*keys, uid)).fetchall()
-            place = tables.body_of(connection, rows[0]["job_key"], uid) if len(rows) == 1 else (None, None)
+            place = trajectory_rows.body_of(connection, rows[0]["job_key"], uid) if len(rows) == 1 else (None, None)
         if not rows:
             raise NotFoundError(f"there is no trajectory {uid[:300]!r}; GET /trajectories lists them")
         if len(rows) > 1:
@@ -158,8 +166,8 @@ class Inspection:
         """Counts everything that ``/metrics`` shows; ``supervisor`` is the name its heartbeat is stored under."""
         now = self._clock()
         with self.store.read() as connection:
-            jobs = [_count(connection, job, now) for job in tables.all_jobs(connection)]
-            beat = tables.heartbeat(connection, supervisor)
+            jobs = [_count(connection, job, now) for job in job_rows.all_jobs(connection)]
+            beat = service_rows.heartbeat(connection, supervisor)
         return StoreCounts(jobs=jobs, supervisor_age_s=None if beat is None else max(0.0, now - beat[0]))
 
 
@@ -232,7 +240,7 @@ def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> dict[str, Any]:
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord:
-    job = tables.find_job(connection, job_id)
+    job = job_rows.find_job(connection, job_id)
     if job is None:
         raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
     return job
@@ -251,12 +259,12 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
         task_type=job.task_type,
         state=job.state.value,
         group_size=job.group_size,
-        groups={state.value: count for state, count in tables.count_groups(connection, job.key).items()},
+        groups={state.value: count for state, count in group_rows.count_groups(connection, job.key).items()},
         causes=_count_pairs(connection, _CAUSES, job),
         attempts=_count_pairs(connection, _ATTEMPTS, job),
-        outcomes=tables.count_outcomes(connection, job.key),
-        late=tables.count_late(connection, job.key),
-        damaged=tables.count_damaged(connection, job.key),
+        outcomes=trajectory_rows.count_outcomes(connection, job.key),
+        late=trajectory_rows.count_late(connection, job.key),
+        damaged=content_rows.count_damaged(connection, job.key),
         measures=job_measures(connection, job.key),
         deliveries=_count_deliveries(connection, job),
         poll_age_s=None if job.last_poll_at is None else max(0.0, now - job.last_poll_at),

@@ -11,10 +11,12 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.payloads import CHANGEABLE, EXTERNAL_TASK_TYPE, StartPayload
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables import attempt_rows, content_rows, delivery_rows, group_rows, job_rows
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.tables.group_rows import IN_SKIP_LIST
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState
 
 __all__ = ["StartedJob", "end_job", "start_job"]
@@ -29,9 +31,7 @@ class StartedJob:
     message: str
 
 
-def start_job(
-    connection: tables.Connection, now: float, payload: StartPayload, instances: Sequence[Instance]
-) -> StartedJob:
+def start_job(connection: Connection, now: float, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
     """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``."""
     job = _job_to_attach_to(connection, payload)
     if job is None:
@@ -43,10 +43,10 @@ def start_job(
     return _attach(connection, now, job, payload, repeated=repeated)
 
 
-def _job_to_attach_to(connection: tables.Connection, payload: StartPayload) -> JobRecord | None:
+def _job_to_attach_to(connection: Connection, payload: StartPayload) -> JobRecord | None:
     identity = payload.identity()
     if payload.job_id is not None:
-        job = tables.find_job(connection, payload.job_id)
+        job = job_rows.find_job(connection, payload.job_id)
         if job is not None and job.identity != identity and not payload.fresh:
             raise ConflictError(
                 f"job {payload.job_id} exists with other settings ({_difference(job, payload)}): send the same "
@@ -54,15 +54,13 @@ def _job_to_attach_to(connection: tables.Connection, payload: StartPayload) -> J
                 {"job_id": job.job_id},
             )
         return job
-    unfinished = tables.jobs_in_states(connection, job_rules.OPEN_STATES)
+    unfinished = job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
     return next((job for job in unfinished if job.identity == identity), None)
 
 
-def _create_job(
-    connection: tables.Connection, now: float, payload: StartPayload, instances: Sequence[Instance]
-) -> StartedJob:
+def _create_job(connection: Connection, now: float, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
     ids = [instance.instance_id for instance in instances]
-    key = tables.insert_job(
+    key = job_rows.insert_job(
         connection,
         job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
         task_type=payload.task_type,
@@ -80,64 +78,62 @@ def _create_job(
         updated_at=now,
     )
     lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
-    tables.insert_instances(connection, key, lines)
+    group_rows.insert_instances(connection, key, lines)
     planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
-    tables.insert_groups(connection, key, ids, planned)
-    return StartedJob(job=tables.get_job(connection, key), attached=False, message="Rollout started")
+    group_rows.insert_groups(connection, key, ids, planned)
+    return StartedJob(job=job_rows.get_job(connection, key), attached=False, message="Rollout started")
 
 
-def _supersede(connection: tables.Connection, now: float, job: JobRecord) -> None:
+def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
     """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
     if job.state in job_rules.OPEN_STATES:
         end_job(connection, now, job, JobState.CANCELLED, "a fresh start took its id")
-    for delivery in tables.leased_deliveries(connection, job.key):
-        tables.update_delivery(connection, delivery.key, state="expired")
+    for delivery in delivery_rows.leased_deliveries(connection, job.key):
+        delivery_rows.update_delivery(connection, delivery.key, state="expired")
     for state in (GroupState.READY, GroupState.LEASED):
-        tables.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
-    tables.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
+        group_rows.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
+    job_rows.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
 
 
-def _attach(
-    connection: tables.Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool
-) -> StartedJob:
+def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool) -> StartedJob:
     settings = {**job.settings, **{key: value for key, value in payload.settings().items() if key in CHANGEABLE}}
     changes: dict[str, Any] = {"start_id": payload.start_id, "settings": json.dumps(settings), "updated_at": now}
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
     if job.state is JobState.FAILED:
         changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
-    tables.update_job(connection, job.key, **changes)
+    job_rows.update_job(connection, job.key, **changes)
     if payload.skip_instance_ids is not None and not repeated:
         _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
-    return StartedJob(job=tables.get_job(connection, job.key), attached=True, message="Rollout attached")
+    return StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
 
 
-def _apply_skip_list(connection: tables.Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
-    known = tables.known_groups(connection, job.key)
+def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
+    known = group_rows.known_groups(connection, job.key)
     resumption = job_rules.wanted_again(known, skip_instance_ids)
-    for delivery in tables.leased_deliveries(connection, job.key):
-        tables.update_delivery(connection, delivery.key, state="expired")
+    for delivery in delivery_rows.leased_deliveries(connection, job.key):
+        delivery_rows.update_delivery(connection, delivery.key, state="expired")
     # What retention has forgotten cannot be delivered again: it stays delivered.
-    tables.make_ready_again(connection, tables.with_payloads(connection, resumption.ready_again))
-    tables.make_unreported(connection, resumption.reported_again)
-    tables.skip_groups(connection, resumption.skipped, tables.IN_SKIP_LIST)
-    tables.unskip_groups(connection, resumption.not_skipped)
+    delivery_rows.make_ready_again(connection, content_rows.with_payloads(connection, resumption.ready_again))
+    delivery_rows.make_unreported(connection, resumption.reported_again)
+    delivery_rows.skip_groups(connection, resumption.skipped, IN_SKIP_LIST)
+    delivery_rows.unskip_groups(connection, resumption.not_skipped)
     _go_on_if_finished(connection, job.key)
     # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
-    tables.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, tables.IN_SKIP_LIST)
+    group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
 
 
-def _go_on_if_finished(connection: tables.Connection, job_key: int) -> None:
+def _go_on_if_finished(connection: Connection, job_key: int) -> None:
     """A finished job with groups that are open after all is not finished."""
-    job = tables.get_job(connection, job_key)
-    if job.state is JobState.FINISHED and tables.count_in_state(connection, job_key, GroupState.OPEN):
-        tables.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)
+    job = job_rows.get_job(connection, job_key)
+    if job.state is JobState.FINISHED and delivery_rows.count_in_state(connection, job_key, GroupState.OPEN):
+        job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)
 
 
-def end_job(connection: tables.Connection, now: float, job: JobRecord, state: JobState, cause: str) -> None:
-    tables.give_up_running_attempts(connection, job.key, now)
-    tables.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
-    tables.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
+def end_job(connection: Connection, now: float, job: JobRecord, state: JobState, cause: str) -> None:
+    attempt_rows.give_up_running_attempts(connection, job.key, now)
+    group_rows.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
+    job_rows.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
 
 
 def _difference(job: JobRecord, payload: StartPayload) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.packs import SEALED_MODE, Place, is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import content_rows
 
 __all__ = ["Mended", "examine", "mend"]
 
@@ -40,7 +41,7 @@ def mend(store: Store) -> Mended:
     """
     mended = Mended()
     with store.read() as connection:
-        used = tables.used_packs(connection)
+        used = content_rows.used_packs(connection)
     for number in packs_in(store.packs_dir):
         _cut(pack_path(store.packs_dir, number), used.get(number, 0), mended)
     short = {number: size for number, end in used.items() if (size := _size(store.packs_dir, number)) < end}
@@ -85,12 +86,12 @@ def _size(folder: Path, number: int) -> int:
 def _mark(store: Store, short: dict[int, int], mended: Mended) -> None:
     """Marks the trajectories whose place lies beyond the end of its pack; images are named in the report."""
     with store.write() as connection:
-        for job_key, uid, place in list(tables.body_places(connection)):
+        for job_key, uid, place in list(content_rows.body_places(connection)):
             if place.end > short.get(place.pack, place.end):
                 why = f"the payload at {place} is gone: its pack ends before"
-                tables.note_damage(connection, job_key, uid, why)
+                content_rows.note_damage(connection, job_key, uid, why)
                 mended.damaged.append(f"trajectory {uid} is lost: {why}")
-        for sha256, place in tables.all_image_places(connection):
+        for sha256, place in content_rows.all_image_places(connection):
             if place.end > short.get(place.pack, place.end):
                 mended.damaged.append(f"image {sha256} is lost: its pack ends before {place}")
 
@@ -98,8 +99,8 @@ def _mark(store: Store, short: dict[int, int], mended: Mended) -> None:
 def examine(store: Store) -> Iterator[str]:
     """Reads every stored payload and screenshot and yields a sentence for each that is not what was written."""
     with store.read() as connection:
-        images = dict(tables.all_image_places(connection))
-        bodies = list(tables.body_places(connection))
+        images = dict(content_rows.all_image_places(connection))
+        bodies = list(content_rows.body_places(connection))
     for sha256, place in images.items():
         try:
             if hashlib.sha256(store.fetch(place)).hexdigest() != sha256:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.packs import is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables import content_rows
+from slime_plugins.rollout_buffer.tables.connection import Connection
 
 __all__ = ["Forgotten", "forget", "would_forget"]
 
@@ -63,7 +64,7 @@ def would_forget(store: Store, *, now: float, retain_s: float) -> Forgotten:
 
 
 @contextmanager
-def _taken_back(connection: tables.Connection) -> Iterator[None]:
+def _taken_back(connection: Connection) -> Iterator[None]:
     """Undoes what the block did to the rows."""
     connection.execute("SAVEPOINT only_asking")
     try:
@@ -73,14 +74,14 @@ def _taken_back(connection: tables.Connection) -> Iterator[None]:
         connection.execute("RELEASE only_asking")
 
 
-def _forget_rows(connection: tables.Connection, now: float, retain_s: float) -> tuple[int, int]:
-    before = min(now - retain_s, tables.oldest_undelivered(connection, now))
-    return tables.forget_payloads(connection, before), tables.forget_images(connection, before)
+def _forget_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
+    before = min(now - retain_s, content_rows.oldest_undelivered(connection, now))
+    return content_rows.forget_payloads(connection, before), content_rows.forget_images(connection, before)
 
 
-def _packs_without_contents(store: Store, connection: tables.Connection) -> list[int]:
-    needed = tables.packs_with_contents(connection)
-    recorded = set(tables.used_packs(connection))
+def _packs_without_contents(store: Store, connection: Connection) -> list[int]:
+    needed = content_rows.packs_with_contents(connection)
+    recorded = set(content_rows.used_packs(connection))
     # A pack that was never recorded may hold bytes whose rows are on their way: mending looks after those.
     return [number for number in packs_in(store.packs_dir) if number in recorded and number not in needed]
 
@@ -97,9 +98,9 @@ def _remove_empty_packs(store: Store) -> tuple[int, int]:
             if is_locked(descriptor):
                 continue
             with store.write() as connection:
-                if number in tables.packs_with_contents(connection):
+                if number in content_rows.packs_with_contents(connection):
                     continue
-                tables.drop_pack(connection, number)
+                content_rows.drop_pack(connection, number)
             size += os.fstat(descriptor).st_size
             path.unlink(missing_ok=True)
             removed += 1

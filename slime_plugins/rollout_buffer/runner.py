@@ -43,7 +43,8 @@ from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.logs import log_fields
 from slime_plugins.rollout_buffer.openai_engine import ENVELOPE_TOKENIZER_PATH, OpenAiEngine, api_key_for
 from slime_plugins.rollout_buffer.payloads import JobSettings
-from slime_plugins.rollout_buffer.tables import RUNNER_NAME, GroupRecord
+from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.tracing import Attributes, NoTracer, Tracer, traced_by
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, SamplingParams, Trajectory
 

@@ -17,10 +17,13 @@ import orjson
 
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
-from slime_plugins.rollout_buffer.tables import AttemptRecord, GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.tables import attempt_rows, delivery_rows, group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.tables.attempt_rows import AttemptRecord, SlotUse
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState, Trajectory
 
 __all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
@@ -73,9 +76,9 @@ class SlotClaims:
             if not job.has_runner:
                 with self._buffer.store.write() as connection:
                     why = "the gateway ended while the session was open; its slot is open again"
-                    given_up += tables.end_running_attempts(connection, job.key, self._clock(), RESTARTED, why)
-                    fence = tables.get_job(connection, job.key).fence + 1
-                    tables.update_job(connection, job.key, fence=fence)
+                    given_up += attempt_rows.end_running_attempts(connection, job.key, self._clock(), RESTARTED, why)
+                    fence = job_rows.get_job(connection, job.key).fence + 1
+                    job_rows.update_job(connection, job.key, fence=fence)
         return given_up
 
     def claim(self, job_id: str, instance_id: str | None = None) -> SlotClaim:
@@ -94,9 +97,9 @@ class SlotClaims:
             group, slot = _free_slot(connection, job, instance_id)
             now = self._clock()
             if group.opened_at is None:
-                tables.update_group(connection, group.key, opened_at=now)
-            attempt = tables.insert_attempt(connection, group.key, slot, job.fence, now)
-            line = orjson.loads(tables.instance_line(connection, job.key, group.position))
+                group_rows.update_group(connection, group.key, opened_at=now)
+            attempt = attempt_rows.insert_attempt(connection, group.key, slot, job.fence, now)
+            line = orjson.loads(group_rows.instance_line(connection, job.key, group.position))
         instance = Instance(instance_id=group.instance_id, data=line)
         return SlotClaim(job=job, group=group, instance=instance, slot=slot, attempt=attempt)
 
@@ -130,17 +133,17 @@ class SlotClaims:
             return None
         job_key, epoch, position, slot, attempt = (min(int(number), 2**53) for number in numbers)
         with self._buffer.store.read() as connection:
-            group = tables.find_group(connection, job_key, epoch, position)
-            found = None if group is None else tables.find_attempt(connection, group.key, slot, attempt)
+            group = attempt_rows.find_group(connection, job_key, epoch, position)
+            found = None if group is None else attempt_rows.find_attempt(connection, group.key, slot, attempt)
             if found is None:
                 return None
-            return _claim_state(uid, tables.get_job(connection, job_key).job_id, found)
+            return _claim_state(uid, job_rows.get_job(connection, job_key).job_id, found)
 
     def running(self, claims: list[SlotClaim]) -> list[bool]:
         """Tells of each claim whether its attempt still runs; a cancelled job's do not."""
         with self._buffer.store.read() as connection:
             return [
-                tables.attempt_state(connection, claim.group.key, claim.slot, claim.attempt) == "running"
+                attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt) == "running"
                 for claim in claims
             ]
 
@@ -154,10 +157,10 @@ class SlotClaims:
     def _settle(self, job: JobRecord, group: GroupRecord) -> None:
         """Closes a group when each of its slots is filled or was given up too often."""
         with self._buffer.store.read() as connection:
-            if tables.get_group(connection, group.key).state is not GroupState.OPEN:
+            if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
                 return
-            uses = tables.slot_uses(connection, group.key)
-            members = tables.count_members(connection, group.key)
+            uses = attempt_rows.slot_uses(connection, group.key)
+            members = trajectory_rows.count_members(connection, group.key)
         limit = job.settings["max_attempts"]
         spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
         if members + spent < job.group_size:
@@ -166,8 +169,8 @@ class SlotClaims:
         self._buffer.close_group(group, group_rules.judge_group(found, group_policy(job)), judged=len(found))
 
 
-def _job_for_claim(connection: tables.Connection, job_id: str) -> JobRecord:
-    job = tables.find_job(connection, job_id)
+def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
+    job = job_rows.find_job(connection, job_id)
     if job is None:
         raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
     if job.has_runner:
@@ -177,17 +180,20 @@ def _job_for_claim(connection: tables.Connection, job_id: str) -> JobRecord:
     if job.state not in job_rules.OPEN_STATES:
         raise ConflictError(f"job {job.job_id} is {job.state.value}: it has no open slot", {"state": job.state.value})
     limit = job.settings["max_groups_ahead"]
-    if limit is not None and tables.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED) >= limit:
+    if (
+        limit is not None
+        and delivery_rows.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED) >= limit
+    ):
         raise BusyError(f"{limit} groups of job {job.job_id} wait for the trainer: ask again when it has fetched some")
     return job
 
 
-def _free_slot(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:
+def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:
     limit = job.settings["max_attempts"]
     for group in _open_groups(connection, job, instance_id):
-        uses = tables.slot_uses(connection, group.key)
+        uses = attempt_rows.slot_uses(connection, group.key)
         for slot in range(job.group_size):
-            use = uses.get(slot, tables.SlotUse())
+            use = uses.get(slot, SlotUse())
             if not use.filled and not use.running and use.failures < limit:
                 return group, slot
     named = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
@@ -196,24 +202,24 @@ def _free_slot(connection: tables.Connection, job: JobRecord, instance_id: str |
     raise ConflictError(f"job {job.job_id} has no open group{named} any more")
 
 
-def _open_groups(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> Iterable[GroupRecord]:
+def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterable[GroupRecord]:
     if instance_id is None:
         if not job.has_input:
             raise ConflictError(f"job {job.job_id} has no input: say with instance_id which instance is worked on")
-        return tables.open_groups_with_room(connection, job.key, job.group_size)
-    known = tables.groups_of_instance(connection, job.key, instance_id)
+        return group_rows.open_groups_with_room(connection, job.key, job.group_size)
+    known = group_rows.groups_of_instance(connection, job.key, instance_id)
     if not known and job.has_input:
         raise NotFoundError(f"job {job.job_id} has no instance {instance_id[:300]!r}")
     if not known:
-        tables.insert_group_of_new_instance(connection, job.key, instance_id)
-        known = tables.groups_of_instance(connection, job.key, instance_id)
+        group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
+        known = group_rows.groups_of_instance(connection, job.key, instance_id)
     return [group for group in known if group.state is GroupState.OPEN]
 
 
-def _has_open_group(connection: tables.Connection, job: JobRecord, instance_id: str | None) -> bool:
+def _has_open_group(connection: Connection, job: JobRecord, instance_id: str | None) -> bool:
     if instance_id is None:
-        return tables.has_groups(connection, job.key, GroupState.OPEN)
-    known = tables.groups_of_instance(connection, job.key, instance_id)
+        return delivery_rows.has_groups(connection, job.key, GroupState.OPEN)
+    known = group_rows.groups_of_instance(connection, job.key, instance_id)
     return any(group.state is GroupState.OPEN for group in known)
 
 

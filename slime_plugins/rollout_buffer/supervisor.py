@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
 from slime_plugins.rollout_buffer.server import SETTINGS_VARIABLE, SUPERVISOR
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 
 __all__ = ["Supervisor"]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer import tables
 from slime_plugins.rollout_buffer.device_reports import FRESH_S, report_of_job
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.explain import Situation, explain_group, explain_job, explain_service
@@ -25,7 +24,10 @@ from slime_plugins.rollout_buffer.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.queries import GroupPageQuery, OverviewQuery, SeriesQuery
 from slime_plugins.rollout_buffer.series import SUMMED_S, is_crowded, job_series, last_delivery_at, span_of
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import Connection, JobRecord
+from slime_plugins.rollout_buffer.tables import group_rows, job_rows, service_rows
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["Views"]
@@ -51,7 +53,7 @@ class Views:
         """Returns how the buffer is and one page of jobs with their books, newest first."""
         now = self._clock()
         with self.store.read() as connection:
-            beat = tables.heartbeat(connection, self._supervisor)
+            beat = service_rows.heartbeat(connection, self._supervisor)
             jobs = _jobs_before(connection, page)
             entries = [self._job_entry(connection, job, now) for job in jobs[: page.limit]]
         age_s, detail = (None, {}) if beat is None else (abs(now - beat[0]), beat[1])
@@ -67,7 +69,7 @@ class Views:
         }
 
     def _job_entry(self, connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
-        groups = {state.value: count for state, count in tables.count_groups(connection, job.key).items()}
+        groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
         slots = {state: count * job.group_size for state, count in groups.items()}
         return {
             "job_id": job.job_id,
@@ -93,7 +95,7 @@ class Views:
         now = self._clock()
         with self.store.read() as connection:
             job = find_job(connection, job_id)
-            groups = {state.value: count for state, count in tables.count_groups(connection, job.key).items()}
+            groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
             situation = self._situation(connection, job, groups, now)
             newest = _newest(connection, job.key)
         return {
@@ -113,7 +115,7 @@ class Views:
         }
 
     def _situation(self, connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float) -> Situation:
-        beat = tables.heartbeat(connection, self._supervisor)
+        beat = service_rows.heartbeat(connection, self._supervisor)
         bare = Situation(
             state=job.state,
             cause=job.cause,
@@ -198,11 +200,11 @@ class Views:
             row = connection.execute(f"{_GROUP_ROWS} WHERE groups.key = ?", (group_index,)).fetchone()
             if row is None:
                 raise NotFoundError(f"there is no group {group_index}; GET /jobs/<job_id>/groups lists them")
-            job = tables.get_job(connection, row["job_key"])
+            job = job_rows.get_job(connection, row["job_key"])
             members = _members(connection, [group_index]).get(group_index, [])
             attempts = connection.execute(_ATTEMPTS, (group_index, MOST_ATTEMPTS_SHOWN)).fetchall()
             delivered = connection.execute(_DELIVERED, (group_index,)).fetchall()
-            instance = tables.instance_line(connection, job.key, row["position"])
+            instance = group_rows.instance_line(connection, job.key, row["position"])
         return {
             "job_id": job.job_id,
             "task_type": job.task_type,
@@ -342,7 +344,7 @@ def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[
 
 def _engine(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
     """What the job's runner said of its engine, if that was just now."""
-    beat = tables.heartbeat(connection, tables.RUNNER_NAME.format(job_key))
+    beat = service_rows.heartbeat(connection, RUNNER_NAME.format(job_key))
     if beat is None or abs(now - beat[0]) > RUNNER_PATIENCE_S:
         return {}
     engine = beat[1].get("engine")

@@ -18,7 +18,8 @@ from slime_plugins.rollout_buffer.groups import judge_group
 from slime_plugins.rollout_buffer.jobs import attempt_uid
 from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import GroupRecord, JobRecord
+from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock
 from tests.support import poll, slots, uids

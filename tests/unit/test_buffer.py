@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.deliveries import STALE
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.groups import judge_group
 from slime_plugins.rollout_buffer.payloads import StartPayload
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Generation, Image, Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock
 from tests.support import PNG, poll, slots, start_external, uids, write, written

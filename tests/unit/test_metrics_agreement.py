@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.metrics import METRICS
 from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.server import SUPERVISOR
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer_stand_in import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,

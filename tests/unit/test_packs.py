@@ -16,7 +16,7 @@ import orjson
 import pytest
 from flask.testing import FlaskClient
 
-from slime_plugins.rollout_buffer import tables, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, StorageFullError
@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.mending import examine, mend
 from slime_plugins.rollout_buffer.pack_reader import PackReader
 from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place, pack_path
 from slime_plugins.rollout_buffer.store import Store, Work
+from slime_plugins.rollout_buffer.tables import content_rows, service_rows
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.web import ServerContext
 from tests.conftest import SettableClock
@@ -261,7 +262,7 @@ def spoil(store: Store, place: Place) -> None:
 def place_of(buffer: Buffer, uid: str) -> Place:
     """Where the payload of a trajectory is."""
     with buffer.store.read() as connection:
-        return next(place for _, found, place in tables.body_places(connection) if found == uid)
+        return next(place for _, found, place in content_rows.body_places(connection) if found == uid)
 
 
 @pytest.mark.parametrize("what", ["payload", "image"])
@@ -274,7 +275,7 @@ def test_a_damaged_member_is_a_dummy_that_says_so_and_its_siblings_are_delivered
     assert client.post("/buffer/write", json=episode("bad", shots=[shot(1)])).status_code == 200
     assert client.post("/buffer/write", json=episode("good", reward=0.0, shots=[shot(2)])).status_code == 200
     with buffer.store.read() as connection:
-        places = tables.image_places(connection, [shot(1).sha256])
+        places = content_rows.image_places(connection, [shot(1).sha256])
     spoil(buffer.store, place_of(buffer, "bad") if what == "payload" else places[shot(1).sha256])
     data = wire.decode_rollout_data(client.post("/get_rollout_data", json={"lease_s": 60}).get_json())
     bad, good = data.items
@@ -290,7 +291,7 @@ def test_a_damaged_image_is_mended_by_putting_it_again(client: FlaskClient) -> N
     image, path = shot(1), f"/images/{shot(1).sha256}"
     assert client.put(path, data=image.data).status_code == 201
     with context.buffer.store.read() as connection:
-        place = tables.image_places(connection, [image.sha256])[image.sha256]
+        place = content_rows.image_places(connection, [image.sha256])[image.sha256]
     spoil(context.buffer.store, place)
     assert client.get(path).status_code == 404
     assert client.put(path, data=image.data).status_code == 201
@@ -457,11 +458,11 @@ def test_an_error_of_the_whole_batch_reaches_every_caller() -> None:
 
 def test_a_refused_write_does_not_undo_what_is_committed_with_it(buffer: Buffer) -> None:
     def good(connection: sqlite3.Connection) -> str:
-        tables.beat(connection, "good", 1, 0.0, {})
+        service_rows.beat(connection, "good", 1, 0.0, {})
         return "done"
 
     def bad(connection: sqlite3.Connection) -> None:
-        tables.beat(connection, "bad", 1, 0.0, {})
+        service_rows.beat(connection, "bad", 1, 0.0, {})
         raise ValueError("no")
 
     first: Ticket[Work] = Ticket(work=bad)

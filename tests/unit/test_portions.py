@@ -11,7 +11,7 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.payloads import StartPayload, parse
 from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.conftest import SettableClock
 from tests.old_schemas import without_portions
 from tests.support import poll, start_external, write, written

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.supervisor import MAX_CRASHES, Supervisor, _RunnerSlot
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.unit.test_buffer_after_crashes import played, start_played
 
 

@@ -23,7 +23,8 @@ from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.queries import GroupPageQuery, OverviewQuery, SeriesQuery, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.series import MOST_BUCKETS, span_of
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import RUNNER_NAME, JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.views import Views
 from tests.conftest import SettableClock
 from tests.support import poll, start_external, write, written

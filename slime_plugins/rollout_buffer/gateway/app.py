@@ -342,7 +342,7 @@ async def _object(request: web.Request) -> dict[str, Any]:
     return _parsed(await _content(request))
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def _parsed(content: bytes | bytearray) -> dict[str, Any]:
     try:
         body = orjson.loads(content) if content.strip() else {}
     except orjson.JSONDecodeError as error:

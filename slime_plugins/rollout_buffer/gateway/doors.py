@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.engine import Engine, SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.payloads import JobSettings
-from slime_plugins.rollout_buffer.tables import JobRecord
+from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 
 __all__ = ["Door", "Doors"]
 

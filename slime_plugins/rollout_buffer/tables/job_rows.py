@@ -1,0 +1,110 @@
+"""Rows of ``jobs``."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.tables.connection import Connection
+from slime_plugins.rollout_buffer.types import JobState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """A row of ``jobs``."""
+
+    key: int
+    job_id: str
+    task_type: str
+    state: JobState
+    cause: str
+    identity: str
+    start_id: str | None
+    engine_url: str | None
+    settings: dict[str, Any]
+    has_runner: bool
+    has_input: bool
+    group_size: int
+    instance_count: int
+    num_epoch: int
+    fence: int
+    weight_version: int | None
+    meta_info: dict[str, Any]
+    created_at: float
+    updated_at: float
+    finished_at: float | None
+    last_poll_at: float | None
+    waiting_since: float | None
+    portion: int
+
+
+def insert_job(connection: Connection, **columns: Any) -> int:
+    """Adds a job and returns its key."""
+    columns["settings"] = json.dumps(columns["settings"])
+    names = ", ".join(columns)
+    marks = ", ".join(f":{name}" for name in columns)
+    return int(connection.execute(f"INSERT INTO jobs ({names}) VALUES ({marks}) RETURNING key", columns).fetchone()[0])
+
+
+def find_job(connection: Connection, job_id: str) -> JobRecord | None:
+    """Returns the job of that id."""
+    row = connection.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+    return None if row is None else as_job(row)
+
+
+def get_job(connection: Connection, key: int) -> JobRecord:
+    """Returns the job of that key."""
+    return as_job(connection.execute("SELECT * FROM jobs WHERE key = ?", (key,)).fetchone())
+
+
+def all_jobs(connection: Connection) -> list[JobRecord]:
+    """Returns every job, newest first."""
+    return [as_job(row) for row in connection.execute("SELECT * FROM jobs ORDER BY key DESC")]
+
+
+def jobs_in_states(connection: Connection, states: Iterable[JobState]) -> list[JobRecord]:
+    """Returns the jobs that are in one of the states, oldest first."""
+    wanted = list(states)
+    marks = ", ".join("?" for _ in wanted)
+    return [
+        as_job(row) for row in connection.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY key", wanted)
+    ]
+
+
+def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
+    """Returns the jobs a poll without a job id can mean: still open, or with groups that are ready or leased."""
+    rows = connection.execute(
+        "SELECT * FROM jobs WHERE state IN ('running', 'paused') OR EXISTS "
+        "(SELECT 1 FROM groups WHERE job_key = jobs.key AND state IN ('ready', 'leased')) ORDER BY key"
+    )
+    return [as_job(row) for row in rows]
+
+
+def update_job(connection: Connection, key: int, **columns: Any) -> None:
+    """Changes columns of a job."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    connection.execute(f"UPDATE jobs SET {assignments} WHERE key = :key", {**columns, "key": key})
+
+
+def as_job(row: sqlite3.Row) -> JobRecord:
+    """Makes a row of ``jobs`` a record."""
+    values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
+    values["state"] = JobState(values["state"])
+    values["settings"] = orjson.loads(values["settings"])
+    values["meta_info"] = orjson.loads(values["meta_info"])
+    values["has_runner"], values["has_input"] = bool(values["has_runner"]), bool(values["has_input"])
+    return JobRecord(**values)
+
+
+def raise_weight_version(connection: Connection, job_key: int, version: int) -> int:
+    """Notes a newer weight version of a job's engine and returns the newest; an older one changes nothing."""
+    row = connection.execute(
+        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?), ?) WHERE key = ? RETURNING weight_version",
+        (version, version, job_key),
+    ).fetchone()
+    return int(row[0])
