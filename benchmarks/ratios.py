@@ -43,8 +43,9 @@ class Ratio:
     @property
     def shown(self) -> str:
         """Median and range, as a table has it."""
-        low, high = min(self.rounds), max(self.rounds)
-        return f"{self.median:.2f} ({low:.2f}–{high:.2f})" if len(self.rounds) > 1 else f"{self.median:.2f}"
+        places = 2 if self.median >= 0.1 else 4
+        low, middle, high = (f"{value:.{places}f}" for value in (min(self.rounds), self.median, max(self.rounds)))
+        return f"{middle} ({low}–{high})" if len(self.rounds) > 1 else middle
 
     @property
     def tolerance(self) -> float:
