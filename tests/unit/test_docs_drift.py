@@ -123,7 +123,7 @@ CHECKS: Mapping[str, tuple[Callable[[Text], list[str]], Callable[[], Text], str]
     "trainer metrics": (lacking_trainer_metrics, lambda: page("trainer"), "rollout/turns/mean"),
     "android settings": (lacking_android_settings, lambda: page("android_world"), "spare_devices"),
     "context editing settings": (lacking_context_settings, lambda: page("context_editing"), "max_model_length"),
-    "trainer settings": (lacking_trainer_settings, lambda: page("trainer"), "rollout_buffer_lease_s"),
+    "trainer settings": (lacking_trainer_settings, lambda: page("trainer", "arguments"), "rollout_buffer_lease_s"),
     "environment variables": (lacking_variables, lambda: "\n".join(all_pages().values()), "ROLLOUT_BUFFER_URL"),
     "programs": (lacking_programs, lambda: "\n".join(all_pages().values()), "scripts/cleanup.sh"),
 }
