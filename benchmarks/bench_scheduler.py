@@ -64,7 +64,7 @@ from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
 
 EPISODES, DEVICES = 512, 256
-OPTIONS = {"android_world": {"max_turns": 50, "max_context_len": 60_000}}
+OPTIONS: dict[str, dict[str, Any]] = {"android_world": {"max_turns": 50, "max_context_len": 60_000}}
 TASK = "Wait"
 
 
@@ -400,7 +400,7 @@ class Bench:
 
     def registry_pool(self) -> RegistryDevicePool:
         """The project's pool over devices of this process."""
-        settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])  # type: ignore[arg-type]
+        settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])
         registry = DeviceRegistry(lambda *_: Worker(Clockwork(self.latencies, self.screenshots, self.span)))
         return RegistryDevicePool(registry, settings, owner="bench")
 

@@ -35,14 +35,20 @@ async def played(line: dict[str, Any], skill: float = 1.0, seed: int = 0) -> Pla
     return await play(policy(skill, seed), line=line, max_model_length=8192)
 
 
+def first_of(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return found[1]
+
+
 def answer_in(line: dict[str, Any]) -> Any:
     """The answer, read off the document with nothing but the question."""
     question, text = line["raw_prompt"][0]["content"], line["document_content"]
     if place := re.search(r"code of the (\w+) archive", question):
-        return re.search(rf"code of the {place[1]} archive is ([\w-]+)\.", text)[1]  # type: ignore[index]
+        return first_of(rf"code of the {place[1]} archive is ([\w-]+)\.", text)
     if asked := re.search(r"crates of (\w+) did the (.+) unload", question):
         return sum(int(found) for found in re.findall(rf"the {asked[2]} unloaded (\d+) crates of {asked[1]}\.", text))
-    good = re.search(r"crates of (\w+)\?", question)[1]  # type: ignore[index]
+    good = first_of(r"crates of (\w+)\?", question)
     return sorted(set(re.findall(rf"the ([\w ]+) unloaded \d+ crates of {good}\.", text)))
 
 

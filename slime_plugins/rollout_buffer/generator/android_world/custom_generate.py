@@ -333,6 +333,7 @@ def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> S
     filled.remove_sample = row.remove_sample
     filled.metadata = {**(sample.metadata or {}), **row.metadata}
     filled.non_generation_time = row.non_generation_time
+    # mypy: an agent rollout's index is a string, but here slime made the sample, and its indexes are numbers.
     filled.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id  # type: ignore[assignment]
     filled.multimodal_train_inputs = row.multimodal_train_inputs
     filled.multimodal_inputs = {"images": list(images)} if images else None
