@@ -54,6 +54,9 @@ Retain = Annotated[
 MaxData = Annotated[
     int | None, typer.Option(help="Most that --data-dir may hold; writes beyond answer 507. [default: unlimited]")
 ]
+RunnerPatience = Annotated[
+    float, typer.Option(help="Seconds after which a runner that shows no life is killed and started again.")
+]
 GeneratorDirs = Annotated[
     list[Path] | None,
     typer.Option("--generator-dir", help="Folder with generator files of your own; repeatable."),
@@ -153,6 +156,7 @@ def serve(
     max_body_bytes: MaxBody = 256 * 1024 * 1024,
     retain_delivered_s: Retain = None,
     max_data_bytes: MaxData = None,
+    runner_patience_s: RunnerPatience = 120.0,
     generator_dirs: GeneratorDirs = None,
     ray_address: RayAddress = None,
     ray_num_cpus: RayCpus = None,
@@ -178,6 +182,7 @@ def serve(
             max_body_bytes=max_body_bytes,
             retain_delivered_s=retain_delivered_s,
             max_data_bytes=max_data_bytes,
+            runner_patience_s=runner_patience_s,
             generator_dirs=tuple(generator_dirs or ()),
             ray_address=ray_address,
             ray_num_cpus=ray_num_cpus,

@@ -39,6 +39,8 @@ class ServeSettings(BaseModel):
     trainer may go back to. None keeps everything."""
     max_data_bytes: int | None = Field(default=None, ge=1_000_000)
     """Writes beyond answer 507, and runners hold what they have until there is room. None is unlimited."""
+    runner_patience_s: float = Field(default=120.0, gt=0)
+    """A runner whose event loop has not turned for so long is killed and started again; its slots stay open."""
     ray_address: str | None = None
     """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
     ray_num_cpus: int | None = Field(default=None, ge=1)

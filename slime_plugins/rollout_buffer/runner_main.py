@@ -17,6 +17,7 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator import load
+from slime_plugins.rollout_buffer.life_signs import show_life
 from slime_plugins.rollout_buffer.logs import set_up_logging
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.store import Store
@@ -44,18 +45,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray_address=options.ray_address,
             tracer=tracer,
         )
-        asyncio.run(_run_until_told_to_stop(runner))
+        asyncio.run(_run_until_told_to_stop(runner, options.life_sign))
     buffer.store.close()
     return 0
 
 
-async def _run_until_told_to_stop(runner: JobRunner) -> None:
+async def _run_until_told_to_stop(runner: JobRunner, life_sign: Path | None) -> None:
+    life = None if life_sign is None else asyncio.create_task(show_life(life_sign))
     work = asyncio.ensure_future(runner.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     try:
         await work
     except asyncio.CancelledError:
         logger.info("told to stop; open slots stay open")
+    finally:
+        if life is not None:
+            life.cancel()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--buffer-url", required=True)
     parser.add_argument("--ray-address")
     parser.add_argument("--max-data-bytes", type=int)
+    parser.add_argument("--life-sign", type=Path)
     parser.add_argument("--generator-dir", type=Path, action="append", default=[])
     return parser
 

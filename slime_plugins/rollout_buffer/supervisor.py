@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.life_signs import Silence
 from slime_plugins.rollout_buffer.mending import mend
 from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
@@ -41,6 +43,7 @@ TICK_S = 0.1
 HEARTBEAT_INTERVAL_S = 2.0
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
+SILENCE_INTERVAL_S = 0.5
 STOP_PATIENCE_S = 25.0
 DISCOVERY_TIMEOUT_S = 120.0
 RAY_START_TIMEOUT_S = 300.0
@@ -65,6 +68,7 @@ class _RunnerSlot:
     """The runner of one job: its process, and how often it crashed in a row."""
 
     process: ChildProcess | None = None
+    silence: Silence | None = None
     started_at: float = 0.0
     trajectories: int = 0
     crashes: int = 0
@@ -109,6 +113,7 @@ class Supervisor:
             self._beat()
             self._do(self._buffer.restart_group_clocks)
             self._start_server()
+            threading.Thread(target=self._watch_for_silence, name="life signs", daemon=True).start()
             self._loop()
         finally:
             self._stop_all()
@@ -243,6 +248,22 @@ class Supervisor:
         if slot.crashes >= MAX_CRASHES:
             self._buffer.fail_job(job.key, f"its runner ended {slot.crashes} times in a row; the last words: {words}")
 
+    def _watch_for_silence(self) -> None:
+        """Kills runners that show no life. A thread of its own: the rest may be waiting for what such a one holds."""
+        while not self._stopping:
+            for slot in list(self._runners.values()):
+                self._end_if_silent(slot)
+            time.sleep(SILENCE_INTERVAL_S)
+
+    def _end_if_silent(self, slot: _RunnerSlot) -> None:
+        process, patience_s = slot.process, self.settings.runner_patience_s
+        if process is None or slot.silence is None or not slot.silence.is_too_long(patience_s):
+            return
+        slot.silence = None
+        logger.error("%s has shown no life for %.0f s (frozen, or its generator blocks the event loop): killing it",
+                     process.name, patience_s)  # fmt: skip
+        process.kill()  # what follows is as after any crash
+
     def _let_go(self, key: int) -> None:
         """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
         slot = self._runners[key]
@@ -330,7 +351,11 @@ class Supervisor:
             except ConfigError as error:
                 self._buffer.fail_job(job.key, error.message)
                 return
+        life_sign = self.settings.data_dir.resolve() / "life_signs" / f"runner-{job.key}"
+        life_sign.parent.mkdir(exist_ok=True)
+        command += ["--life-sign", str(life_sign)]
         log_file = self._log_file(f"runner-{job.key}")
+        slot.silence = Silence(life_sign)
         slot.process = ChildProcess(f"runner of job {job.job_id}", command, log_file=log_file, environment=environment)
         slot.started_at, slot.let_go_at = time.monotonic(), None
         slot.trajectories = self._buffer.count_trajectories(job.key)

@@ -156,6 +156,20 @@ def test_a_killed_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     assert job["attempts"]["finished"] == 300
 
 
+def test_a_frozen_runner_is_replaced_and_nothing_is_lost_or_played_twice(
+    start_buffer: StartBuffer, stand_in_engine: int
+) -> None:
+    buffer = start_buffer("--runner-patience-s", "6")
+    job_id = start_math(buffer, stand_in_engine, 60)
+    wait_until(lambda: buffer.client.job(job_id)["outcomes"].get("completed", 0) > 5, 60)
+    frozen = buffer.runner_pid()
+    os.kill(frozen, signal.SIGSTOP)
+    wait_until(lambda: frozen not in buffer.children(), 60, "end of the frozen runner")
+    got = poll_all(buffer.client, job_id)
+    assert len(got) == len(set(got)) == 120
+    assert buffer.client.job(job_id)["attempts"]["finished"] == 120
+
+
 def test_a_killed_supervisor_takes_its_children_along_and_all_is_there_afterwards(
     start_buffer: StartBuffer, stand_in_engine: int
 ) -> None:

@@ -15,7 +15,7 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types overlay_advice",
-    "logs tracing",
+    "logs tracing life_signs",
     "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer write_lane "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
     "http_worker evaluation_statistics payloads engine client jobs inputs processes packs inline_images token_rows",
@@ -131,7 +131,11 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),
         # torch is for the images of a batch alone, and the stand-in engine for nothing but the command line.
         (("slime", "slime_plugins"), ("torch",), ("slime.rollout.agent_rollout_multimodal",)),
-        (("slime", "slime_plugins"), (f"{BUFFER}.stand_in_engine",), (f"{BUFFER}.stand_in_engine", f"{BUFFER}.cli")),
+        (
+            ("slime", "slime_plugins"),
+            (f"{BUFFER}.stand_in_engine",),
+            (f"{BUFFER}.stand_in_engine", f"{BUFFER}.cli_serve"),
+        ),
     ],
 )  # fmt: skip
 def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:

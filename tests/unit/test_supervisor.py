@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +15,8 @@ from slime_plugins.rollout_buffer import supervisor as rooms
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.life_signs import Silence
+from slime_plugins.rollout_buffer.processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor import MAX_CRASHES, Supervisor, _RunnerSlot
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.unit.test_buffer_after_crashes import played, start_played
@@ -90,3 +95,35 @@ def test_a_taken_port_is_waited_for_only_after_a_crash(monkeypatch: pytest.Monke
     monkeypatch.setattr(rooms, "_why_taken", lambda host, port: "Address already in use")
     with pytest.raises(ConfigError, match="give another --port"):
         rooms._wait_for_port("127.0.0.1", 1, 0.0)
+
+
+FROZEN_IN_A_TRANSACTION = """
+import os, signal, sys
+from pathlib import Path
+from slime_plugins.rollout_buffer.store import Store
+with Store(Path(sys.argv[1])).write():
+    Path(sys.argv[2]).touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_runner_frozen_in_the_middle_of_a_transaction_is_killed_and_holds_nobody_up(
+    supervisor: Supervisor, buffer: Buffer, tmp_path: Path
+) -> None:
+    """It has the writers' turn: whoever writes waits for it, the supervisor too."""
+    supervisor.settings = ServeSettings(data_dir=tmp_path / "data", runner_patience_s=0.2)
+    sign = tmp_path / "sign"
+    slot = _RunnerSlot(silence=Silence(sign))
+    command = [sys.executable, "-c", FROZEN_IN_A_TRANSACTION, str(buffer.store.data_dir), str(sign)]
+    slot.process = ChildProcess("frozen runner", command, log_file=tmp_path / "frozen.log")
+    while not sign.exists():
+        time.sleep(0.01)
+    supervisor._runners[1] = slot
+
+    watch = threading.Thread(target=supervisor._watch_for_silence)
+    watch.start()
+    buffer.beat("supervisor", 1, {})
+    supervisor._stopping = True
+    watch.join()
+
+    assert slot.process.exit_code() == -signal.SIGKILL
