@@ -252,3 +252,24 @@ def test_a_known_case_is_in_the_page_on_troubleshooting(case: str) -> None:
     rows = [row for row in page("troubleshooting").splitlines() if row.startswith("| ") and case in row.split(" | ")[0]]
     assert len(rows) == 1
     assert KNOWN_CASES[case] in rows[0]
+
+
+def test_a_quoted_message_is_one_that_is_said() -> None:
+    """What stands in backquotes as a symptom is searched for: it must be what the code says."""
+    sources = (path.read_text("utf-8") for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py"))
+    said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    symptoms = [row.split(" | ")[0] for row in page("troubleshooting").splitlines() if row.startswith("| ")]
+    quoted = [piece.strip() for one in symptoms for text in re.findall(r"`([^`]+)`", one) for piece in text.split("…")]
+    of_slime = {"video_embeds is None"}
+    assert [piece for piece in quoted if len(piece) > 8 and piece not in said and piece not in of_slime] == []
+
+
+def test_tables_are_not_torn() -> None:
+    """A row after an empty line is no longer a row."""
+    torn = []
+    for name, text in all_pages().items():
+        lines = text.splitlines()
+        for number, (before, line, after) in enumerate(zip(lines, lines[1:], [*lines[2:], ""], strict=False), 2):
+            if line.startswith("| ") and not before.startswith("|") and not after.startswith("|--"):
+                torn.append(f"{name}:{number}")
+    assert torn == []
