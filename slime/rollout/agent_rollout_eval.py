@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from slime.rollout.agent_rollout_feed import InputExhaustedError, JobFeed, send_start
+from slime.rollout.agent_rollout_feed import InputExhaustedError, JobFeed, send_start, with_patience
 from slime.rollout.agent_rollout_samples import Group, SampleConverter, finish_batch, trajectories_of
 from slime.rollout.agent_rollout_settings import EvalSet, RolloutSettings, eval_payload, eval_sets
 from slime.rollout.base_types import RolloutFnEvalOutput
@@ -23,9 +23,10 @@ async def evaluate(
     args: Any, rollout_id: int, settings: RolloutSettings, client: AsyncRolloutBufferClient
 ) -> RolloutFnEvalOutput:
     """Plays every evaluation set once and returns slime's eval shape. A failed episode is left out, never a zero."""
-    data, metrics = {}, {}
+    data: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, float] = {}
     for eval_set in eval_sets(args):
-        groups = await _play_eval_set(args, rollout_id, eval_set, settings, client)
+        groups, planned = await _play_eval_set(args, rollout_id, eval_set, settings, client)
         trajectories = _measured(args, eval_set, groups)
         if not trajectories:
             raise GeneratorError(f"evaluation set {eval_set.name} gave no trajectory with a reward")
@@ -34,24 +35,28 @@ async def evaluate(
             "truncated": [rows[-1].status is Sample.Status.TRUNCATED for rows in trajectories],
             "samples": [rows[-1] for rows in trajectories],
         }
-        metrics[f"eval/{eval_set.name}-left_out"] = len(trajectories_of(groups)) - len(trajectories)
+        metrics[f"eval/{eval_set.name}-left_out"] = planned - len(trajectories)
+        metrics |= _success(eval_set.name, trajectories)
     return RolloutFnEvalOutput(data=data, metrics=metrics)
 
 
 async def _play_eval_set(
     args: Any, rollout_id: int, eval_set: EvalSet, settings: RolloutSettings, client: AsyncRolloutBufferClient
-) -> list[Group]:
+) -> tuple[list[Group], int]:
+    """Returns the groups that came, and how many trajectories were to be played: a failed group comes not."""
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
     await asyncio.to_thread(send_start, settings, payload)
     try:
         groups = await _all_groups(args, eval_set, JobFeed(client, settings, job_id))
+        job = await with_patience("jobs", settings.max_failures, lambda: client.job(job_id))
+        planned = sum(job["groups"].values()) * eval_set.samples_per_group
     except Exception:
         # Nobody will fetch the rest: its devices and the engine are wanted elsewhere.
         with contextlib.suppress(Exception):
             await client.cancel(job_id)
         raise
-    return finish_batch(groups, rollout_id)
+    return finish_batch(groups, rollout_id), planned
 
 
 async def _all_groups(args: Any, eval_set: EvalSet, feed: JobFeed) -> list[Group]:
@@ -64,6 +69,13 @@ async def _all_groups(args: Any, eval_set: EvalSet, feed: JobFeed) -> list[Group
             return groups
         groups += converter.groups(delivery.items)
         feed.received(delivery)
+
+
+def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """The share that solved their task, of those that say so: a shaped reward is no success rate."""
+    told = [rows[-1].metadata.get("success") for rows in trajectories]
+    known = [success for success in told if isinstance(success, bool)]
+    return {f"eval/{name}-success": sum(known) / len(known)} if known else {}
 
 
 def _measured(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:

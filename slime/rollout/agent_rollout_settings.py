@@ -27,7 +27,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -94,7 +94,10 @@ class ImageSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSet:
-    """One evaluation set: its name in the metrics, its file, and how it is sampled."""
+    """One evaluation set: its name in the metrics, its file, and how it is sampled.
+
+    ``more_sampling`` holds what slime's own evaluation sends beside: top_k, stops and the like, where they are set.
+    """
 
     name: str
     path: str
@@ -102,6 +105,7 @@ class EvalSet:
     max_tokens: int
     temperature: float
     top_p: float
+    more_sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_settings(args: Any) -> RolloutSettings:
@@ -180,6 +184,8 @@ def start_payload(
 def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) -> dict[str, Any]:
     """Returns the body of ``start_rollout`` that plays an evaluation set once, always anew.
 
+    A group that some members could not be played of is measured by the others, whatever ratios training asks for.
+
     Raises:
         ConfigError: as ``start_payload``.
     """
@@ -187,6 +193,7 @@ def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) ->
         "max_tokens": eval_set.max_tokens,
         "temperature": eval_set.temperature,
         "top_p": eval_set.top_p,
+        **eval_set.more_sampling,
     }
     payload = {
         **_engine_and_task(args),
@@ -201,7 +208,7 @@ def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) ->
         "start_id": start_id,
         "evaluation": True,
     }
-    return _with_options(payload, args)
+    return {**_with_options(payload, args), "min_timeout_group_size_ratio": 0, "min_valid_item_size_ratio": 0}
 
 
 def eval_sets(args: Any) -> list[EvalSet]:
@@ -233,6 +240,13 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
         max_tokens=int(value("max_response_len", "eval_max_response_len", "rollout_max_response_len")),
         temperature=float(value("temperature", "eval_temperature", "rollout_temperature")),
         top_p=float(value("top_p", "eval_top_p", "rollout_top_p")),
+        more_sampling=_set_values(
+            top_k=value("top_k", "eval_top_k", "rollout_top_k"),
+            min_new_tokens=value("min_new_tokens", "eval_min_new_tokens"),
+            repetition_penalty=value("repetition_penalty"),
+            stop=value("stop", "rollout_stop"),
+            stop_token_ids=value("stop_token_ids", "rollout_stop_token_ids"),
+        ),
     )
 
 
@@ -261,13 +275,17 @@ def _sampling_params(args: Any) -> dict[str, Any]:
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
     }
-    top_k = getattr(args, "rollout_top_k", None)
-    optional = {
-        "top_k": None if top_k == -1 else top_k,
-        "stop": getattr(args, "rollout_stop", None),
-        "stop_token_ids": getattr(args, "rollout_stop_token_ids", None),
-    }
-    return {**params, **{key: value for key, value in optional.items() if value is not None}}
+    optional = _set_values(
+        top_k=getattr(args, "rollout_top_k", None),
+        stop=getattr(args, "rollout_stop", None),
+        stop_token_ids=getattr(args, "rollout_stop_token_ids", None),
+    )
+    return {**params, **optional}
+
+
+def _set_values(**values: Any) -> dict[str, Any]:
+    """Returns the sampling parameters that are set; a ``top_k`` of -1 is none."""
+    return {key: value for key, value in values.items() if value is not None and (key, value) != ("top_k", -1)}
 
 
 def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:

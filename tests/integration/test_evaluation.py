@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from slime.rollout.agent_rollout import generate_rollout
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.processes import ChildProcess
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.trainer_stand_in import trainer_args
 from tests.integration.conftest import BufferProcess, answers, free_port, process_table, wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -261,3 +264,27 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_exit_code(
     _, said = run([*COMMAND, *given, "--output", str(tmp_path / "out")], expected=code)
     assert says in said
     assert "Traceback" not in said
+
+
+def test_an_evaluation_in_a_training_counts_what_could_not_be_played(
+    start_buffer: Callable[..., BufferProcess], stand_in_engine: int, tmp_path: Path
+) -> None:
+    (tmp_path / "generators").mkdir()
+    (tmp_path / "generators" / "moody.py").write_text(MOODY, encoding="utf-8")
+    moods = {"a": "good", "b": "shaky", "c": "broken"}
+    lines = [json.dumps({"instance_id": name, "mood": mood}) for name, mood in moods.items()]
+    (tmp_path / "held-out.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    buffer = start_buffer("--generator-dir", str(tmp_path / "generators"))
+    args = trainer_args(
+        rollout_buffer_url=buffer.url,
+        rollout_task_type="moody",
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=stand_in_engine,
+        hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+        eval_prompt_data=["held-out", str(tmp_path / "held-out.jsonl")],
+        n_samples_per_eval_prompt=4,
+        rollout_buffer_options={"max_attempts": 2, "reward_range": [0, 5], "min_timeout_group_size_ratio": 1},
+    )
+    output = generate_rollout(args, 3, None, evaluation=True)
+    assert output.data["held-out"]["rewards"] == [0.0, 5.0] * 4
+    assert output.metrics == {"eval/held-out-left_out": 4, "eval/held-out-success": 0.5}

@@ -53,6 +53,27 @@ def test_the_buffer_takes_the_payload() -> None:
     assert (evaluation.evaluation, evaluation.num_epoch, evaluation.group_timeout_seconds) == (True, 1, 60)
 
 
+def test_an_evaluation_samples_as_slimes_own_does() -> None:
+    args = arguments(
+        eval_prompt_data=["e", "/e"], rollout_top_k=20, eval_top_k=5, rollout_stop=["x"], eval_min_new_tokens=2
+    )
+    (eval_set,) = eval_sets(args)
+    sampling = eval_payload(args, eval_set, job_id="e", start_id="s")["sampling_params"]
+    assert sampling.items() >= {"top_k": 5, "min_new_tokens": 2, "stop": ["x"]}.items()
+    assert "stop_token_ids" not in sampling
+    dataset = SimpleNamespace(name="d", path="/d", top_k=-1, stop=["y"], repetition_penalty=1.1, temperature=0.1)
+    (eval_set,) = eval_sets(arguments(eval_datasets=[dataset], rollout_stop=["x"]))
+    assert eval_set.more_sampling == {"stop": ["y"], "repetition_penalty": 1.1}
+    assert eval_set.temperature == 0.1
+
+
+def test_a_group_of_an_evaluation_is_measured_by_what_could_be_played_of_it() -> None:
+    args = arguments(rollout_buffer_options={"min_timeout_group_size_ratio": 0.9}, eval_prompt_data=["e", "/e"])
+    (eval_set,) = eval_sets(args)
+    payload = parse(StartPayload, eval_payload(args, eval_set, job_id="e", start_id="s"))
+    assert (payload.min_timeout_group_size_ratio, payload.min_valid_item_size_ratio) == (0, 0)
+
+
 def test_sampling_settings_that_slime_leaves_open_are_not_sent() -> None:
     assert payload_of(rollout_top_k=-1)["sampling_params"].keys() == {"max_tokens", "temperature", "top_p"}
     assert payload_of(rollout_top_k=20, rollout_stop=["x"])["sampling_params"]["top_k"] == 20
