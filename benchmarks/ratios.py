@@ -16,6 +16,8 @@ __all__ = ["READERS", "Finding", "Ratio", "Verdict", "compare", "read_ratios"]
 
 LEAST_TOLERANCE = 0.10
 """A median may be this much below the recorded one, however steady the recorded run was."""
+TOLERANCE_OF_ONE_ROUND = 0.25
+"""The same for a ratio that was measured once: nothing is known of its spread."""
 
 
 class Verdict(StrEnum):
@@ -50,6 +52,8 @@ class Ratio:
     @property
     def tolerance(self) -> float:
         """The part of the median that a later run may lack: the spread of the rounds, and no less than a tenth."""
+        if len(self.rounds) == 1:
+            return TOLERANCE_OF_ONE_ROUND
         return max(LEAST_TOLERANCE, (max(self.rounds) - min(self.rounds)) / self.median)
 
 

@@ -64,6 +64,8 @@ def run_check(folder: Path, recorded: dict[str, Any], measured: dict[str, Any], 
         (ratio(0.8, 1.0, 1.2), ratio(0.65, 0.7, 0.75), Verdict.FINE),
         (ratio(0.8, 1.0, 1.2), ratio(0.5, 0.55, 0.6), Verdict.REGRESSED),
         (ratio(1.0, 1.0, 1.0), ratio(0.3, 0.5, 1.1), Verdict.NOISY),
+        (ratio(1.0), ratio(0.8), Verdict.FINE),
+        (ratio(1.0), ratio(0.7), Verdict.REGRESSED),
     ],
 )
 def test_a_ratio_is_judged_by_the_recorded_spread(recorded: Ratio, measured: Ratio, expected: Verdict) -> None:
