@@ -326,3 +326,32 @@ def test_the_end_takes_the_rollout_servers_answer_and_own_fields_win() -> None:
 def test_impossible_settings_are_refused(build: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         build()
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["[" * 100_000, '{"name": "f", "arguments": {"n": NaN}}', '{"name": "f", "arguments": "{\\"n\\": Infinity}"}'],
+)
+def test_a_call_that_is_no_json_is_a_problem_and_no_error(inside: str) -> None:
+    inside = inside if inside.startswith("{") else f'{{"name": "f", "arguments": {inside}}}'
+    (call,) = calls_of({"content": f"<tool_call>{inside}</tool_call>"}, 0)
+    assert call.problem is not None
+    assert "JSON" in call.problem
+
+
+def test_a_lone_surrogate_in_a_call_is_replaced() -> None:
+    (call,) = calls_of({"content": '<tool_call>{"name": "f", "arguments": {"\\ud800": "\\udfff"}}</tool_call>'}, 0)
+    assert call.arguments == {"?": "?"}
+
+
+def test_a_call_that_is_only_thought_of_is_not_made() -> None:
+    thought, meant = (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("bad", "good"))
+    text = f"<think>perhaps {thought}</think>\n{meant}"
+    assert [call.name for call in calls_of({"content": text}, 0)] == ["good"]
+    message = message_with_calls(text, 0)
+    assert message["content"] == f"<think>perhaps {thought}</think>"
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["good"]
+    assert message_with_calls(f"<think>{thought}</think> no", 0) == {
+        "role": "assistant",
+        "content": f"<think>{thought}</think> no",
+    }

@@ -1,7 +1,7 @@
 """Tool calls in what a model wrote: found, taken apart, put into OpenAI's form. Pure.
 
 Two spellings are read: the ``tool_calls`` that a server parsed already, and the text
-``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` that ChatML models write.
+``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` that ChatML models write. What is thought is no call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_plugins.rollout_buffer.sampled_json import read_sampled_json, said_after_thinking
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["ToolCall", "calls_of", "message_with_calls"]
@@ -35,7 +36,7 @@ def calls_of(message: Message, turn: int) -> list[ToolCall]:
     if isinstance(given, list) and given:
         return [_read_given(call, f"call_{turn}_{place}") for place, call in enumerate(given)]
     content = message.get("content")
-    marked = _MARKED.findall(content) if isinstance(content, str) else []
+    marked = _MARKED.findall(said_after_thinking(content)) if isinstance(content, str) else []
     return [_read_marked(text, f"call_{turn}_{place}") for place, text in enumerate(marked)]
 
 
@@ -44,7 +45,7 @@ def message_with_calls(text: str, turn: int) -> Message:
 
     Text that holds anything but complete calls at its end stays as it is.
     """
-    start = text.find("<tool_call>")
+    start = text.find("<tool_call>", len(text) - len(said_after_thinking(text)))
     tail = text[start:] if start >= 0 else ""
     calls = calls_of({"content": tail}, turn)
     if not calls or any(call.problem for call in calls) or _MARKED.sub("", tail).strip():
@@ -66,7 +67,7 @@ def _read_given(call: Any, default_id: str) -> ToolCall:
 
 def _read_marked(text: str, call_id: str) -> ToolCall:
     try:
-        function = json.loads(text)
+        function = read_sampled_json(text)
     except ValueError as error:
         return ToolCall(call_id=call_id, name="", problem=f"the tool call is not JSON: {error}")
     return _checked(function, call_id)
@@ -78,7 +79,7 @@ def _checked(function: Mapping[str, Any], call_id: str) -> ToolCall:
         return ToolCall(call_id=call_id, name="", problem="the tool call names no tool")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
+            arguments = read_sampled_json(arguments or "{}")
         except ValueError as error:
             return ToolCall(call_id=call_id, name=name, problem=f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):

@@ -9,13 +9,14 @@ A call that cannot be read is a call with ``problem`` set: it is answered with t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "said_beside_calls", "without_surrogates"]
+from slime_plugins.rollout_buffer.sampled_json import read_sampled_json, said_after_thinking
+
+__all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "said_beside_calls"]
 
 UNREADABLE = "unreadable"
 """The tool's name in the answer to a call that cannot be read."""
@@ -40,28 +41,19 @@ CallReader = Callable[[str], Sequence[ToolCall]]
 
 def read_calls(text: str) -> list[ToolCall]:
     """Returns the calls of a turn in order; what is thought before the last ``</think>`` counts as none."""
-    said = text.rpartition("</think>")[2]
+    said = said_after_thinking(text)
     return [_read_call(match.group(1).strip()) for match in _CALL.finditer(said)]
 
 
 def said_beside_calls(text: str) -> str:
     """Returns what a turn says beside its calls."""
-    return _CALL.sub("", text.rpartition("</think>")[2]).strip()
-
-
-def without_surrogates(value: Any) -> Any:
-    """Returns the value with lone surrogates replaced: JSON can spell them, UTF-8 cannot."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(inner) for key, inner in value.items()}
-    return [without_surrogates(inner) for inner in value] if isinstance(value, list) else value
+    return _CALL.sub("", said_after_thinking(text)).strip()
 
 
 def _read_call(raw: str) -> ToolCall:
     try:
-        call = without_surrogates(json.loads(raw, strict=False))
-    except (ValueError, RecursionError) as error:
+        call = read_sampled_json(raw)
+    except ValueError as error:
         return _unreadable(raw, f"the tool call is not valid JSON ({error}); write {_SHAPE}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return _unreadable(raw, f"a tool call is one JSON object with the tool's name: {_SHAPE}")
@@ -76,8 +68,8 @@ def _read_call(raw: str) -> ToolCall:
 def _decoded(arguments: str) -> Any:
     """Arguments come as JSON text from models that were taught so; anything else stays what it is, and is refused."""
     try:
-        return without_surrogates(json.loads(arguments, strict=False)) if arguments.strip() else None
-    except (ValueError, RecursionError):
+        return read_sampled_json(arguments) if arguments.strip() else None
+    except ValueError:
         return arguments
 
 

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.generator.context_editing.calls import ToolCall, without_surrogates
+from slime_plugins.rollout_buffer.generator.context_editing.calls import ToolCall
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document, Shelf, require_search_library
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, ToolName, schemas
 from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, Toolbox
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
+from slime_plugins.rollout_buffer.sampled_json import without_surrogates
 
 __all__ = ["DOCUMENT_TOOLS", "DocumentBox", "DocumentTools"]
 
