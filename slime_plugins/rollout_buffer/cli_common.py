@@ -114,11 +114,11 @@ class CommandLine(TyperGroup):
         try:
             return super().invoke(ctx)
         except _UsageError as error:
-            _print_error("usage", getattr(error, "message", str(error)), {})
+            _print_error("usage", error.format_message(), {})
             raise
 
 
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_UsageError: Any = typer.BadParameter.__mro__[1]
 """Of the copy of click that typer brings; typer exports only some of its children."""
 
 
@@ -142,7 +142,7 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     if isinstance(error, RolloutBufferError):
         return error, ExitCode.NO
     if isinstance(error, _NO_ADDRESS):
-        return ConfigError(f"--url is no address ({error}): give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
+        return ConfigError(f"--url is no address: give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
         return _NoAnswerError(_why_no_answer(error)), ExitCode.OUT_OF_REACH
     if isinstance(error, ValueError):

@@ -172,8 +172,8 @@ def _raise_for_status(status: int, content: bytes) -> None:
         error = json.loads(content)["error"]
         code, message, detail = error["code"], error["message"], error.get("detail") or {}
     except (ValueError, KeyError, TypeError):
-        text = content[:200].decode(errors="replace").strip()
-        code, message, detail = "", f"{text or 'no words'} ({status}), says what answers: is it a rollout buffer?", {}
+        text = content[:200].decode(errors="replace").strip() or "nothing more"
+        code, message, detail = "", f"what answers says {status} ({text}): is it a rollout buffer?", {}
     raise _error_class(code, status)(message, detail)
 
 

@@ -32,6 +32,14 @@ _TRANSITIONS: Mapping[str, tuple[frozenset[JobState], JobState]] = {
     "fail": (OPEN_STATES, JobState.FAILED),
     "reopen": (frozenset({JobState.FAILED}), JobState.RUNNING),
 }
+_DONE = {
+    "pause": "paused",
+    "resume": "resumed",
+    "cancel": "cancelled",
+    "finish": "finished",
+    "fail": "failed",
+    "reopen": "reopened",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +140,7 @@ def next_state(current: JobState, verb: str) -> JobState:
     if current is target:
         return current
     if current not in allowed:
-        raise ConflictError(f"a job that is {current.value} cannot {verb}", {"state": current.value})
+        raise ConflictError(f"a job that is {current.value} cannot be {_DONE[verb]}", {"state": current.value})
     return target
 
 

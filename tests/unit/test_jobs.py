@@ -84,5 +84,5 @@ def test_verbs_lead_where_they_say_and_twice_is_once() -> None:
     assert next_state(JobState.RUNNING, "pause") is JobState.PAUSED
     assert next_state(JobState.PAUSED, "pause") is JobState.PAUSED
     assert next_state(JobState.PAUSED, "cancel") is JobState.CANCELLED
-    with pytest.raises(ConflictError, match="a job that is finished cannot resume"):
+    with pytest.raises(ConflictError, match="a job that is finished cannot be resumed"):
         next_state(JobState.FINISHED, "resume")
