@@ -146,9 +146,8 @@ def test_an_output_that_is_closed_full_or_read_no_further_leaves_no_traceback() 
 @pytest.mark.timeout(180)
 def test_bash_completes_commands_and_options() -> None:
     source = 'eval "$(_ROLLOUT_BUFFER_COMPLETE=source_bash rollout-buffer)"; '
-    asked = "COMP_WORDS=(rollout-buffer {}); COMP_CWORD=1; _rollout_buffer_completion rollout-buffer; echo ${{COMPREPLY[*]}}"
-    folder = Path(sys.executable).parent
-    found = shell(f"PATH={folder}:$PATH; {source}{asked.format('skip')}")
+    asked = "COMP_WORDS=(rollout-buffer skip); COMP_CWORD=1; _rollout_buffer_completion rollout-buffer; "
+    found = shell(f"PATH={Path(sys.executable).parent}:$PATH; {source}{asked}echo ${{COMPREPLY[*]}}")
     assert found.stdout.split() == ["skip-list"], found.stderr
 
 
@@ -160,7 +159,7 @@ def test_watching_in_json_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch, 
         if len(ticks) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.time, "sleep", sleep)
+    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         cli._tell_in_json(lambda: [{"job_id": "j"}], watch=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [[{"job_id": "j"}]] * 3
