@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine import GenerateReply
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
@@ -27,7 +28,6 @@ from slime_plugins.rollout_buffer.generator.android_world.prompts import (
 )
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ScriptedDevice
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,

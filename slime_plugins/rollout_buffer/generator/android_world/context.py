@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedReply
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation
-from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Image, Message
 
-__all__ = ["Context", "LastTurn", "Prompt", "SharedPrefix"]
+__all__ = ["Context", "LastTurn", "Prompt"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import GenerateReply
 from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedReply
 from slime_plugins.rollout_buffer.generator.android_world.context import Context, LastTurn, Prompt
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation
 from slime_plugins.rollout_buffer.generator.android_world.image_budget import ImageBudget
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import Generation, Image, Message, WeightVersionSpan
 
 __all__ = ["Conversation"]

@@ -29,6 +29,7 @@ from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
 from slime.rollout.agent_rollout_settings import read_image_settings
 from slime.utils.mask_utils import pack_training_rows
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import EngineSettings, SglangEngine
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import (
@@ -43,7 +44,6 @@ from slime_plugins.rollout_buffer.generator.android_world.held_device import Hel
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
 from slime_plugins.rollout_buffer.generator.android_world.task_play import task_of
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, Trajectory
 from slime_plugins.rollout_buffer.wire import RolloutItem
 

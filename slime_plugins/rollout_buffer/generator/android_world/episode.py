@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode
@@ -41,7 +42,6 @@ from slime_plugins.rollout_buffer.generator.android_world.incremental_context im
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
 from slime_plugins.rollout_buffer.generator.android_world.task_play import Done, Task, TaskPlay, task_of
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,

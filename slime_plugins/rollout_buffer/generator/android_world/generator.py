@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
@@ -14,7 +15,6 @@ from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purp
 from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 
 __all__ = ["AndroidWorldGenerator"]

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.generator.android_world.actions import MalformedAction, ParsedAction, ParsedReply
 from slime_plugins.rollout_buffer.generator.android_world.context import LastTurn, Prompt
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation
@@ -20,7 +21,6 @@ from slime_plugins.rollout_buffer.generator.android_world.prompts import (
     system_message,
     with_history,
 )
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.types import Image, Message
 
 __all__ = ["NOTHING_WAS_DONE", "HistoryContext", "messages_of_turn", "step_line"]

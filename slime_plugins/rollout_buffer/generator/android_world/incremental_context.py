@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.context import LastTurn, Prompt, SharedPrefix
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.generator.android_world.context import LastTurn, Prompt
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation
 from slime_plugins.rollout_buffer.generator.android_world.prompts import (
     first_turn_message,
     later_turn_message,
     system_message,
 )
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Image, Message
 
 __all__ = ["IncrementalContext"]

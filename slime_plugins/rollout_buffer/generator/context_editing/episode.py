@@ -28,10 +28,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, said_beside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, read_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Shelf, require_search_library
 from slime_plugins.rollout_buffer.generator.context_editing.episode import ContextEditingEpisode, EpisodeSetup

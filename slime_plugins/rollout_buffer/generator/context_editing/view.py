@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.generator.context_editing.history import MSG_ID, History, stub_of
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Message
