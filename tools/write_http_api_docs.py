@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.metrics import METRICS
-from slime_plugins.rollout_buffer.openapi import ERRORS, OPERATIONS, Operation, openapi_document
+from slime_plugins.rollout_buffer.openapi import openapi_document
+from slime_plugins.rollout_buffer.openapi_operations import ERRORS, OPERATIONS, Operation
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 URL = "http://127.0.0.1:8889"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.openapi import OPERATIONS
+from slime_plugins.rollout_buffer.openapi_operations import OPERATIONS
 from tools.write_architecture_diagram import ARROWS, BOXES, BUFFER, PICTURE, Arrow, architecture_svg
 
 ROOT = Path(__file__).resolve().parents[2]

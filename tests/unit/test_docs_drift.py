@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.cli import app
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.metrics import METRICS
-from slime_plugins.rollout_buffer.openapi import OPERATIONS
+from slime_plugins.rollout_buffer.openapi_operations import OPERATIONS
 from slime_plugins.rollout_buffer.payloads import StartPayload
 
 ROOT = Path(__file__).resolve().parents[2]

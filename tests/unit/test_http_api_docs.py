@@ -11,7 +11,8 @@ import pytest
 
 from slime_plugins.rollout_buffer import payloads, queries
 from slime_plugins.rollout_buffer.metrics import METRICS
-from slime_plugins.rollout_buffer.openapi import COMPONENTS, OPERATIONS
+from slime_plugins.rollout_buffer.openapi_operations import OPERATIONS
+from slime_plugins.rollout_buffer.openapi_schemas import COMPONENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,8 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel
 
 from slime_plugins.rollout_buffer import payloads, queries
-from slime_plugins.rollout_buffer.openapi import OPERATIONS, openapi_document
+from slime_plugins.rollout_buffer.openapi import openapi_document
+from slime_plugins.rollout_buffer.openapi_operations import OPERATIONS
 
 
 def described_routes() -> set[tuple[str, str]]:
