@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from slime_plugins.rollout_buffer.openapi_schemas import Schema, integer_schema, ref, text_schema
+from slime_plugins.rollout_buffer.openapi_schemas import Schema, integer, ref, text
 from slime_plugins.rollout_buffer.payloads import MAX_ITEMS, AckPayload, PollPayload, SignInPayload, StartPayload
 from slime_plugins.rollout_buffer.queries import (
     DeliveryQuery,
@@ -63,7 +63,7 @@ class Operation:
     """What follows ``curl`` and the base URL on a command line."""
 
 
-_JOB_ID = {"job_id": text_schema("The job's id; slashes in it may stand as they are", minLength=1)}
+_JOB_ID = {"job_id": text("The job's id; slashes in it may stand as they are", minLength=1)}
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -121,9 +121,9 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/images/{sha256}",
         summary="A screenshot",
         says="Exactly the bytes that the engine received.",
-        reply=text_schema(format="binary"),
+        reply=text(format="binary"),
         reply_says="The image.",
-        path_parameters={"sha256": text_schema("64 hexadecimal digits, lower case")},
+        path_parameters={"sha256": text("64 hexadecimal digits, lower case")},
         content_types=(*IMAGE_TYPES, "application/octet-stream"),
         errors=(404, 503),
         example="-o screen.png URL/images/SHA256",
@@ -133,12 +133,12 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/images/{sha256}",
         summary="Keep a screenshot",
         says="For writers that name it in their messages as `sha256:HASH`. Again changes nothing.",
-        body=text_schema(format="binary"),
+        body=text(format="binary"),
         body_types=IMAGE_TYPES,
         reply=ref("ImageReply"),
         reply_says="It was there already.",
         other_replies={201: ("It is durable now.", ref("ImageReply"))},
-        path_parameters={"sha256": text_schema("sha256 of the body: 64 hexadecimal digits, lower case")},
+        path_parameters={"sha256": text("sha256 of the body: 64 hexadecimal digits, lower case")},
         errors=(400, 503, 507),
         example="-T screen.png URL/images/SHA256",
     ),
@@ -171,7 +171,7 @@ OPERATIONS: tuple[Operation, ...] = (
         says="Doing it twice changes nothing. A cancelled job keeps what is finished.",
         reply=ref("Job"),
         reply_says="The job afterwards.",
-        path_parameters={**_JOB_ID, "verb": text_schema(enum=["cancel", "pause", "resume"])},
+        path_parameters={**_JOB_ID, "verb": text(enum=["cancel", "pause", "resume"])},
         errors=(404, 409, 503, 507),
         example="-X POST URL/jobs/run-1/pause",
     ),
@@ -196,7 +196,7 @@ OPERATIONS: tuple[Operation, ...] = (
         query=DeliveryQuery,
         reply=ref("RolloutData"),
         reply_says="The groups of that delivery.",
-        path_parameters={"delivery_id": text_schema(minLength=1)},
+        path_parameters={"delivery_id": text(minLength=1)},
         errors=(400, 404, 503),
         example="'URL/deliveries/DELIVERY?images=hash'",
     ),
@@ -219,7 +219,7 @@ OPERATIONS: tuple[Operation, ...] = (
         query=TrajectoryQuery,
         reply=ref("StoredTrajectory"),
         reply_says="The trajectory.",
-        path_parameters={"uid": text_schema(minLength=1)},
+        path_parameters={"uid": text(minLength=1)},
         errors=(400, 404, 409, 503),
         example="'URL/trajectories/a/0?job_id=run-1'",
     ),
@@ -265,7 +265,7 @@ OPERATIONS: tuple[Operation, ...] = (
         says="Its members, every attempt to fill a slot, and what was delivered.",
         reply=ref("Group"),
         reply_says="The group.",
-        path_parameters={"group_index": integer_schema("As in a delivered item", minimum=0)},
+        path_parameters={"group_index": integer("As in a delivered item", minimum=0)},
         errors=(404, 503),
         example="URL/groups/1",
     ),
@@ -278,7 +278,7 @@ OPERATIONS: tuple[Operation, ...] = (
         query=TokenRowQuery,
         reply=ref("TokenRows"),
         reply_says="One row, and what all rows are.",
-        path_parameters={"uid": text_schema(minLength=1)},
+        path_parameters={"uid": text(minLength=1)},
         errors=(400, 404, 409, 503),
         example="'URL/token_rows/a/0?job_id=run-1&row=0'",
     ),
@@ -298,7 +298,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/",
         summary="The dashboard",
         says="A page for people. It asks for the token itself.",
-        reply=text_schema(),
+        reply=text(),
         reply_says="HTML.",
         content_types=("text/html",),
         needs_token=False,
@@ -309,9 +309,9 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/dashboard/{file}",
         summary="A file of the dashboard",
         says="Scripts and styles; they hold no data.",
-        reply=text_schema(),
+        reply=text(),
         reply_says="The file.",
-        path_parameters={"file": text_schema(minLength=1)},
+        path_parameters={"file": text(minLength=1)},
         content_types=("text/javascript", "text/css", "text/html", "text/plain", "image/svg+xml"),
         errors=(404,),
         needs_token=False,
@@ -346,7 +346,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/metrics",
         summary="Numbers for Prometheus",
         says="Every number is read from the store when it is asked for. docs/metrics.md lists the names.",
-        reply=text_schema(),
+        reply=text(),
         reply_says="Prometheus' text format.",
         content_types=("text/plain",),
         errors=(503,),
