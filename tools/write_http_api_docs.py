@@ -83,6 +83,10 @@ jq '{dashboard: ., overwrite: true}' deploy/grafana_dashboard.json |
 
 `python tools/write_grafana_dashboard.py` writes the file.
 
+Prometheus 2.42 has scraped a server whose job was playing on devices, and answered every expression of the file and of
+the table above; `tests/integration/test_grafana_prometheus.py` does it again where there is a Prometheus. The file was
+not loaded into a Grafana: none could be had.
+
 ## The same names elsewhere
 
 What the trainer logs of the buffer (`rollout/buffer/…`) has these names with slashes for underscores and the labels'

@@ -2,7 +2,7 @@
 
 import { h, scrolling, show } from "./dom.js";
 import { number } from "./format.js";
-import { trailing, twiceAnEpisode } from "./trailing.js";
+import { trailing, fourEpisodes } from "./trailing.js";
 
 const HEIGHT = 170;
 const WINDOW_S = 60;
@@ -95,7 +95,7 @@ export const CHARTS = [
     unit: "",
     digits: 1,
     zero: true,
-    windowS: (columns, widthS) => Math.max(WINDOW_S, twiceAnEpisode(columns, widthS)),
+    windowS: (columns, widthS) => Math.max(WINDOW_S, fourEpisodes(columns, widthS)),
     lines: [
       { from: "playing", name: "devices", color: "line-2", width: 2 },
       { from: "generating", name: "requests at the engine", color: "line-3" },
@@ -202,7 +202,7 @@ function options(spec, width, onCursor) {
   return {
     width,
     height: HEIGHT,
-    padding: [8, 8, 0, 0],
+    padding: [8, 20, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
     legend: { show: false },
     hooks: { setCursor: [onCursor] },

@@ -29,10 +29,10 @@ export function trailing(columns, { widthS, until, windowS }) {
   return { columns: { t: columns.t, ...Object.fromEntries(names.map((name) => [name, over(name)])) }, seconds };
 }
 
-/** Returns twice the mean time that an episode of these buckets held its device; 0 when none told. */
-export function twiceAnEpisode(columns, widthS) {
+/** Returns four times the mean time that an episode of these buckets held its device; 0 when none told. */
+export function fourEpisodes(columns, widthS) {
   const held = sum(columns.playing.filter((value) => value !== null)) * widthS;
-  return (2 * held) / (sum(columns.episodes) || 1);
+  return (4 * held) / (sum(columns.episodes) || 1);
 }
 
 const sum = (values) => values.reduce((total, value) => total + value, 0);
