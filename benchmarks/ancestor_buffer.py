@@ -112,7 +112,9 @@ def main() -> None:
     """Serves until it is stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8900)
-    uvicorn.run(create_app(), host="127.0.0.1", port=parser.parse_args().port, log_level="warning", access_log=False)
+    parser.add_argument("--http", choices=("h11", "httptools"), default="h11", help="slime's environment has h11")
+    given = parser.parse_args()
+    uvicorn.run(create_app(), host="127.0.0.1", port=given.port, http=given.http, log_level="warning", access_log=False)
 
 
 if __name__ == "__main__":

@@ -258,9 +258,8 @@ def machine(folder: Path) -> dict[str, Any]:
         import fastapi
         import uvicorn
 
-        parser = "httptools" if importlib.util.find_spec("httptools") is not None else "h11"
         loop = "uvloop" if importlib.util.find_spec("uvloop") is not None else "asyncio"
-        versions = {"fastapi": fastapi.__version__, "uvicorn": f"{uvicorn.__version__} ({parser}, {loop})"}
+        versions = {"fastapi": fastapi.__version__, "uvicorn": f"{uvicorn.__version__} (h11, {loop})"}
     return {
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import gunicorn_h1c
+import httptools
 from gunicorn.util import http_date
 
 __all__ = ["Arrived", "Keeper", "Outcome", "Passenger", "WriteLane"]
@@ -378,27 +378,39 @@ class WriteLane:
         passenger.buffer = larger
 
 
-def _understood(head: bytes) -> tuple[dict[str, Any], int]:
+class _Head:
+    """What httptools tells of a head."""
+
+    def __init__(self) -> None:
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.is_whole = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.is_whole = True
+
+
+def _understood(content: bytes) -> tuple[dict[str, Any], int]:
     """Returns a head as WSGI has it, and the size of the body.
 
     Raises:
         _UnusualRequestError: gunicorn should judge it.
     """
+    head = _Head()
     try:
-        request = gunicorn_h1c.parse_request(head)
-    except gunicorn_h1c.ParseError as error:
+        httptools.HttpRequestParser(head).feed_data(content)
+    except httptools.HttpParserError as error:
         raise _UnusualRequestError from error
-    environ: dict[str, Any] = {"REQUEST_METHOD": "POST", "PATH_INFO": "/buffer/write"}
-    sizes = []
-    for name, value in request["headers"]:
-        name = name.lower()
-        if name in UNUSUAL_HEADERS:
-            raise _UnusualRequestError
-        if name == b"content-length":
-            sizes.append(value)
-        environ["HTTP_" + name.decode("latin-1").upper().replace("-", "_")] = value.decode("latin-1")
+    sizes = [value for name, value in head.headers if name == b"content-length"]
+    if not head.is_whole or any(name in UNUSUAL_HEADERS for name, _ in head.headers):
+        raise _UnusualRequestError
     if len(sizes) != 1 or not sizes[0].isdigit() or int(sizes[0]) > LARGEST_BODY:
         raise _UnusualRequestError
+    environ: dict[str, Any] = {"REQUEST_METHOD": "POST", "PATH_INFO": "/buffer/write"}
+    for name, value in head.headers:
+        environ["HTTP_" + name.decode("latin-1").upper().replace("-", "_")] = value.decode("latin-1")
     return environ, int(sizes[0])
 
 
