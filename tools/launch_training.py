@@ -37,6 +37,8 @@ __all__ = ["Kind", "LaunchError", "LaunchSettings", "Step", "compose", "main", "
 
 ROOT = Path(__file__).resolve().parent.parent
 HEALTH_PATIENCE_S = 60.0
+SHORTEST_TOKEN = 16
+"""What ``rollout-buffer serve`` asks of a token; said here before anything was started."""
 
 VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_DIR": ("../slime", "the slime checkout to train with"),
@@ -564,6 +566,11 @@ def _first_line(path: str) -> str:
         ) from error
     if not lines or not lines[0].strip():
         raise LaunchError(f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) is empty: put a token into its first line")
+    if len(lines[0].strip()) < SHORTEST_TOKEN:
+        raise LaunchError(
+            f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) holds fewer than {SHORTEST_TOKEN} characters, which the buffer "
+            "refuses: openssl rand -hex 24"
+        )
     return lines[0].strip()
 
 

@@ -138,6 +138,15 @@ def test_a_farms_settings_reach_episodes_that_slime_plays(environment: dict[str,
     assert variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] == str(farm)
 
 
+def test_a_token_that_the_buffer_refuses_is_refused_before_anything_starts(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    short = tmp_path / "token"
+    short.write_text("sesame\n")
+    with pytest.raises(LaunchError, match="fewer than 16 characters"):
+        settings_of(environment, SLIME_SCRIPT_BUFFER_TOKEN_FILE=str(short))
+
+
 def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> None:
     found = misspelt({"SLIME_SCRIPT_NUM_GPU": "4", "SLIME_SCRIPT_NUM_NODES": "1", "PATH": ""})
 
@@ -226,17 +235,20 @@ def test_secrets_are_in_the_job_and_never_shown(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     token = tmp_path / "token"
-    token.write_text("open-sesame\n")
+    token.write_text("open-sesame-open-sesame\n")
     more = {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": str(token), "WANDB_API_KEY": "wandb-secret", "MASTER_ADDR": "10.0.0.1"}
     for name, value in {**environment, **more}.items():
         monkeypatch.setenv(name, value)
     job = compose(settings_of({**environment, **more}))[-1].command
     variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
 
-    assert (variables["ROLLOUT_BUFFER_TOKEN"], variables["WANDB_API_KEY"]) == ("open-sesame", "wandb-secret")
+    assert (variables["ROLLOUT_BUFFER_TOKEN"], variables["WANDB_API_KEY"]) == (
+        "open-sesame-open-sesame",
+        "wandb-secret",
+    )
     assert main(["android_world", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "open-sesame" not in shown
+    assert "open-sesame-open-sesame" not in shown
     assert "wandb-secret" not in shown
     assert "--use-wandb" in shown
 
