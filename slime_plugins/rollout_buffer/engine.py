@@ -191,7 +191,8 @@ class HttpEngine:
         """
         silent_s = time.monotonic() - self._last_sign_at
         report: dict[str, Any] = {"url": self._base_url, "says": "", "since_s": None, "updating": False}
-        if self._waiting and self._refused_since is not None:
+        held_after_abort = bool(self._in_flight) and self._refusal == ABORTED
+        if self._refused_since is not None and (self._waiting or held_after_abort):
             since_s = time.monotonic() - self._refused_since
             report |= {"says": self._refusal, "since_s": since_s, "updating": self._refusal == ABORTED}
         elif self._in_flight and silent_s > SILENCE_WORTH_SAYING_S:

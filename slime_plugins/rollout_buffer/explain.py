@@ -265,8 +265,14 @@ def _engine_trouble(at: Situation) -> Iterator[Explanation]:
         code="no_engine",
         severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else standing,
         says=f"The engine at {at.engine.get('url')} {says.split(' (')[0]}{for_long}{held}.",
-        advice="Is it up, and is the address right as seen from the buffer host? Episodes wait for it, none is lost.",
+        advice=_SILENT if "answered no request" in says else _AWAY,
     )
+
+
+_AWAY = "Is it up, and is the address right as seen from the buffer host? Episodes wait for it, none is lost."
+_SILENT = (
+    "It holds requests while its weights are updated. When that takes minutes, look at its log. No episode is lost."
+)
 
 
 def _device_trouble(at: Situation) -> Iterator[Explanation]:

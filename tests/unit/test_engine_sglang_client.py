@@ -488,6 +488,18 @@ class TestTheReport:
         assert engine.report()["says"] == ""
         await engine.close()
 
+    async def test_an_engine_that_holds_what_it_aborted_still_updates_its_weights(self) -> None:
+        server = ScriptedSglang([answered([7], finish="abort"), never()])
+        async with server.serving() as url:
+            engine = SglangEngine(url, QUICK)
+            going = asyncio.create_task(engine.generate(turn()))
+            await eventually(lambda: len(server.bodies) == 2)
+            report = engine.report()
+            going.cancel()
+            await asyncio.gather(going, return_exceptions=True)
+            await engine.close()
+        assert (report["updating"], report["waiting"]) == (True, 1)
+
     async def test_an_engine_that_aborts_is_said_to_update_its_weights(self) -> None:
         server = ScriptedSglang([answered([7], finish="abort"), answered([8])])
         async with server.serving() as url:
