@@ -33,7 +33,6 @@ from slime_plugins.rollout_buffer.errors import (
     ConflictError,
     InvalidPayloadError,
     NotFoundError,
-    RolloutBufferError,
     StaleAttemptError,
     UnavailableError,
 )
@@ -436,7 +435,7 @@ class Buffer:
         """Does ``write_items`` for each, with one fsync for all; what one of them raises stands in its place."""
         try:
             keeping = self._keep_bytes(writes)
-        except RolloutBufferError:  # of one of them: each finds out for itself
+        except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
             return [self._write_alone(write) for write in writes]
         works = [
             partial(self._write_items, job_id=write.job_id, items=items)

@@ -297,13 +297,13 @@ class WriteLane:
     def _keep(self, waiting: Sequence[Passenger]) -> None:
         try:
             outcomes = self._keeper([passenger.arrived for passenger in waiting if passenger.arrived is not None])
+            for passenger, outcome in zip(waiting, outcomes, strict=True):
+                self._answer(passenger, outcome)
         except Exception:
             logger.exception("writes could not be answered: their connections are closed, and clients try again")
             for passenger in waiting:
-                self._host.defer(partial(self._drop, passenger))
-            return
-        for passenger, outcome in zip(waiting, outcomes, strict=True):
-            self._answer(passenger, outcome)
+                if passenger.in_work:
+                    self._host.defer(partial(self._drop, passenger))
 
     def _answer(self, passenger: Passenger, outcome: Outcome) -> None:
         closes = passenger.closes or not self._host.alive
