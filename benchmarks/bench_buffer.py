@@ -6,7 +6,7 @@
 
 The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
 Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
-the same for both, with 8 connections for writing and one for reading. The table gives medians, their spread (lowest to
+the same for both, with 8 connections for writing (``--connections``) and one for reading. The table gives medians, their spread (lowest to
 highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 screenshots of its own, inline;
 ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their log-probabilities. Reads are
 counted by a client that does not parse, and once more by one that does. Then how long a waiting poll takes from the
@@ -45,6 +45,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 COUNTS = {"2k": 1600, "64k": 480, "1m": 64, "1m-shared": 64, "1m-ids": 64}
 CONNECTIONS = 8
+"""Writers at the same time; a job of some hundred episodes has more of them."""
 START_PATIENCE_S = 60.0
 HOW_TO_INSTALL = "the ancestor needs FastAPI: pip install fastapi uvicorn uvloop (or run with --without-ancestor)"
 Rates = dict[tuple[str, str], list[float]]
@@ -152,7 +153,7 @@ def listens(port: int) -> bool:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(client: Client, contender: Contender, kind: str, number: int) -> None:
+def measure(client: Client, contender: Contender, kind: str, number: int, connections: int) -> None:
     """One round of one kind: write and read without parsing, write and read with."""
     count = COUNTS[kind]
     for parse in (False, True):
@@ -160,7 +161,7 @@ def measure(client: Client, contender: Contender, kind: str, number: int) -> Non
         job = contender.job(run)
         client.do("start", port=contender.port, job_id=job)
         wrote = client.do(
-            "write", port=contender.port, kind=kind, count=count, run=run, job_id=job, connections=CONNECTIONS
+            "write", port=contender.port, kind=kind, count=count, run=run, job_id=job, connections=connections
         )
         got = client.do("read", port=contender.port, job_id=job, parse=parse)
         if wrote["failures"] or got["items"] != count:
@@ -278,7 +279,7 @@ def compare(arguments: argparse.Namespace, console: Console, folder: Path) -> di
             for kind in arguments.kinds.split(","):
                 # Turn about: who comes first finds the caches the other left.
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
-                    measure(client, contender, kind, number)
+                    measure(client, contender, kind, number, arguments.connections)
         rows = show(console, buffer, old)
         waits = time_waiting(client, buffer)
     client.close()
@@ -301,6 +302,7 @@ def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="over which items are written at once")
     parser.add_argument("--kinds", default=",".join(COUNTS), help="which items, of " + ", ".join(COUNTS))
     parser.add_argument("--without-ancestor", action="store_true")
     parser.add_argument("--many", type=int, help="write so many small trajectories instead, a multiple of 10,000")
