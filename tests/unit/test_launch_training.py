@@ -375,6 +375,7 @@ def test_every_variable_is_documented() -> None:
 
 
 @pytest.mark.slime
+@pytest.mark.timeout(300)  # it imports torch and transformers in a process of its own
 @pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("without_buffer", ["0", "1"])
