@@ -8,9 +8,10 @@ The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` j
 Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
 the same for both, with 8 connections for writing (``--connections``) and one for reading. The table gives medians, their
 spread (lowest to highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 screenshots of
-its own, inline; ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their log-probabilities. Reads are
-counted by a client that does not parse, and once more by one that does. Then how long a waiting poll takes from the
-write that completes a group. ``--many`` writes that many small trajectories instead, and shows memory and poll times.
+its own, inline; ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their
+log-probabilities. Reads are counted by a client that does not parse, and once more by one that does. Then how long a
+waiting poll takes from the write that completes a group. ``--many`` writes that many small trajectories instead, and
+shows memory and poll times.
 
 Caveats: loopback, and client and server share the machine's cores; on a busy machine look at the ratios. The ancestor
 keeps everything in memory and acknowledges nothing: a crash loses all of it. The data directory should be on the disk
