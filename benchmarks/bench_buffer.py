@@ -6,7 +6,7 @@
 
 The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
 Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
-the same for both, with 8 connections for writing (``--connections``) and one for reading. The table gives medians, their
+the same for both, with 8 connections for writing (``--connections``) and one for reading. The table has medians, their
 spread (lowest to highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 screenshots of
 its own, inline; ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their
 log-probabilities. Reads are counted by a client that does not parse, and once more by one that does. Then how long a
