@@ -190,14 +190,19 @@ async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str
 async def test_a_death_ends_its_episode_while_the_engine_is_silent(cluster: str, task: str, words: str) -> None:
     """The worker is killed, or its device dies in it; nobody calls it when it happens."""
     async with pool_at(cluster, num_workers=1) as pool:
+        before = await deaths(pool)
         start = time.monotonic()
         with pytest.raises(DeviceError, match=words):
             await die_while_waiting(pool, task)
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 60
         async with await pool.acquire() as device:
             await device.reset("Solved", 0)
-            (counters,) = await pool.counters()
-    assert counters["failures"]["died"] == 1
+            assert await deaths(pool) == before + 1
+
+
+async def deaths(pool: RayDevicePool) -> int:
+    """How often the first device has died on this cluster, which the tests share."""
+    return int((await pool.counters())[0]["failures"].get("died", 0))
 
 
 async def die_while_waiting(pool: RayDevicePool, task: str) -> None:
