@@ -302,7 +302,7 @@ def run(folder: Path, arguments: argparse.Namespace, console: Console) -> list[T
             return []
         found = list(places(lambda path: requests.get(url + path, timeout=60).json()))
         write = writer(client)
-        return [measure(url, place, arguments.repeat, write) for place in found]
+        return [measure(url, place, arguments.repeat, write) for place in found if arguments.only in place.name]
 
 
 def main() -> None:
@@ -311,6 +311,7 @@ def main() -> None:
     parser.add_argument("--played", type=int, default=100_000, help="trajectories of the job that a runner plays")
     parser.add_argument("--written", type=int, default=100_000, help="trajectories of the job that is written to")
     parser.add_argument("--repeat", type=int, default=20, help="how often each request is made")
+    parser.add_argument("--only", default="", help="measure only requests with this in their name")
     parser.add_argument("--folder", type=Path, help="where the data is kept; a temporary folder without it")
     parser.add_argument("--only-fill", action="store_true", help="fill --folder and measure nothing")
     parser.add_argument("--json", type=Path, help="also write all times here")
