@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # a build takes seconds, and minutes where ten others work
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
