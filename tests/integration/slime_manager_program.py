@@ -140,8 +140,30 @@ def one_rollout(manager: Any, rollout_id: int) -> dict[str, Any]:
     }
 
 
+def rollout_with_images(manager: Any) -> dict[str, Any]:
+    """Gives every played row tensors that name it, and returns what of them reaches the ranks beside each row's tokens.
+
+    The tensors are as the screenshots' conversion makes them; a dummy has none.
+    """
+    import torch
+
+    samples, _ = manager._get_rollout_data(0)
+    for number, sample in enumerate(samples):
+        sample.tokens = [number, *sample.tokens[1:]]
+        if not sample.remove_sample:
+            pixels = torch.full((4, 8), float(number), dtype=torch.bfloat16)
+            sample.multimodal_train_inputs = {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2, 2]])}
+    shards = manager._split_train_data_by_dp(manager._convert_samples_to_train_data(samples))
+    pairs = []
+    for shard in (ref.inner for ref in shards):
+        for tokens, tensors in zip(shard["tokens"], shard["multimodal_train_inputs"], strict=True):
+            named = None if tensors is None else float(tensors["pixel_values"][0, 0])
+            pairs.append((int(tokens[0]), named))
+    return {"pairs": sorted(pairs), "dummies": [n for n, sample in enumerate(samples) if sample.remove_sample]}
+
+
 def main() -> None:
-    """Prints the four lives: plain, several rows with dummies, groups of one, and a resume from slime's checkpoint."""
+    """Prints the lives: plain, several rows with dummies, with images, groups of one, a resume from a checkpoint."""
     report: dict[str, Any] = {}
     instances = [f"task-{number}" for number in range(6)]
     with LoopbackBuffer(instances) as buffer, tempfile.TemporaryDirectory() as save:
@@ -155,6 +177,8 @@ def main() -> None:
         report["resumed"] = one_rollout(resumed, 1)
     with LoopbackBuffer(instances, make_item=several_rows_item) as buffer, tempfile.TemporaryDirectory() as save:
         report["several_rows"] = one_rollout(manager_of(manager_args(buffer.url, save), own_rewards=True), 0)
+    with LoopbackBuffer(instances, make_item=several_rows_item) as buffer, tempfile.TemporaryDirectory() as save:
+        report["images"] = rollout_with_images(manager_of(manager_args(buffer.url, save), own_rewards=True))
     with LoopbackBuffer(instances) as buffer, tempfile.TemporaryDirectory() as save:
         single = manager_args(buffer.url, save, n_samples_per_prompt=1, rollout_batch_size=4, global_batch_size=4)
         report["groups_of_one"] = one_rollout(manager_of(single, own_rewards=True), 0)

@@ -129,5 +129,14 @@ def test_rows_of_one_trajectory_and_dummies_do_not_bend_the_baseline(manager_rep
     assert rows["metrics"]["rollout/buffer/dummies"] == 2
 
 
+def test_each_row_reaches_its_rank_with_its_own_images_and_a_dummy_with_none(manager_report: dict[str, Any]) -> None:
+    """Two groups of five rows each (slot 0 has two), the dummy of each among them."""
+    images = manager_report["images"]
+
+    assert len(images["dummies"]) == 2
+    expected = [[number, None if number in images["dummies"] else float(number)] for number in range(10)]
+    assert images["pairs"] == expected
+
+
 def test_groups_of_one_have_finite_rewards(manager_report: dict[str, Any]) -> None:
     assert manager_report["groups_of_one"]["rewards"] == [0.0] * 4
