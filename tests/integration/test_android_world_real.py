@@ -28,7 +28,6 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
     SimulatedSdk,
     make_simulated_sdk,
 )
-from tests.android_world_script import task_params
 from tests.simulated_phone_player import SOLUTIONS, Player
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
@@ -171,26 +170,6 @@ def test_a_screen_that_reacts_late_is_waited_for(device: DeviceProcess, sdk: Sim
     player.tap_row("Network & internet")
     assert player.screen.find_switch("Wi-Fi") is not None
     assert player.observation.details["settled"] == "settled"
-
-
-def test_a_tree_from_before_the_last_action_is_not_scored(device: DeviceProcess, sdk: SimulatedSdk) -> None:
-    """This task reads the draft from the accessibility tree, and the forwarder is behind."""
-    params = task_params(PYTHON, ["ContactsNewContactDraft"])["ContactsNewContactDraft"]
-    player = Player(device, device.reset("ContactsNewContactDraft", 0))
-    sdk.set_faults(device.health()["serial"], Faults(slow_trees_s=1.0))
-    SOLUTIONS["ContactsNewContactDraft"](player, params)
-    assert device.score() == 1.0
-
-
-def test_a_late_tree_of_one_action_is_not_taken_for_the_effect_of_the_next(
-    device: DeviceProcess, sdk: SimulatedSdk
-) -> None:
-    player = Player(device, device.reset("SystemWifiTurnOff", 0))
-    sdk.set_faults(device.health()["serial"], Faults(slow_trees_s=1.0))
-    player.open("Settings")
-    sdk.set_faults(device.health()["serial"], Faults(slow_trees_s=1.0, slow_screen_s=1.2))
-    player.tap_row("Network & internet")
-    assert player.screen.find_switch("Wi-Fi") is not None
 
 
 @pytest.mark.parametrize("faults", [Faults(crash_after_inputs=1), Faults(offline=True)], ids=["crash", "offline"])

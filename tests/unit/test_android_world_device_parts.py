@@ -11,12 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world import emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.android_world_gestures import typeable
 from slime_plugins.rollout_buffer.generator.android_world.android_world_package import check_package, task_seed
 from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
@@ -32,18 +35,89 @@ from slime_plugins.rollout_buffer.generator.android_world.settling import Look, 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import fit_under_pixel_cap
 from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
 
+# ---- the device ------------------------------------------------------------------------------------------------------
+
+TOAST, HOME, EFFECT = 10, 90, 200
+
+
+class ToastPackage:
+    """A package whose screen shows a message that goes away, and the effect of a tap three looks late."""
+
+    def __init__(self) -> None:
+        self.screen, self.looks_until_effect = TOAST, 0
+        self.calls: list[str] = []
+        self.env = self
+
+    def get_state(self, *, wait_to_stabilize: bool) -> Any:
+        assert not wait_to_stabilize
+        self.looks_until_effect -= 1
+        if self.looks_until_effect == 0:
+            self.screen = EFFECT
+        return SimpleNamespace(pixels=pixels_of(self.screen), ui_elements=[self.screen])
+
+    def await_fresh_tree(self) -> None:
+        self.calls.append("await_fresh_tree")
+
+    def forget_accessibility_trees(self) -> None:
+        pass
+
+    def do(self, action: Action) -> str:
+        self.calls.append(str(action.kind))
+        self.looks_until_effect = 4
+        return ""
+
+    def is_successful(self, env: Any) -> float:
+        self.calls.append("is_successful")
+        return 1.0
+
+
+def pixels_of(screen: int) -> Any:
+    return np.full((40, 20, 3), screen, np.uint8)
+
+
+def device_on(package: Any) -> AndroidWorldDevice:
+    device = object.__new__(AndroidWorldDevice)
+    device._closed, device._package, device._gestures = False, package, package
+    device._settings = AndroidWorldSettings()
+    device._times = SettleTimes(change_s=5.0, still_s=5.0, between_s=0.001)
+    device._task = SimpleNamespace(goal="", complexity=1, app_names=[], is_successful=package.is_successful)
+    return device
+
+
+def test_what_the_screen_did_while_the_agent_thought_is_not_taken_for_the_effect_of_its_action() -> None:
+    package = ToastPackage()
+    device = device_on(package)
+    device._observe(None, "")
+    package.screen = HOME
+    seen = device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    settings = AndroidWorldSettings()
+    expected = encode_screenshot(pixels_of(EFFECT), settings.screenshot_max_pixels, settings.image_format.value)
+    assert seen.screenshot.sha256 == expected.sha256
+
+
+def test_a_score_is_read_after_a_tree_that_is_newer_than_the_last_action() -> None:
+    package = ToastPackage()
+    device = device_on(package)
+    device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    assert device.score() == 1.0
+    assert package.calls[-3:] == ["click", "await_fresh_tree", "is_successful"]
+
+
 # ---- settling --------------------------------------------------------------------------------------------------------
 
 
 class Film:
     """A screen that shows one frame after the other; time passes only by sleeping."""
 
-    def __init__(self, *frames: tuple[float, int]) -> None:
+    def __init__(self, *frames: tuple[float, int], look_s: float = 0.0) -> None:
         self._frames = frames
+        self._look_s = look_s
         self.time = 0.0
 
     def look(self) -> Look:
-        return look_at([number for since, number in self._frames if since <= self.time][-1])
+        seen = look_at([number for since, number in self._frames if since <= self.time][-1])
+        self.time += self._look_s if self.time else 0.0
+        return seen
 
     def sleep(self, seconds: float) -> None:
         self.time += seconds
@@ -61,6 +135,10 @@ def look_at(number: int) -> Look:
 def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
     for late_s in (0.0, 0.2, 0.6, 1.0, 1.9):
         assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Settled.SETTLED)
+
+
+def test_looks_that_take_long_do_not_shorten_the_patience() -> None:
+    assert Film((0.0, 1), (1.9, 90), look_s=1.0).settle(look_at(1)) == (90, Settled.SETTLED)
 
 
 def test_a_screen_that_stays_is_reported_as_unchanged() -> None:

@@ -63,12 +63,14 @@ def settle(
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Look, Settled]:
     """Returns the first look that follows an equal one, after the screen left ``reference`` (None: at once)."""
+    begun = now()
     seen = look()
-    deadline = now() + times.change_s
+    deadline = begun + times.change_s
     while reference is not None and seen.same_as(reference):
-        if now() >= deadline:
+        if begun >= deadline:  # a look takes its time: the last one has to begin when the patience is at its end
             return seen, Settled.NO_CHANGE
         sleep(times.between_s)
+        begun = now()
         seen = look()
     deadline = now() + times.still_s
     while now() < deadline:
