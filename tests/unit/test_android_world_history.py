@@ -14,13 +14,13 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine import GenerateReply
 from slime_plugins.rollout_buffer.fake_engine import ScriptedReply
 from slime_plugins.rollout_buffer.generator.android_world.actions import parse_reply
-from slime_plugins.rollout_buffer.generator.android_world.context import SharedPrefix
 from slime_plugins.rollout_buffer.generator.android_world.history_context import (
     NOTHING_WAS_DONE,
     messages_of_turn,
     step_line,
 )
 from slime_plugins.rollout_buffer.generator.android_world.prompts import SYSTEM_PROMPT
+from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from tests.unit.test_android_world_episode import IMAGE_PAD, Played, chat, play, say, tokenizer
 
