@@ -16,31 +16,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer import deliveries, job_starts, wire
+from slime_plugins.rollout_buffer import deliveries, job_starts, state_changes, wire
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
 from slime_plugins.rollout_buffer.delivered import DeliveredMembers
 from slime_plugins.rollout_buffer.deliveries import Delivery
 from slime_plugins.rollout_buffer.episode_facts import facts_of
-from slime_plugins.rollout_buffer.errors import (
-    ConflictError,
-    InvalidPayloadError,
-    NotFoundError,
-    StaleAttemptError,
-    UnavailableError,
-)
-from slime_plugins.rollout_buffer.groups import GroupPolicy, Member, Verdict
+from slime_plugins.rollout_buffer.errors import StaleAttemptError
+from slime_plugins.rollout_buffer.groups import Member, Verdict
+from slime_plugins.rollout_buffer.item_writer import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.job_starts import StartedJob
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.series import job_measures
-from slime_plugins.rollout_buffer.staleness import versions_of
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import (
     attempt_rows,
@@ -54,35 +47,15 @@ from slime_plugins.rollout_buffer.tables import (
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import Generation, GroupState, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState, Trajectory
 
-__all__ = ["Buffer", "Delivery", "StartedJob", "Write", "WriteResult"]
+__all__ = ["Buffer", "Delivery", "StartedJob"]
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_REWARD_RANGE = (0.0, 1.0)
 IDLE = "nobody polls it; the next poll resumes it"
 LONGEST_GAP_BETWEEN_POLLS_S = 330.0
 """A poll waits up to 300 s: a trainer that was silent for longer was not waiting."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteResult:
-    """What became of an item: ``stored``, ``duplicate`` (nothing changed) or ``late`` (kept, not delivered)."""
-
-    uid: str
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """What one request brings: items for the job it names, or for the only open one."""
-
-    job_id: str | None
-    items: Sequence[wire.WrittenItem]
-
-
-Written = tuple[JobRecord, list[WriteResult]]
 
 
 class Buffer:
@@ -94,6 +67,7 @@ class Buffer:
         self.contents = Contents(store)
         self._delivered = DeliveredMembers(store, self.contents)
         self._clock = clock
+        self._item_writer = ItemWriter(store, self.contents, clock=clock)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -116,7 +90,7 @@ class Buffer:
             NotFoundError: there is none of that id.
         """
         with self.store.read() as connection:
-            return self._find(connection, job_id)
+            return state_changes.find_job(connection, job_id)
 
     def jobs(self) -> list[JobRecord]:
         """Returns every job, newest first."""
@@ -136,7 +110,7 @@ class Buffer:
             ConflictError: the job is already over in another way.
         """
         with self.store.write() as connection:
-            job = self._find(connection, job_id)
+            job = state_changes.find_job(connection, job_id)
             target = job_rules.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
                 job_starts.end_job(connection, self._clock(), job, target, "cancelled by request")
@@ -172,12 +146,6 @@ class Buffer:
             now = self._clock()
             job_rows.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
             return True
-
-    def _find(self, connection: Connection, job_id: str) -> JobRecord:
-        job = job_rows.find_job(connection, job_id)
-        if job is None:
-            raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
-        return job
 
     # --- runners -----------------------------------------------------------------------------------------------------
 
@@ -299,7 +267,7 @@ class Buffer:
             stop_reason=trajectory.stop_reason.value,
             reward=trajectory.reward,
             raw_reward=trajectory.raw_reward,
-            **self._note_versions(connection, group.job_key, trajectory.generations),
+            **state_changes.note_versions(connection, group.job_key, trajectory.generations),
             **facts_of(trajectory.extra_info, trajectory.timings_s, trajectory.generations).columns(),
             late=late,
             created_at=now,
@@ -308,16 +276,6 @@ class Buffer:
         attempt_rows.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
         group_rows.update_group(connection, group.key, last_write_at=now)
         return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
-
-    def _note_versions(
-        self, connection: Connection, job_key: int, generations: Sequence[Generation]
-    ) -> dict[str, int | None]:
-        """Returns the oldest weight version of a trajectory and how far it is behind; tells the job of its newest."""
-        versions = versions_of(generations)
-        if versions is None:
-            return {"oldest_version": None, "versions_behind": None}
-        newest = job_rows.raise_weight_version(connection, job_key, versions[1])
-        return {"oldest_version": versions[0], "versions_behind": newest - versions[0]}
 
     def fail_attempt(
         self,
@@ -385,28 +343,12 @@ class Buffer:
                 self._check_fence(connection, group.job_key, fence)
             if judged is not None and trajectory_rows.count_members(connection, group.key) != judged:
                 return False
-            return self._close_group(connection, group.key, verdict)
+            return state_changes.close_group(connection, group.key, verdict, self._clock())
 
     def is_open(self, group: GroupRecord) -> bool:
         """Tells whether a group still waits for its verdict."""
         with self.store.read() as connection:
             return group_rows.get_group(connection, group.key).state is GroupState.OPEN
-
-    def _close_group(self, connection: Connection, group_key: int, verdict: Verdict) -> bool:
-        if group_rows.get_group(connection, group_key).state is not GroupState.OPEN:
-            return False
-        ready = verdict.state is GroupState.READY
-        group_rows.update_group(
-            connection,
-            group_key,
-            state=verdict.state.value,
-            cause=verdict.cause[:500],
-            closed_at=self._clock(),
-            sequence=group_rows.next_sequence(connection) if ready else None,
-        )
-        if ready:
-            trajectory_rows.insert_members(connection, group_key, verdict.members)
-        return True
 
     def set_meta_info(self, job_key: int, meta_info: Mapping[str, Any]) -> None:
         """Keeps what a generator's own ``get_group_data_meta_info`` said last; the next delivery carries it."""
@@ -421,132 +363,12 @@ class Buffer:
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
     def write_items(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
-        """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
-
-        Raises:
-            NotFoundError: no such job, or none is open.
-            ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
-                the job takes no writes (its own runner plays it, or it is over).
-        """
-        (keeping,) = self._keep_bytes([Write(job_id, items)])
-        return self.store.commit(lambda connection: self._write_items(connection, job_id, keeping))
+        """Keeps items from any generator anywhere, all or none; see ``ItemWriter.write``."""
+        return self._item_writer.write(job_id, items)
 
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
-        """Does ``write_items`` for each, with one fsync for all; what one of them raises stands in its place."""
-        try:
-            keeping = self._keep_bytes(writes)
-        except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
-            return [self._write_alone(write) for write in writes]
-        works = [
-            partial(self._write_items, job_id=write.job_id, items=items)
-            for write, items in zip(writes, keeping, strict=True)
-        ]
-        return self.store.commit_each(works)
-
-    def _write_alone(self, write: Write) -> Written | Exception:
-        try:
-            return self.write_items(write.job_id, write.items)
-        except Exception as error:  # noqa: BLE001 - it is the answer to this one write
-            return error
-
-    def _keep_bytes(self, writes: Sequence[Write]) -> list[list[tuple[wire.WrittenItem, Kept | None]]]:
-        """Makes the bytes of all items durable; returns each write's items with what their rows are to say of them."""
-        by_write = [self._drafts(write) for write in writes]
-        kept = iter(self.contents.keep([draft for drafts in by_write for draft in drafts.values()]))
-        found = [{uid: next(kept) for uid in drafts} for drafts in by_write]
-        return [
-            [(item, kept_of_write.get(item.uid)) for item in write.items]
-            for write, kept_of_write in zip(writes, found, strict=True)
-        ]
-
-    def _drafts(self, write: Write) -> dict[str, Draft]:
-        drafts = {item.uid: _draft(item) for item in reversed(write.items)}  # of one uid twice, the first counts
-        if any(draft.takes_place for draft in drafts.values()):
-            for uid in self._written_already(write.job_id, write.items):
-                del drafts[uid]
-        return drafts
-
-    def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
-        """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
-        if job_id is not None and len(items) == 1:
-            known = trajectory_rows.has_trajectory_of_job(self.store.look(), job_id, items[0].uid)
-            if known is not None:
-                return {items[0].uid} if known else set()
-        with self.store.read() as connection:
-            job = self._job_for_write(connection, job_id)
-            return {item.uid for item in items if trajectory_rows.has_trajectory(connection, job.key, item.uid)}
-
-    def _write_items(
-        self, connection: Connection, job_id: str | None, items: Sequence[tuple[wire.WrittenItem, Kept | None]]
-    ) -> tuple[JobRecord, list[WriteResult]]:
-        job = self._job_for_write(connection, job_id)
-        return job, [self._write_item(connection, job, item, kept) for item, kept in items]
-
-    def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
-        if job_id is not None:
-            return self._find(connection, job_id)
-        candidates = job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
-        if not candidates:
-            raise NotFoundError("no job is open: start one with /start_rollout (task_type external) and write then")
-        if len(candidates) > 1:
-            raise _several(candidates)
-        return candidates[0]
-
-    def _write_item(
-        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, kept: Kept | None
-    ) -> WriteResult:
-        if trajectory_rows.has_trajectory(connection, job.key, item.uid):
-            return WriteResult(uid=item.uid, status="duplicate")
-        if kept is None:
-            raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
-        group, members = self._group_for(connection, job, item.instance_id)
-        now = self._clock()
-        kept.record(connection, now)
-        trajectory_rows.insert_trajectory(
-            connection,
-            job_key=job.key,
-            uid=item.uid,
-            group_key=None if group is None else group.key,
-            slot=members,
-            attempt=1,
-            instance_id=item.instance_id,
-            outcome=item.outcome.value,
-            stop_reason=item.stop_reason.value,
-            reward=item.reward,
-            raw_reward=item.raw_reward,
-            **self._note_versions(connection, job.key, item.generations),
-            **facts_of(item.body["extra_info"], item.body["timings_s"], item.generations).columns(),
-            late=group is None,
-            created_at=now,
-            **kept.columns(),
-        )
-        if group is None:
-            return WriteResult(uid=item.uid, status="late")
-        group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
-        if not job.has_runner and members + 1 >= job.group_size:
-            self._close_complete(connection, job, group)
-        return WriteResult(uid=item.uid, status="stored")
-
-    def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
-        """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
-        existing = group_rows.groups_of_instance(connection, job.key, instance_id)
-        if not existing:
-            if job.has_input or job.state not in job_rules.OPEN_STATES:
-                raise ConflictError(
-                    f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})"
-                )
-            group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
-            existing = group_rows.groups_of_instance(connection, job.key, instance_id)
-        for group in existing:
-            if group.state is GroupState.OPEN:
-                members = trajectory_rows.count_members(connection, group.key)
-                if members < job.group_size:
-                    return group, members
-        return None, 0
-
-    def _close_complete(self, connection: Connection, job: JobRecord, group: GroupRecord) -> None:
-        members = trajectory_rows.members_of(connection, group.key)
-        self._close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)))
+        """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
+        return self._item_writer.write_together(writes)
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
@@ -559,10 +381,10 @@ class Buffer:
         """
         with self.store.read() as connection:
             if job_id is not None:
-                return self._find(connection, job_id)
+                return state_changes.find_job(connection, job_id)
             candidates = job_rows.jobs_with_groups_for_a_trainer(connection)
         if len(candidates) > 1:
-            raise _several(candidates)
+            raise state_changes.several_jobs(candidates)
         return candidates[0] if candidates else None
 
     def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
@@ -685,7 +507,7 @@ class Buffer:
             for group, _ in self.begun_open_groups(job.key):
                 if group.last_write_at is not None and group.last_write_at < deadline:
                     members = self.members(group, with_items=False)
-                    verdict = group_rules.judge_group(members, group_policy(job), timed_out=True)
+                    verdict = group_rules.judge_group(members, state_changes.group_policy(job), timed_out=True)
                     closed += self.close_group(group, verdict, judged=len(members))
         return closed
 
@@ -752,35 +574,3 @@ class Buffer:
             "causes": causes,
             "settings": job.settings,
         }
-
-
-def _draft(item: wire.WrittenItem) -> Draft:
-    try:
-        body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError as error:
-        raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or cannot be kept: {error}") from error
-    return Draft(body, wire.image_hashes(body), item.images, f"item {item.uid!r}")
-
-
-def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:
-    """Builds what a job's groups are measured by; the payload's reward range comes before the generator's."""
-    settings = job.settings
-    wanted = settings.get("reward_range")
-    return GroupPolicy(
-        group_size=job.group_size,
-        task_type=job.task_type,
-        reward_range=(wanted[0], wanted[1]) if wanted else reward_range or DEFAULT_REWARD_RANGE,
-        evaluation=settings["evaluation"],
-        min_valid_group_size_ratio=settings["min_valid_group_size_ratio"],
-        min_valid_item_size_ratio=settings["min_valid_item_size_ratio"],
-        min_timeout_group_size_ratio=settings["min_timeout_group_size_ratio"],
-        normalize_rewards=settings["normalize_rewards"],
-        padding=settings["padding"],
-    )
-
-
-def _several(candidates: Sequence[JobRecord]) -> ConflictError:
-    names = [job.job_id for job in candidates]
-    return ConflictError(
-        f"{len(names)} jobs are open: say which with job_id ({', '.join(names[:10])})", {"jobs": names}
-    )

@@ -15,9 +15,10 @@ from typing import Any
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from slime_plugins.rollout_buffer import payloads, wire
-from slime_plugins.rollout_buffer.buffer import Delivery, Write, WriteResult
+from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
 from slime_plugins.rollout_buffer.inline_images import take_out
+from slime_plugins.rollout_buffer.item_writer import Write, WriteResult
 from slime_plugins.rollout_buffer.payloads import PollPayload
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.web import (

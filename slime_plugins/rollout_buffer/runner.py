@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import groups as group_rules
-from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.device_reports import keep_report
 from slime_plugins.rollout_buffer.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.engine import HttpEngine, SglangEngine
@@ -43,6 +43,7 @@ from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.logs import log_fields
 from slime_plugins.rollout_buffer.openai_engine import ENVELOPE_TOKENIZER_PATH, OpenAiEngine, api_key_for
 from slime_plugins.rollout_buffer.payloads import JobSettings
+from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.tracing import Attributes, NoTracer, Tracer, traced_by

@@ -17,8 +17,9 @@ import orjson
 
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables import attempt_rows, delivery_rows, group_rows, job_rows, trajectory_rows
 from slime_plugins.rollout_buffer.tables.attempt_rows import AttemptRecord, SlotUse
 from slime_plugins.rollout_buffer.tables.connection import Connection

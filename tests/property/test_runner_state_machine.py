@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slime_plugins.rollout_buffer import payloads
-from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.groups import judge_group
 from slime_plugins.rollout_buffer.jobs import attempt_uid
 from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord

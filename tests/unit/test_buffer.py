@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer import payloads
-from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.deliveries import STALE
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.groups import judge_group
 from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Generation, Image, Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from slime_plugins.rollout_buffer import payloads
-from slime_plugins.rollout_buffer.buffer import Buffer, group_policy
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.groups import judge_group
 from slime_plugins.rollout_buffer.payloads import StartPayload
+from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock

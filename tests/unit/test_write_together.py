@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.buffer import Buffer, Write, WriteResult
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
+from slime_plugins.rollout_buffer.item_writer import Write, WriteResult
 from slime_plugins.rollout_buffer.packs import Disk
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
