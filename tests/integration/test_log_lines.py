@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.store import Store
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -18,6 +20,7 @@ def free_port() -> int:
 
 
 def test_every_line_of_a_gateway_is_json(tmp_path: Path) -> None:
+    Store(tmp_path / "data").close()  # as ``serve`` has made it
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "gateway", "--data-dir", str(tmp_path / "data")]
     command += ["--port", str(free_port()), "--log-format", "json"]
     said: list[str] = []
