@@ -262,12 +262,18 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
 
 
 async def test_a_registry_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
+    began: list[int] = []
+
+    async def episode() -> None:
+        async with await pool.acquire() as device:
+            began.append((await device.reset("Solved", 0)).details["pid"])
+            kill_registry()
+            await asyncio.sleep(60)
+
     async with pool_at(cluster) as pool:
         with pytest.raises(DeviceError):
-            async with await pool.acquire() as device:
-                before = (await device.reset("Solved", 0)).details["pid"]
-                kill_registry()
-                await asyncio.sleep(60)
+            await episode()
+        (before,) = began
         await until_gone(before)
         async with await pool.acquire() as other:
             assert (await other.reset("Solved", 0)).details["pid"] != before
