@@ -262,7 +262,7 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
 
 
 async def test_a_registry_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
-    began: list[int] = []
+    began: list[str] = []
 
     async def episode() -> None:
         async with await pool.acquire() as device:
