@@ -162,7 +162,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_p
     output = tmp_path / "out"
     arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 20)), "--concurrency", "1"]
     command = evaluation(slow_engine, output, *arguments)
-    process = ChildProcess("eval", command, log_file=tmp_path / "eval.log")
+    heeding = ["env", "--default-signal=SIGINT", *command]  # who runs the tests in the background ignores it
+    process = ChildProcess("eval", heeding, log_file=tmp_path / "eval.log")
     wait_until(lambda: played_so_far(output) >= 2, 120, "two trajectories")
     os.kill(process.pid, signal.SIGINT)
     wait_until(lambda: process.exit_code() is not None, 60, what="its end")
