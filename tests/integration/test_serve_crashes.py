@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -122,6 +124,18 @@ def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) 
         assert not thread.is_alive()
 
 
+def freeze_between_transactions(pid: int, data_dir: Path) -> None:
+    """Freezes a runner while it does not have the writers' turn: with it, nobody else could write until it is killed."""
+    with (data_dir / "writer.active").open("wb") as turn:
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return  # closing the file lets go of the turn
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.02)
+
+
 def test_a_frozen_runner_that_wakes_after_its_replacement_writes_nothing(
     start_buffer: StartBuffer, tmp_path: Path
 ) -> None:
@@ -129,7 +143,7 @@ def test_a_frozen_runner_that_wakes_after_its_replacement_writes_nothing(
     job_id = start_episodes(buffer, 60)
     old = buffer.runner_pid()
     wait_until(lambda: buffer.client.job(job_id)["outcomes"].get("completed", 0) > 10, what="some episodes")
-    os.kill(old, signal.SIGSTOP)
+    freeze_between_transactions(old, tmp_path / "data")
     job_key = 1  # the only job
     command = [
         sys.executable, "-m", "slime_plugins.rollout_buffer.runner_main", "--data-dir", str(tmp_path / "data"),
