@@ -125,7 +125,7 @@ def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) 
 
 
 def freeze_between_transactions(pid: int, data_dir: Path) -> None:
-    """Freezes a runner while it does not have the writers' turn: with it, nobody else could write until it is killed."""
+    """Freezes a runner while it does not have the writers' turn: with it, nobody else could write until it dies."""
     with (data_dir / "writer.active").open("wb") as turn:
         while True:
             os.kill(pid, signal.SIGSTOP)
