@@ -1,7 +1,7 @@
 """How long the dashboard's pages take with many trajectories stored: everything that a page asks the server for.
 
-    python benchmarks/bench_dashboard.py --json dashboard.json
-    python benchmarks/bench_dashboard.py --folder /var/tmp/many        # keeps the data, and uses it the next time
+    python -m benchmarks.bench_dashboard --json dashboard.json
+    python -m benchmarks.bench_dashboard --folder /var/tmp/many        # keeps the data, and uses it the next time
 
 The buffer runs as its users run it: ``rollout-buffer serve``, two gunicorn workers. One job of ``--played``
 trajectories in groups of 8 is played by its runner (``generators/quick_episodes.py``: attempts that fail, groups that
@@ -33,11 +33,10 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from benchmarks.bench_buffer import free_port, running
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-from benchmarks.bench_buffer import free_port, running  # noqa: E402 - needs the path from above
-from slime_plugins.rollout_buffer.client import RolloutBufferClient  # noqa: E402 - needs the path from above
+HERE = Path(__file__).resolve().parent
 
 PLAYED_JOB, WRITTEN_JOB = "many/played", "many/written"
 SMALL_JOBS = 40

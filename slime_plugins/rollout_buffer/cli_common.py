@@ -38,7 +38,10 @@ __all__ = [
     "AsJson",
     "CommandLine",
     "ExitCode",
+    "GeneratorDirs",
     "JobId",
+    "RayAddress",
+    "RayCpus",
     "Url",
     "answer_in_json",
     "connect",
@@ -79,6 +82,14 @@ Url = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+GeneratorDirs = Annotated[
+    list[Path] | None,
+    typer.Option("--generator-dir", help="Folder with generator files of your own; repeatable."),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
+]
+RayCpus = Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")]
 AndroidConfig = Annotated[
     Path | None,
     typer.Option(

@@ -21,6 +21,9 @@ from slime_plugins.rollout_buffer.cli_common import (
     AndroidConfig,
     AndroidSetting,
     AsJson,
+    GeneratorDirs,
+    RayAddress,
+    RayCpus,
     console,
     errors,
     print_json,
@@ -47,76 +50,92 @@ class EngineApi(StrEnum):
     OPENAI = "openai"
 
 
+# --- options ---------------------------------------------------------------------------------------------------------
+
+EngineUrl = Annotated[
+    str, typer.Option(help="SGLang server or router; for --api openai the base URL, like https://host/v1.")
+]
+TaskType = Annotated[str, typer.Option(help="Which generator plays the tasks.")]
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSONL or Parquet, one task a line, or a slice of it as for start_rollout. [default: the demo's]",
+    ),
+]
+Output = Annotated[
+    Path,
+    typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command goes on."),
+]
+SamplesPerTask = Annotated[int, typer.Option(min=1, max=4096, help="Attempts at each task.")]
+PassKs = Annotated[list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")]
+Api = Annotated[EngineApi, typer.Option(help="SGLang's /generate, or chat completions.")]
+Model = Annotated[str | None, typer.Option(help="The model. [default: the one that the engine names]")]
+ApiKeyVariable = Annotated[str, typer.Option(help="Environment variable with the key of an OpenAI-compatible server.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(help="The model's tokenizer folder, for --api sglang. [default: what the engine names]"),
+]
+Temperature = Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")]
+TopP = Annotated[float, typer.Option(help="Nucleus sampling.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Cap of one reply, in tokens.")]
+Sampling = Annotated[list[str] | None, typer.Option(metavar="KEY=JSON", help="Another sampling parameter; repeatable.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Each slot samples with a seed made of it.")]
+Options = Annotated[
+    list[str] | None, typer.Option(metavar="KEY=JSON", help="What the generator understands; repeatable.")
+]
+Concurrency = Annotated[int, typer.Option(min=1, help="Episodes played at once.")]
+MaxAttempts = Annotated[
+    int, typer.Option(min=1, max=100, help="Tries of a slot whose device, engine or environment breaks.")
+]
+SuccessThreshold = Annotated[
+    float, typer.Option(help="A task is solved from this success on, or reward where no success is told.")
+]
+GroupBy = Annotated[
+    list[str] | None,
+    typer.Option(help="Key of a task's metadata to report by, beside app and difficulty; repeatable."),
+]
+BufferUrl = Annotated[
+    str | None, typer.Option(help="A buffer that serves already. [default: one of its own, in --output]")
+]
+Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: tell the difference, paired by task.")]
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
 def register(app: typer.Typer) -> None:
     """Adds the command of this room."""
     app.command("eval")(evaluate_policy)
 
 
 def evaluate_policy(
-    engine_url: Annotated[
-        str, typer.Option(help="SGLang server or router; for --api openai the base URL, like https://host/v1.")
-    ],
-    task_type: Annotated[str, typer.Option(help="Which generator plays the tasks.")] = ANDROID_WORLD,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSONL or Parquet, one task a line, or a slice of it as for start_rollout. [default: the demo's]",
-        ),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command goes on."),
-    ] = Path("rollout_eval"),
-    samples_per_task: Annotated[int, typer.Option(min=1, max=4096, help="Attempts at each task.")] = 1,
-    pass_k: Annotated[
-        list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")
-    ] = None,
-    api: Annotated[EngineApi, typer.Option(help="SGLang's /generate, or chat completions.")] = EngineApi.SGLANG,
-    model: Annotated[str | None, typer.Option(help="The model. [default: the one that the engine names]")] = None,
-    api_key_env: Annotated[
-        str, typer.Option(help="Environment variable with the key of an OpenAI-compatible server.")
-    ] = "OPENAI_API_KEY",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="The model's tokenizer folder, for --api sglang. [default: what the engine names]"),
-    ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Cap of one reply, in tokens.")] = 4096,
-    sampling: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=JSON", help="Another sampling parameter; repeatable.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Each slot samples with a seed made of it.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=JSON", help="What the generator understands; repeatable.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes played at once.")] = 16,
-    max_attempts: Annotated[
-        int, typer.Option(min=1, max=100, help="Tries of a slot whose device, engine or environment breaks.")
-    ] = 5,
-    success_threshold: Annotated[
-        float, typer.Option(help="A task is solved from this success on, or reward where no success is told.")
-    ] = 1.0,
-    group_by: Annotated[
-        list[str] | None,
-        typer.Option(help="Key of a task's metadata to report by, beside app and difficulty; repeatable."),
-    ] = None,
-    generator_dir: Annotated[
-        list[Path] | None, typer.Option(help="Folder with generator files of your own; repeatable.")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
-    ] = None,
-    ray_num_cpus: Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")] = None,
+    engine_url: EngineUrl,
+    task_type: TaskType = ANDROID_WORLD,
+    tasks: Tasks = None,
+    output: Output = Path("rollout_eval"),
+    samples_per_task: SamplesPerTask = 1,
+    pass_k: PassKs = None,
+    api: Api = EngineApi.SGLANG,
+    model: Model = None,
+    api_key_env: ApiKeyVariable = "OPENAI_API_KEY",
+    tokenizer: Tokenizer = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 1.0,
+    max_tokens: MaxTokens = 4096,
+    sampling: Sampling = None,
+    seed: Seed = None,
+    option: Options = None,
+    concurrency: Concurrency = 16,
+    max_attempts: MaxAttempts = 5,
+    success_threshold: SuccessThreshold = 1.0,
+    group_by: GroupBy = None,
+    generator_dir: GeneratorDirs = None,
+    ray_address: RayAddress = None,
+    ray_num_cpus: RayCpus = None,
     android_config: AndroidConfig = None,
     android: AndroidSetting = None,
-    buffer_url: Annotated[
-        str | None, typer.Option(help="A buffer that serves already. [default: one of its own, in --output]")
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(help="An earlier report.json: tell the difference, paired by task.")
-    ] = None,
+    buffer_url: BufferUrl = None,
+    compare: Compare = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a policy: attempts at each task of a list, pass@k, success by task and app, with intervals.

@@ -9,7 +9,15 @@ from typing import Annotated
 
 import typer
 
-from slime_plugins.rollout_buffer.cli_common import AndroidConfig, AndroidSetting, errors, said_plainly
+from slime_plugins.rollout_buffer.cli_common import (
+    AndroidConfig,
+    AndroidSetting,
+    GeneratorDirs,
+    RayAddress,
+    RayCpus,
+    errors,
+    said_plainly,
+)
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -57,14 +65,6 @@ MaxData = Annotated[
 RunnerPatience = Annotated[
     float, typer.Option(help="Seconds after which a runner that shows no life is killed and started again.")
 ]
-GeneratorDirs = Annotated[
-    list[Path] | None,
-    typer.Option("--generator-dir", help="Folder with generator files of your own; repeatable."),
-]
-RayAddress = Annotated[
-    str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
-]
-RayCpus = Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")]
 GatewayPort = Annotated[
     int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
 ]

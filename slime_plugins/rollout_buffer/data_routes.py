@@ -1,8 +1,9 @@
 """The two routes that carry the data: items in, finished groups out. They do not need Flask.
 
 Nearly all requests of a training run are one of these two, and what Flask does around a request takes as long as what
-the buffer does with a small one. ``ShortWay`` therefore stands in front of the application and takes plain requests to
-these routes; anything else, and anything unusual, goes on to Flask, which calls the same functions.
+the buffer does with a small one. Plain writes come through the worker's lane (``write_lane.py``) to ``TakeTogether``,
+several at a time. ``ShortWay`` stands in front of the application and takes polls, and the writes that were not for the
+lane; anything else, and anything unusual, goes on to Flask, which calls the same functions.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from slime_plugins.rollout_buffer.web import (
     json_object,
     receive,
 )
-from slime_plugins.rollout_buffer.write_lane import Arrived, Outcome
+from slime_plugins.rollout_buffer.write_lane import Arrived, Reply
 
 __all__ = ["ShortWay", "TakeTogether", "give_data", "take_items"]
 
@@ -62,11 +63,11 @@ class TakeTogether:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def __call__(self, arrived: Sequence[Arrived]) -> list[Outcome]:
-        """Returns an outcome for each request."""
+    def __call__(self, arrived: Sequence[Arrived]) -> list[Reply]:
+        """Returns a reply for each request."""
         writes = [self._read(request) for request in arrived]
         kept = iter(self._context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
-        return [self._outcome(next(kept) if isinstance(write, Write) else write) for write in writes]
+        return [self._reply(next(kept) if isinstance(write, Write) else write) for write in writes]
 
     def _read(self, request: Arrived) -> Write | Exception:
         try:
@@ -77,12 +78,12 @@ class TakeTogether:
         except Exception as error:  # noqa: BLE001 - as in ``ShortWay``
             return error
 
-    def _outcome(self, kept: tuple[JobRecord, list[WriteResult]] | Exception) -> Outcome:
+    def _reply(self, kept: tuple[JobRecord, list[WriteResult]] | Exception) -> Reply:
         answer = (
             error_answer(self._context, "POST /buffer/write", kept) if isinstance(kept, Exception) else _written(*kept)
         )
         assert isinstance(answer.content, bytes)
-        return Outcome(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.content)
+        return Reply(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.content)
 
 
 def _wanted(content: bytes | bytearray, end: int, start: int = 0) -> Write:

@@ -5,8 +5,9 @@ the connection back, a while when there is a thread for every connection and a m
 the worker's poller and thread pool costs more than a small write. And a body is received straight into one buffer that
 its thread keeps, where the general way copies it several times through memory that is new each time.
 
-One thing is added: a clock. A client that sends its request too slowly would keep a thread for as long as it likes;
-here its connection is cut, so that slow senders cannot starve the others.
+Two things are added. Plain writes are received by the worker's own loop and kept together (``write_lane.py``), where
+the application has a keeper for them. And there is a clock: a client that sends its request too slowly would keep a
+thread for as long as it likes; here its connection is cut, so that slow senders cannot starve the others.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import httptools
 from gunicorn.util import http_date
 
-__all__ = ["Arrived", "Keeper", "Outcome", "Passenger", "WriteLane"]
+__all__ = ["Arrived", "Keeper", "Passenger", "Reply", "WriteLane"]
 
 FIRST_LINE = b"POST /buffer/write HTTP/1.1\r\n"
 LARGEST_HEAD = 16 * 1024
@@ -60,7 +60,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Reply:
     """What a request is answered: a status line's end (``200 OK``) and JSON."""
 
     status: str
@@ -70,8 +70,8 @@ class Outcome:
 class Keeper(Protocol):
     """Answers writes, together."""
 
-    def __call__(self, arrived: Sequence[Arrived]) -> Sequence[Outcome]:
-        """Returns an outcome for each; never raises."""
+    def __call__(self, arrived: Sequence[Arrived]) -> Sequence[Reply]:
+        """Returns a reply for each; never raises."""
 
 
 @dataclass(eq=False, slots=True)
@@ -296,33 +296,33 @@ class WriteLane:
 
     def _keep(self, waiting: Sequence[Passenger]) -> None:
         try:
-            outcomes = self._keeper([passenger.arrived for passenger in waiting if passenger.arrived is not None])
-            for passenger, outcome in zip(waiting, outcomes, strict=True):
-                self._answer(passenger, outcome)
+            replies = self._keeper([passenger.arrived for passenger in waiting if passenger.arrived is not None])
+            for passenger, reply in zip(waiting, replies, strict=True):
+                self._answer(passenger, reply)
         except Exception:
             logger.exception("writes could not be answered: their connections are closed, and clients try again")
             for passenger in waiting:
                 if passenger.in_work:
                     self._host.defer(partial(self._drop, passenger))
 
-    def _answer(self, passenger: Passenger, outcome: Outcome) -> None:
+    def _answer(self, passenger: Passenger, reply: Reply) -> None:
         closes = passenger.closes or not self._host.alive
-        reply = _reply(outcome, closes)
-        if len(reply) > SHORT_REPLY:
-            self._host.in_thread(partial(self._send_long, passenger, reply, closes))
+        encoded = _encoded(reply, closes)
+        if len(encoded) > SHORT_REPLY:
+            self._host.in_thread(partial(self._send_long, passenger, encoded, closes))
             return
         beyond = self._begin_next(passenger)  # from here on the loop may receive the next request
         try:
-            sent = passenger.conn.sock.send(reply) == len(reply)  # who does not read its replies is cut off
+            sent = passenger.conn.sock.send(encoded) == len(encoded)  # who does not read its replies is cut off
         except OSError:
             sent = False
         self._after_reply(passenger, closes or not sent, beyond)
 
-    def _send_long(self, passenger: Passenger, reply: bytes, closes: bool) -> None:
+    def _send_long(self, passenger: Passenger, encoded: bytes, closes: bool) -> None:
         """Sends what may not fit into the connection's buffer; one of the worker's threads waits for the client."""
         try:
             passenger.conn.sock.settimeout(IDLE_S)
-            passenger.conn.sock.sendall(reply)
+            passenger.conn.sock.sendall(encoded)
             passenger.conn.sock.setblocking(False)
         except OSError:
             closes = True
@@ -417,10 +417,10 @@ def _understood(content: bytes) -> tuple[dict[str, Any], int]:
 UNUSUAL_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"content-encoding"})
 
 
-def _reply(outcome: Outcome, closes: bool) -> bytes:
+def _encoded(reply: Reply, closes: bool) -> bytes:
     head = (
-        f"HTTP/1.1 {outcome.status}\r\nServer: gunicorn\r\nDate: {http_date()}\r\n"
+        f"HTTP/1.1 {reply.status}\r\nServer: gunicorn\r\nDate: {http_date()}\r\n"
         f"Connection: {'close' if closes else 'keep-alive'}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(outcome.content)}\r\n\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(reply.content)}\r\n\r\n"
     )
-    return head.encode("latin-1") + outcome.content
+    return head.encode("latin-1") + reply.content

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import write_lane
-from slime_plugins.rollout_buffer.write_lane import Arrived, Outcome, WriteLane
+from slime_plugins.rollout_buffer.write_lane import Arrived, Reply, WriteLane
 
 
 @dataclass(eq=False)
@@ -79,14 +79,14 @@ class EchoingKeeper:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, arrived: Sequence[Arrived]) -> Sequence[Outcome]:
+    def __call__(self, arrived: Sequence[Arrived]) -> Sequence[Reply]:
         self.gate.wait(10)
         self.together.append(len(arrived))
         self.environs += [request.environ for request in arrived]
         bodies = [bytes(each.content[each.start : each.start + each.size]) for each in arrived]
         if b"broken" in bodies:
             raise RuntimeError("the keeper has a defect")
-        return [Outcome("200 OK", body) for body in bodies]
+        return [Reply("200 OK", body) for body in bodies]
 
 
 @dataclass
