@@ -323,10 +323,11 @@ _FAILURE_ADVICE = {
 def _at_work(at: Situation) -> Iterator[Explanation]:
     playing = f"{at.running_attempts} {'episode is' if at.running_attempts == 1 else 'episodes are'} being played"
     if _recent(at.trajectory_age_s):
+        last = f"{playing}, the last one ended" if at.has_runner or at.running_attempts else "the last item was written"
         yield Explanation(
             code="moving",
             severity=Severity.OK,
-            says=f"It moves: {playing}, the last one ended {_span(at.trajectory_age_s)} ago.{_waits(at)}",
+            says=f"It moves: {last} {_span(at.trajectory_age_s)} ago.{_waits(at)}",
         )
     elif at.running_attempts == 0:
         yield _starting(at)

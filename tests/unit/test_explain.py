@@ -26,6 +26,7 @@ AT_WORK = Situation(
 )
 
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
     ({}, "moving", "8 episodes are being played, the last one ended 3 s ago"),
     ({"trainer_waits_s": 40.0}, "moving", "The trainer has waited for 40 s"),
     ({"trajectory_age_s": None}, "playing", "the oldest for 30 s; none has ended yet"),

@@ -202,7 +202,7 @@ function options(spec, width, onCursor) {
   return {
     width,
     height: HEIGHT,
-    padding: [8, 20, 0, 0],
+    padding: [8, 30, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: false, y: false } },
     legend: { show: false },
     hooks: { setCursor: [onCursor] },
