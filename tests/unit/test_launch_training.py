@@ -12,20 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tools.launch_training import (
-    VARIABLES,
-    Kind,
-    LaunchError,
-    LaunchSettings,
-    Step,
-    compose,
-    main,
-    misspelt,
-    obstacles,
-    read_settings,
-    run,
-    train_arguments,
-)
+from tools.launch_training import main
+from tools.launching.execution import run
+from tools.launching.models import Kind, LaunchError
+from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
+from tools.launching.steps import Step, compose, obstacles
+from tools.launching.train_arguments import train_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")

@@ -1,0 +1,70 @@
+"""Runs the steps of a training, one after the other, and ends what runs beside them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+
+from tools.launching.models import LaunchError
+from tools.launching.steps import Step
+
+__all__ = ["run"]
+
+HEALTH_PATIENCE_S = 60.0
+
+
+def run(steps: Sequence[Step]) -> int:
+    """Runs the steps one after the other, ends what runs in the background, and returns the last one's exit code.
+
+    Raises:
+        LaunchError: a step before the last one failed.
+    """
+    background: list[subprocess.Popen[bytes]] = []
+    code = 0
+    try:
+        for at, step in enumerate(steps):
+            logging.info("%s", step.says)
+            code = _do(step, background)
+            if code != 0 and at < len(steps) - 1:
+                raise LaunchError(f"could not {step.says}: {step.command[0]} ended with {code}")
+    finally:
+        for process in background:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    return code
+
+
+def _do(step: Step, background: list[subprocess.Popen[bytes]]) -> int:
+    if step.writes is not None:
+        path, content = step.writes
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+        return 0
+    try:
+        process = subprocess.Popen(step.command, cwd=step.folder)
+    except FileNotFoundError as error:
+        raise LaunchError(f"could not {step.says}: {error.filename} is not installed") from error
+    if not step.background:
+        return process.wait()
+    background.append(process)
+    if step.healthy_url is not None:
+        _wait_until_healthy(step.healthy_url, process)
+    return 0
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + HEALTH_PATIENCE_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise LaunchError(f"the rollout buffer ended with {process.returncode}: its words are above")
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.5)
+    raise LaunchError(f"{url} does not answer after {HEALTH_PATIENCE_S:.0f} s")

@@ -1,0 +1,204 @@
+"""What the environment says about a run, checked before anything is started."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.launching.models import Kind, LaunchError, default_model, math_model, shape_of
+from tools.launching.slime_checkout import backend_of
+
+__all__ = ["ROOT", "VARIABLES", "LaunchSettings", "misspelt", "read_settings"]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORTEST_TOKEN = 16
+"""What ``rollout-buffer serve`` asks of a token; said here before anything was started."""
+
+VARIABLES: Mapping[str, tuple[str, str]] = {
+    "SLIME_DIR": ("../slime", "the slime checkout to train with"),
+    "SLIME_SCRIPT_MODEL_NAME": ("", "Qwen3-VL-2B-Instruct, or for math DeepSeek-R1-Distill-Qwen-7B, when left out"),
+    "SLIME_SCRIPT_MODEL_REPOSITORY": (
+        "",
+        "where `hf download` finds it: Qwen/MODEL, or deepseek-ai/MODEL for a DeepSeek",
+    ),
+    "SLIME_SCRIPT_MODELS_DIR": ("~/models", "folder of models: they are downloaded into it, and looked for in it"),
+    "SLIME_SCRIPT_SAVE_DIR": ("~/checkpoints", "folder of checkpoints: a run gets KIND-MODEL in it"),
+    "SLIME_SCRIPT_NUM_NODES": ("1", "nodes of the training"),
+    "SLIME_SCRIPT_NUM_GPUS": ("8", "GPUs of each node"),
+    "SLIME_SCRIPT_TRAIN_BACKEND": ("fsdp", "fsdp or megatron; what this slime does not have is refused when named"),
+    "SLIME_SCRIPT_TASK_DATA": ("data/tasks.jsonl", "input file; for math data/demo_math.jsonl"),
+    "SLIME_SCRIPT_EXTERNAL_RAY": ("0", "1: Ray runs already; neither started nor stopped here"),
+    "SLIME_SCRIPT_COLOCATE": (
+        "0",
+        "1: trainer and engine share the GPUs and take turns (train.py instead of train_async.py)",
+    ),
+    "SLIME_SCRIPT_WITHOUT_BUFFER": ("0", "1: slime plays the episodes itself (--custom-generate-function-path)"),
+    "SLIME_SCRIPT_BUFFER_PORT": ("8889", "port of the rollout buffer"),
+    "SLIME_SCRIPT_BUFFER_TOKEN_FILE": (
+        "",
+        "file with the buffer's token; needed as soon as MASTER_ADDR is not loopback",
+    ),
+    "SLIME_SCRIPT_MEGATRON_DIR": ("~/Megatron-LM", "Megatron's sources, for its backend"),
+    "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": ("", "the device farm's config.yaml; without it the phones are simulated"),
+    "MASTER_ADDR": ("127.0.0.1", "address of the head node"),
+    "WANDB_API_KEY": ("", "when set, W&B is used; the key stays in the environment and out of the command line"),
+}
+"""Every variable that is read, its default and its meaning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSettings:
+    """What the environment says, checked."""
+
+    kind: Kind
+    slime: Path
+    model: str
+    repository: str
+    models: Path
+    save: Path
+    nodes: int
+    gpus: int
+    backend: str
+    task_data: Path
+    external_ray: bool
+    colocate: bool
+    without_buffer: bool
+    buffer_port: int
+    buffer_token_file: Path | None
+    buffer_token: str
+    megatron: Path
+    master: str
+    wandb_key: str
+    android_config: Path | None
+
+    @property
+    def model_path(self) -> Path:
+        """Where the model is, or will be."""
+        return self.models / self.model
+
+    @property
+    def run_path(self) -> Path:
+        """Where this run keeps what it writes."""
+        return self.save / f"{self.kind.value}-{self.model}"
+
+    @property
+    def buffer_url(self) -> str:
+        """Where the trainer finds the buffer."""
+        return f"http://{self.master}:{self.buffer_port}"
+
+
+def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
+    """Reads the variables.
+
+    Raises:
+        LaunchError: one means nothing, or does not go with another.
+    """
+    values = {name: environment.get(name) or default for name, (default, _) in VARIABLES.items()}
+    slime = _path(values["SLIME_DIR"])
+    asked = environment.get("SLIME_SCRIPT_TRAIN_BACKEND")
+    settings = LaunchSettings(
+        kind=kind,
+        slime=slime,
+        model=values["SLIME_SCRIPT_MODEL_NAME"] or default_model(kind),
+        repository=values["SLIME_SCRIPT_MODEL_REPOSITORY"],
+        models=_path(values["SLIME_SCRIPT_MODELS_DIR"]),
+        save=_path(values["SLIME_SCRIPT_SAVE_DIR"]),
+        nodes=_number("SLIME_SCRIPT_NUM_NODES", _nodes(kind, environment, values)),
+        gpus=_number("SLIME_SCRIPT_NUM_GPUS", values["SLIME_SCRIPT_NUM_GPUS"]),
+        backend=backend_of(slime, asked),
+        task_data=_task_data(kind, environment.get("SLIME_SCRIPT_TASK_DATA")),
+        external_ray=_switch("SLIME_SCRIPT_EXTERNAL_RAY", values["SLIME_SCRIPT_EXTERNAL_RAY"]),
+        colocate=_switch("SLIME_SCRIPT_COLOCATE", values["SLIME_SCRIPT_COLOCATE"]),
+        without_buffer=_switch("SLIME_SCRIPT_WITHOUT_BUFFER", values["SLIME_SCRIPT_WITHOUT_BUFFER"]),
+        buffer_port=_number("SLIME_SCRIPT_BUFFER_PORT", values["SLIME_SCRIPT_BUFFER_PORT"]),
+        buffer_token_file=_path(token) if (token := values["SLIME_SCRIPT_BUFFER_TOKEN_FILE"]) else None,
+        buffer_token=_first_line(values["SLIME_SCRIPT_BUFFER_TOKEN_FILE"]),
+        megatron=_path(values["SLIME_SCRIPT_MEGATRON_DIR"]),
+        master=values["MASTER_ADDR"],
+        wandb_key=values["WANDB_API_KEY"],
+        android_config=_path(farm) if (farm := values["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"]) else None,
+    )
+    _check(settings)
+    return settings
+
+
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """Says which ``SLIME_SCRIPT_`` variables are not read here, and what was probably meant."""
+    remarks = []
+    for name in sorted(environment):
+        if name.startswith("SLIME_SCRIPT_") and name not in VARIABLES:
+            near = difflib.get_close_matches(name, VARIABLES, n=1)
+            remarks.append(f"{name} is not read here" + (f"; did you mean {near[0]}?" if near else ""))
+    return remarks
+
+
+def _check(settings: LaunchSettings) -> None:
+    if settings.nodes > 1 and not settings.external_ray:
+        raise LaunchError(
+            "several nodes need a Ray cluster that runs already: scripts/multi_node_ray_start.sh on the head, then "
+            "SLIME_SCRIPT_EXTERNAL_RAY=1"
+        )
+    if settings.without_buffer and not settings.kind.is_android:
+        raise LaunchError("SLIME_SCRIPT_WITHOUT_BUFFER is for Android World: math without the buffer is slime's own")
+    if not settings.without_buffer and settings.master != "127.0.0.1" and settings.buffer_token_file is None:
+        raise LaunchError(
+            f"MASTER_ADDR is {settings.master}: the buffer will be open to the network. Put a token into a file and "
+            "name it in SLIME_SCRIPT_BUFFER_TOKEN_FILE"
+        )
+    if not settings.colocate and settings.nodes * settings.gpus < 2:
+        raise LaunchError("one GPU cannot be both trainer and engine at once: set SLIME_SCRIPT_COLOCATE=1")
+    if settings.android_config is not None and not settings.android_config.is_file():
+        raise LaunchError(f"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG is {settings.android_config}: there is no such file")
+    if settings.buffer_port > 65535:
+        raise LaunchError(f"SLIME_SCRIPT_BUFFER_PORT is {settings.buffer_port}: ports end at 65535")
+    if not settings.kind.is_android:
+        math_model(settings.model)
+    elif settings.backend == "megatron":
+        shape_of(settings.kind, settings.model)
+
+
+def _nodes(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str]) -> str:
+    if kind is Kind.ANDROID_WORLD_OPT and not environment.get("SLIME_SCRIPT_NUM_NODES"):
+        return "2"
+    return values["SLIME_SCRIPT_NUM_NODES"]
+
+
+def _task_data(kind: Kind, given: str | None) -> Path:
+    return _path(given) if given else ROOT / "data" / ("tasks.jsonl" if kind.is_android else "demo_math.jsonl")
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().resolve()
+
+
+def _first_line(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        lines = _path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise LaunchError(
+            f"SLIME_SCRIPT_BUFFER_TOKEN_FILE is {path}, which cannot be read: {error.strerror}"
+        ) from error
+    if not lines or not lines[0].strip():
+        raise LaunchError(f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) is empty: put a token into its first line")
+    if len(lines[0].strip()) < SHORTEST_TOKEN:
+        raise LaunchError(
+            f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) holds fewer than {SHORTEST_TOKEN} characters, which the buffer "
+            "refuses: openssl rand -hex 24"
+        )
+    return lines[0].strip()
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise LaunchError(f"{name} is {text!r}: say a number from 1 on")
+    return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise LaunchError(f"{name} is {text!r}: say 0 or 1")
+    return text == "1"
