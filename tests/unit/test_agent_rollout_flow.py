@@ -474,7 +474,7 @@ def test_a_pass_rate_is_measured_over_whole_groups() -> None:
 
 async def test_get_rollout_data_returns_items_and_meta_information(buffer: LoopbackBuffer) -> None:
     start_rollout(buffer.url, args_for(buffer), {"0": ["task-0"]}, job_id="own")
-    items, meta_info = await get_rollout_data(buffer.url, timeout=5.0)
+    items, meta_info = await get_rollout_data(buffer.url, timeout=40.0)
 
     assert {item["instance_id"] for item in items} == {f"task-{number}" for number in range(1, 8)}
     assert meta_info["total_samples"] == 14

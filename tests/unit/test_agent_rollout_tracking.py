@@ -161,13 +161,13 @@ def test_a_sink_that_fails_is_said_once_and_the_others_go_on(tmp_path: Path, cap
 def test_a_sink_that_hangs_holds_up_one_rollout_and_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agent_rollout_tracking, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(agent_rollout_tracking, "PATIENCE_S", 0.5)
     sink = HangingSink()
     tracker = Tracker([sink], [])
     began = time.monotonic()
     for step in range(50):
         tracker.log_before_filter({"rollout/x": 1}, step)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # held up each time it would be 25 s
     assert caplog.text.count("has not taken the metrics") == 1
     sink.go_on.set()
     while len(sink.steps) < 2:

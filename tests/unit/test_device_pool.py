@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.leasing import LeaseTa
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from tests.virtual_time import in_virtual_time
 
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
@@ -159,7 +160,7 @@ async def registry_of_fakes(
         workers.append(make(index, workers_before))
         return workers[-1]
 
-    registry = DeviceRegistry(launch)
+    registry = DeviceRegistry(launch, clock=asyncio.get_running_loop().time)
     await registry.configure(settings(**changes).model_dump(mode="json"))
     await turns()  # every fake boots and settles
     try:
@@ -174,6 +175,7 @@ async def test_a_registry_that_knows_no_settings_says_so_instead_of_letting_runn
         await registry.acquire("a", Purpose.TRAINING, 1, 60)
 
 
+@in_virtual_time
 async def test_a_runner_gets_at_most_what_it_wants_and_at_least_one() -> None:
     async with registry_of_fakes(num_workers=3) as (registry, _):
         first = await registry.acquire("a", Purpose.TRAINING, 2, 5)
@@ -226,6 +228,7 @@ async def test_a_device_that_does_not_settle_is_replaced() -> None:
         assert grant.calls == (0, 1)
 
 
+@in_virtual_time
 async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_is_ignored() -> None:
     async with registry_of_fakes(num_workers=1, lease_timeout_s=0.1) as (registry, _):
         (lost,) = await registry.acquire("silent", Purpose.TRAINING, 1, 5)
@@ -237,6 +240,7 @@ async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_
         assert (await registry.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
 
 
+@in_virtual_time
 async def test_renewed_leases_outlive_their_time() -> None:
     async with registry_of_fakes(num_workers=1, lease_timeout_s=0.2) as (registry, _):
         (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
@@ -245,6 +249,7 @@ async def test_renewed_leases_outlive_their_time() -> None:
             assert await registry.renew("a", [grant.lease_id]) == []
 
 
+@in_virtual_time
 async def test_a_device_that_does_not_boot_is_tried_again_and_says_why() -> None:
     class NeverBoots(FakeWorker):
         async def boot(self) -> str:
@@ -270,6 +275,7 @@ async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_
         assert len((await registry.snapshot())["devices"]) == 1
 
 
+@in_virtual_time
 async def test_new_settings_end_the_boots_and_pauses_of_wrong_ones_and_what_was_said_of_them() -> None:
     class NeedsJpeg(FakeWorker):
         def __init__(self, index: int, workers_before: int, wanted: AndroidWorldSettings) -> None:
@@ -283,7 +289,9 @@ async def test_new_settings_end_the_boots_and_pauses_of_wrong_ones_and_what_was_
                 await asyncio.sleep(60)
             return "here"
 
-    registry = DeviceRegistry(lambda wanted, index, before: NeedsJpeg(index, before, wanted))
+    registry = DeviceRegistry(
+        lambda wanted, index, before: NeedsJpeg(index, before, wanted), clock=asyncio.get_running_loop().time
+    )
     try:
         await registry.configure(settings(num_workers=2, boot_timeout_s=60).model_dump(mode="json"))
         await asyncio.sleep(1.1)
@@ -324,6 +332,7 @@ async def play(registry: DeviceRegistry, count: int = 1, **report: Any) -> list[
     return [grant.calls for grant in grants]
 
 
+@in_virtual_time
 async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> None:
     async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.1) as (registry, workers):
         await play(registry, fault="error", error="adb is offline")
@@ -340,6 +349,7 @@ async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> 
         assert await states_of(registry) == ["ready", "ready"]
 
 
+@in_virtual_time
 async def test_a_device_that_fails_its_probe_gets_a_new_worker() -> None:
     async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.05) as (registry, workers):
         await play(registry, fault="error")
@@ -350,6 +360,7 @@ async def test_a_device_that_fails_its_probe_gets_a_new_worker() -> None:
         assert await states_of(registry) == ["ready", "ready"]
 
 
+@in_virtual_time
 async def test_a_device_whose_new_worker_hangs_too_rests_before_the_next() -> None:
     async with registry_of_fakes(num_workers=2, quarantine_s=0.1) as (registry, _):
         held = await registry.acquire("keeps the other", Purpose.TRAINING, 1, 5)
@@ -368,6 +379,7 @@ async def test_at_most_half_of_the_farm_rests() -> None:
         assert sorted(await states_of(registry)) == ["quarantined", "quarantined", "ready", "ready"]
 
 
+@in_virtual_time
 async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> None:
     booting = asyncio.Event()
 
@@ -611,15 +623,13 @@ async def test_the_event_loop_goes_on_while_a_device_hangs() -> None:
     async with local_pool(num_workers=1, step_timeout_s=0.5) as pool, await pool.acquire() as device:
         await device.reset("Hang", 0)
         hanging = asyncio.create_task(device.step(CLICK))
-        beats, longest, last = 0, 0.0, asyncio.get_running_loop().time()
+        beats = 0
         while not hanging.done():
             await asyncio.sleep(0.005)
-            beats, now = beats + 1, asyncio.get_running_loop().time()
-            longest, last = max(longest, now - last), now
+            beats += 1
         with pytest.raises(DeviceError, match="did not finish"):
             await hanging
-    assert beats > 20
-    assert longest < 0.3
+    assert beats > 3  # about a hundred; held up by the device it would be one
 
 
 def test_no_pool_room_blocks_the_loop_or_sends_calls_through_a_pool_of_threads() -> None:
@@ -655,8 +665,8 @@ async def test_a_bad_task_is_no_fault_of_the_device() -> None:
 
 
 async def test_nobody_waits_for_ever() -> None:
-    async with local_pool(num_workers=1, acquire_timeout_s=0.1) as pool, await pool.acquire():
-        with pytest.raises(DeviceError, match=r"no Android device became free within 0\.1 s"):
+    async with local_pool(num_workers=1, acquire_timeout_s=0.5) as pool, await pool.acquire():
+        with pytest.raises(DeviceError, match=r"no Android device became free within 0\.5 s"):
             await pool.acquire()
 
 
@@ -673,7 +683,7 @@ async def test_a_device_that_dies_ends_its_episode_while_the_engine_is_silent() 
         start = time.monotonic()
         with pytest.raises(DeviceError, match="device-0 is gone: the scripted device has died"):
             await wait_for_a_silent_engine(pool, "Dies")
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 45  # the engine would be silent for a minute
         async with await pool.acquire() as device:
             await device.reset("Solved", 0)
             counters = await counters_of(pool)

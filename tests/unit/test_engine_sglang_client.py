@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.engine import EngineSettings, GenerateReply, G
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
-QUICK = EngineSettings(patience_s=5.0, deadline_s=10.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+QUICK = EngineSettings(patience_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 Answer = web.Response | Callable[[], Awaitable[web.Response]]
 
@@ -110,7 +110,7 @@ def never() -> Callable[[], Awaitable[web.Response]]:
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(40):
         while not is_so():  # noqa: ASYNC110 - what is awaited is a list that a server fills
             await asyncio.sleep(0.005)
 

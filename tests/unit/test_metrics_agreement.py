@@ -115,7 +115,7 @@ async def play(buffer: Buffer, job: JobRecord) -> None:
         functions=DEFAULT_FUNCTIONS,
         create_generator=FailingGenerator,
     )
-    await asyncio.wait_for(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run(), 20)
+    await asyncio.wait_for(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run(), 50)
 
 
 WRITTEN = list("abcdef")

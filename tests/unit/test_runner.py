@@ -118,7 +118,7 @@ def plugin_of(generator: ScriptedGenerator, **changes: Any) -> Plugin:
 
 async def run(buffer: Buffer, job: JobRecord, generator: ScriptedGenerator, **changes: Any) -> None:
     job_runner = JobRunner(buffer, job.key, plugin_of(generator, **changes), buffer_url="http://127.0.0.1:9")
-    await asyncio.wait_for(job_runner.run(), 20)
+    await asyncio.wait_for(job_runner.run(), 50)
 
 
 def by_slot(episode: EpisodeRequest) -> float:
@@ -136,8 +136,18 @@ async def test_every_slot_of_every_group_and_epoch_is_played_once(real_time_buff
 
 
 async def test_no_more_episodes_at_once_than_num_process(real_time_buffer: Buffer) -> None:
-    generator = ScriptedGenerator(lambda episode: _after(0.1, by_slot(episode)))
-    await run(real_time_buffer, start(real_time_buffer, count=10, num_process="3"), generator)
+    may_end = asyncio.Event()
+
+    async def held(reward: float) -> float:
+        await may_end.wait()
+        return reward
+
+    generator = ScriptedGenerator(lambda episode: held(by_slot(episode)))
+    running = asyncio.create_task(run(real_time_buffer, start(real_time_buffer, count=10, num_process="3"), generator))
+    await _when(lambda: generator.running == 3)
+    await asyncio.sleep(0.1)
+    may_end.set()
+    await running
     assert generator.most_at_once == 3
 
 
@@ -243,7 +253,7 @@ async def test_a_group_that_waits_too_long_for_its_last_member_is_closed_by_the_
 
 
 async def _when(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.01)

@@ -52,6 +52,12 @@ class Client:
         async with self.session.get(f"{self.url}/{route}") as response:
             return response.status, await _content(response)
 
+    async def until(self, load: str) -> None:
+        """Returns as soon as the server counts a request as running, or as waiting."""
+        async with asyncio.timeout(40):
+            while not (await self.get("v1/loads"))[1]["loads"][0][load]:  # noqa: ASYNC110 - a server
+                await asyncio.sleep(0.005)
+
     async def generate(self, session: str = "s", most: int = 64, **body: Any) -> dict[str, Any]:
         sampling = {"max_new_tokens": most, **body.pop("sampling_params", {})}
         asked = {"text": QUESTION, "return_logprob": True, **body, "sampling_params": sampling}
@@ -202,10 +208,11 @@ class TestRefusals:
         assert (await client.post("generate", [1]))[0] == 400
 
     async def test_one_request_id_runs_once_at_a_time(self, slow_client: Client) -> None:
-        first = asyncio.create_task(slow_client.generate(rid="same", most=40, sampling_params={"ignore_eos": True}))
-        await asyncio.sleep(0.1)
+        first = asyncio.create_task(slow_client.generate(rid="same", most=5000, sampling_params={"ignore_eos": True}))
+        await slow_client.until("num_running_reqs")
         status, reply = await slow_client.post("generate", {"text": "a", "rid": "same"})
         assert (status, "Duplicate request ID" in reply["error"]["message"]) == (400, True)
+        await slow_client.post("abort_request", {"rid": "same"})
         await first
 
     @pytest.mark.parametrize("values", [{"skill": 1.5}, {"latency_s": -1}, {"context_length": 0}, {"threads": 0}])
@@ -217,13 +224,14 @@ class TestRefusals:
 class TestPausesAndAborts:
     async def test_an_aborted_request_brings_what_it_has(self, slow_client: Client) -> None:
         running_request = asyncio.create_task(
-            slow_client.generate(rid="r", most=400, sampling_params={"ignore_eos": True})
+            slow_client.generate(rid="r", most=5000, sampling_params={"ignore_eos": True})
         )
-        await asyncio.sleep(0.3)
+        await slow_client.until("num_running_reqs")
+        await asyncio.sleep(0.2)
         assert (await slow_client.post("abort_request", {"rid": "r"}))[0] == 200
         reply = await running_request
         assert reply["meta_info"]["finish_reason"]["type"] == "abort"
-        assert 0 < len(reply["output_ids"]) < 400
+        assert 0 < len(reply["output_ids"]) < 5000
         assert len(reply["meta_info"]["output_token_logprobs"]) == len(reply["output_ids"])
 
     async def test_an_unknown_request_can_be_aborted(self, client: Client) -> None:
@@ -232,7 +240,8 @@ class TestPausesAndAborts:
     async def test_a_paused_engine_holds_requests_until_it_continues(self, client: Client) -> None:
         await client.post("pause_generation")
         held = asyncio.create_task(client.generate())
-        await asyncio.sleep(0.2)
+        await client.until("num_waiting_reqs")
+        await asyncio.sleep(0.1)
         assert not held.done()
         assert (await client.get("health"))[0] == 503
         assert (await client.get("v1/loads"))[1]["loads"][0]["num_waiting_reqs"] == 1
@@ -244,34 +253,37 @@ class TestPausesAndAborts:
     async def test_a_held_request_can_be_aborted(self, client: Client) -> None:
         await client.post("pause_generation")
         held = asyncio.create_task(client.generate(rid="held"))
-        await asyncio.sleep(0.1)
+        await client.until("num_waiting_reqs")
         await client.post("abort_request", {"rid": "held"})
         reply = await held
         assert (reply["output_ids"], reply["meta_info"]["finish_reason"]["type"]) == ([], "abort")
 
     async def test_new_weights_in_the_middle_are_told_apart_by_token(self, slow_client: Client) -> None:
-        request = asyncio.create_task(slow_client.generate(most=60, sampling_params={"ignore_eos": True}))
-        await asyncio.sleep(0.2)
+        request = asyncio.create_task(slow_client.generate(most=200, sampling_params={"ignore_eos": True}))
+        await slow_client.until("num_running_reqs")
+        await asyncio.sleep(0.1)
         await slow_client.post("pause_generation", {"mode": "in_place"})
         await slow_client.post("update_weight_version", {"new_version": "9"})
         await slow_client.post("continue_generation")
         spans = (await request)["meta_info"]["weight_versions"]
         assert [span["version"] for span in spans] == ["default", "9"]
-        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 60)
+        assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 200)
 
     async def test_the_cache_is_flushed_only_when_idle(self, slow_client: Client) -> None:
-        request = asyncio.create_task(slow_client.generate(most=30, sampling_params={"ignore_eos": True}))
-        await asyncio.sleep(0.1)
+        endless = slow_client.generate(rid="r", most=5000, sampling_params={"ignore_eos": True})
+        request = asyncio.create_task(endless)
+        await slow_client.until("num_running_reqs")
         assert (await slow_client.post("flush_cache"))[0] == 400
+        await slow_client.post("abort_request", {"rid": "r"})
         await request
         assert (await slow_client.get("flush_cache"))[0] == 200
 
     async def test_a_client_that_goes_away_ends_its_request(self, slow_client: Client) -> None:
         request = asyncio.create_task(slow_client.generate(most=5000, sampling_params={"ignore_eos": True}))
-        await asyncio.sleep(0.2)
+        await slow_client.until("num_running_reqs")
         request.cancel()
         await asyncio.wait({request})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(40):
             while (await slow_client.get("v1/loads"))[1]["loads"][0]["num_running_reqs"]:  # noqa: ASYNC110 - a server
                 await asyncio.sleep(0.02)
 
