@@ -88,6 +88,9 @@ Concurrency = Annotated[int, typer.Option(min=1, help="Episodes played at once."
 MaxAttempts = Annotated[
     int, typer.Option(min=1, max=100, help="Tries of a slot whose device, engine or environment breaks.")
 ]
+RetryGivenUp = Annotated[
+    bool, typer.Option("--retry-given-up", help="Try the slots that were given up again, --max-attempts times more.")
+]
 SuccessThreshold = Annotated[
     float, typer.Option(help="A task is solved from this success on, or reward where no success is told.")
 ]
@@ -127,6 +130,7 @@ def evaluate_policy(
     option: Options = None,
     concurrency: Concurrency = 16,
     max_attempts: MaxAttempts = 5,
+    retry_given_up: RetryGivenUp = False,
     success_threshold: SuccessThreshold = 1.0,
     group_by: GroupBy = None,
     generator_dir: GeneratorDirs = None,
@@ -164,6 +168,7 @@ def evaluate_policy(
             options=_assignments("--option", option),
             concurrency=concurrency,
             max_attempts=max_attempts,
+            retry_given_up=retry_given_up,
             success_threshold=success_threshold,
             group_by=tuple(group_by or ()),
             buffer_url=buffer_url,
@@ -289,6 +294,8 @@ def _tell(report: Report, comparison: Report | None, output: Path, *, as_json: b
         console.print(_group_table(name.removeprefix("by_"), report[name]))
     if comparison is not None:
         console.print(_comparison(comparison))
+    if report["complete"] and report["slots"]["not_played"]:
+        console.print("the same command with --retry-given-up plays the slots that were given up", soft_wrap=True)
     console.print(f"every attempt: {output / REPORT_FILE}", soft_wrap=True)
 
 

@@ -44,7 +44,8 @@ class EvaluationSettings:
     """What is played, with which engine, and where the results go. ``output`` belongs to one evaluation.
 
     ``tasks`` is a file as ``start_rollout`` takes it, slices included. ``buffer_url`` None runs a buffer of its own in
-    ``output``. ``environment`` is added to that of its processes; ``serve_arguments`` to the command that starts it.
+    ``output``. ``retry_given_up`` gives slots that were given up ``max_attempts`` more tries, once per call.
+    ``environment`` is added to that of its processes; ``serve_arguments`` to the command that starts it.
     """
 
     output: Path
@@ -61,6 +62,7 @@ class EvaluationSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     concurrency: int = 16
     max_attempts: int = 5
+    retry_given_up: bool = False
     success_threshold: float = 1.0
     group_by: Sequence[str] = ()
     buffer_url: str | None = None
@@ -148,6 +150,7 @@ def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instan
         "num_repeat_per_sample": settings.samples_per_task,
         "num_process": settings.concurrency,
         "max_attempts": settings.max_attempts,
+        "retry_given_up": settings.retry_given_up or None,
         "remote_engine_url": settings.engine_url,
         "engine_api": settings.api,
         "engine_model": plan.work["model"] if settings.api == "openai" else None,

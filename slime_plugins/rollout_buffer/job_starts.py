@@ -12,8 +12,15 @@ import orjson
 
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.payloads import CHANGEABLE, EXTERNAL_TASK_TYPE, StartPayload
-from slime_plugins.rollout_buffer.tables import attempt_rows, content_rows, delivery_rows, group_rows, job_rows
+from slime_plugins.rollout_buffer.payloads import CHANGEABLE, EXTERNAL_TASK_TYPE, MAX_ATTEMPTS, StartPayload
+from slime_plugins.rollout_buffer.tables import (
+    attempt_rows,
+    content_rows,
+    delivery_rows,
+    group_rows,
+    job_rows,
+    portion_rows,
+)
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.group_rows import IN_SKIP_LIST
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
@@ -105,6 +112,8 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     job_rows.update_job(connection, job.key, **changes)
     if payload.skip_instance_ids is not None and not repeated:
         _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
+    if payload.retry_given_up and not repeated and job.state is not JobState.CANCELLED:
+        _retry_given_up(connection, now, job, settings)
     return StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
 
 
@@ -121,6 +130,19 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     _go_on_if_finished(connection, job.key)
     # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
+
+
+def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
+    """Opens every closed group that came short; what failed is still counted, so the limit grows by as much."""
+    short = group_rows.short_groups(connection, job.key, job.group_size)
+    for delivery in {group.delivery_key for group in short if group.state is GroupState.READY} - {None}:
+        delivery_rows.dissolve_delivery(connection, delivery)
+    group_rows.open_again(connection, [group.key for group in short], now)
+    portion_rows.report_again(connection, [group.key for group in short])
+    spent = attempt_rows.most_failures(connection, job.key)
+    limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
+    job_rows.update_job(connection, job.key, settings=json.dumps({**settings, "max_attempts": limit}))
+    _go_on_if_finished(connection, job.key)
 
 
 def _go_on_if_finished(connection: Connection, job_key: int) -> None:

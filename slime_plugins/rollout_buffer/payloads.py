@@ -56,6 +56,9 @@ MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
+MAX_ATTEMPTS = 100
+"""What a job may spend on one slot, retries of those that were given up included."""
+
 
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
@@ -179,7 +182,7 @@ class JobSettings(BaseModel):
     """Z-score the rewards of each group here; tell the trainer ``--disable-rewards-normalization`` then."""
     padding: Literal["dummy", "copy"] = "dummy"
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
-    max_attempts: Annotated[Count, Field(ge=1, le=100)] = 3
+    max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = 3
     """How often a slot is tried before it is given up as failed."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
     """New groups wait while this many are ready or leased. None is unlimited."""
@@ -224,6 +227,8 @@ class StartPayload(JobSettings):
     """Starts anew instead of attaching; the job of that id is cancelled and renamed."""
     start_id: Identifier | None = None
     """One id per intended start: a repeated call with it attaches, also with ``fresh``."""
+    retry_given_up: bool = False
+    """Opens the slots of an evaluation that were given up, for ``max_attempts`` more tries."""
 
     @model_validator(mode="before")
     @classmethod
@@ -239,6 +244,8 @@ class StartPayload(JobSettings):
             raise ValueError("give input_file or instances, not both")
         if self.reward_range is not None and self.reward_range[0] > self.reward_range[1]:
             raise ValueError("reward_range: the lower end comes first")
+        if self.retry_given_up and not self.evaluation:
+            raise ValueError("retry_given_up is for jobs with evaluation: true: a trainer has the group already")
         if self.engine_api == "openai" and (not self.evaluation or self.task_type == EXTERNAL_TASK_TYPE):
             raise ValueError("engine_api openai gives no token ids to train on: it is for jobs with evaluation: true")
         if self.engine_api == "openai" and self.engine_model is None:

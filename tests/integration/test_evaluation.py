@@ -28,7 +28,9 @@ pytestmark = pytest.mark.timeout(240)
 
 COMMAND = [sys.executable, "-m", "slime_plugins.rollout_buffer", "eval"]
 MOODY = '''
-"""A generator of tests: one task breaks always, one on its first try; the reward of the others is the slot's parity."""
+"""A generator of tests: one task breaks until it is mended, one on its first try; the others earn the slot's parity."""
+
+from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
@@ -41,7 +43,8 @@ class Moody:
 
     async def play(self, episode):
         mood = episode.instance.data["mood"]
-        if mood == "broken" or (mood == "shaky" and episode.attempt == 1):
+        broken = mood == "broken" and not Path(__file__).with_name("mended").exists()
+        if broken or (mood == "shaky" and episode.attempt == 1):
             raise DeviceError("it hangs")
         return Trajectory(
             uid=episode.uid,
@@ -189,7 +192,8 @@ def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engin
     tasks.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     arguments = ["--task-type", "moody", "--generator-dir", str(tmp_path / "generators"), "--group-by", "tags"]
     arguments += ["--tasks", str(tasks), "--samples-per-task", "4", "--max-attempts", "2", "--pass-k", "3"]
-    report, _ = run(evaluation(f"http://127.0.0.1:{stand_in_engine}", tmp_path / "out", *arguments))
+    command = evaluation(f"http://127.0.0.1:{stand_in_engine}", tmp_path / "out", *arguments)
+    report, _ = run(command)
     assert report["complete"]
     assert report["slots"] == {"planned": 12, "played": 8, "not_played": 4}
     assert report["failed_tries"] == {"device": 4 + 2 * 4}
@@ -199,6 +203,13 @@ def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engin
     assert report["by_task"]["broken"]["success"] is None
     assert report["by_tags"]["t"]["slots"]["planned"] == 12
     assert set(report["by_app"]) == {"x"}
+    (tmp_path / "generators" / "mended").touch()
+    assert run(command)[0]["slots"] == report["slots"]
+    retried, _ = run([*command, "--retry-given-up"])
+    assert retried["slots"] == {"planned": 12, "played": 12, "not_played": 0}
+    assert retried["failed_tries"] == report["failed_tries"]
+    before, after = ({one["instance_id"]: one["attempts"] for one in each["instances"]} for each in (report, retried))
+    assert {name: after[name] for name in "ab"} == {name: before[name] for name in "ab"}
 
 
 def test_a_buffer_that_serves_already_can_play_it_and_is_left_with_nothing_to_hand_out(

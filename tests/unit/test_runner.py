@@ -406,3 +406,62 @@ def test_an_engine_without_token_ids_is_for_evaluations_alone(
 ) -> None:
     with pytest.raises(InvalidPayloadError, match=says):
         start(real_time_buffer, **changes)
+
+
+# --- what was given up, once more ------------------------------------------------------------------------------------
+
+
+EVALUATION = {"evaluation": True, "max_attempts": 2, "min_timeout_group_size_ratio": 0.5}
+
+
+def broken_in_slot_1(episode: EpisodeRequest) -> Any:
+    return DeviceError("it hangs") if episode.slot == 1 else 1.0
+
+
+async def test_slots_that_were_given_up_stay_so_until_somebody_asks_for_them(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2, job_id="j", **EVALUATION)
+    await run(real_time_buffer, job, ScriptedGenerator(broken_in_slot_1))
+    first = real_time_buffer.describe(job)
+    assert (first["attempts"]["failed"], first["outcomes"]) == (4, {"completed": 2})
+    assert start(real_time_buffer, count=2, job_id="j", **EVALUATION).state.value == "finished"
+
+    again = start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION)
+    assert again.state.value == "running"
+    assert slots(real_time_buffer, job)["open"] == 4
+    still_broken = ScriptedGenerator(broken_in_slot_1)
+    await run(real_time_buffer, again, still_broken)
+    assert sorted((request.slot, request.attempt) for request in still_broken.requests) == [(1, 3)] * 2 + [(1, 4)] * 2
+
+    mended = ScriptedGenerator(by_slot)
+    await run(real_time_buffer, start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION), mended)
+    assert [(request.slot, request.attempt) for request in mended.requests] == [(1, 5)] * 2
+    after = real_time_buffer.describe(job)
+    assert (after["state"], after["outcomes"], after["attempts"]["failed"]) == ("finished", {"completed": 4}, 8)
+    delivered = uids(real_time_buffer, poll(real_time_buffer, job))
+    assert (len(delivered), any("dummy" in uid for uid in delivered)) == (4, False)
+
+
+async def test_a_retry_takes_back_what_was_delivered_short_and_leaves_the_rest(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2, job_id="j", **EVALUATION)
+    await run(real_time_buffer, job, ScriptedGenerator(lambda e: by_slot(e) if e.instance.instance_id == "i0" else
+                                                       broken_in_slot_1(e)))  # fmt: skip
+    assert len(uids(real_time_buffer, poll(real_time_buffer, job))) == 4
+    again = start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION)
+    assert (slots(real_time_buffer, job)["delivered"], slots(real_time_buffer, job)["open"]) == (2, 2)
+    await run(real_time_buffer, again, ScriptedGenerator(by_slot))
+    delivery = poll(real_time_buffer, job)
+    assert len(uids(real_time_buffer, delivery)) == 2
+    assert delivery is not None
+    assert delivery.meta_info["total_samples"] == 2
+
+
+async def test_only_an_evaluation_can_be_retried(real_time_buffer: Buffer) -> None:
+    with pytest.raises(InvalidPayloadError, match="for jobs with evaluation: true"):
+        start(real_time_buffer, count=1, retry_given_up=True)
+
+
+async def test_a_cancelled_evaluation_stays_cancelled(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1, job_id="j", **EVALUATION)
+    real_time_buffer.change_job("j", "cancel")
+    assert start(real_time_buffer, count=1, job_id="j", retry_given_up=True, **EVALUATION).state.value == "cancelled"
+    assert slots(real_time_buffer, job)["skipped"] == 2

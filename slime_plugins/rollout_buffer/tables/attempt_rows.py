@@ -124,6 +124,16 @@ def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[boo
     return {row[0]: (bool(row[1]), int(row[2])) for row in connection.execute(query, (group_key,))}
 
 
+def most_failures(connection: Connection, job_key: int) -> int:
+    """Returns how often that slot failed, among those still to be filled, that failed most."""
+    query = (
+        "SELECT coalesce(max(failures), 0) FROM (SELECT sum(attempts.state = 'failed') AS failures FROM attempts "
+        "JOIN groups ON groups.key = group_key WHERE job_key = ? AND groups.state = 'open' "
+        "GROUP BY group_key, slot HAVING max(attempts.state = 'finished') = 0)"
+    )
+    return int(connection.execute(query, (job_key,)).fetchone()[0])
+
+
 def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:
     """Counts the attempts of a job by state, and the failed ones by error code."""
     query = (

@@ -124,6 +124,25 @@ def groups_of_instance(connection: Connection, job_key: int, instance_id: str) -
     return [as_group(row) for row in connection.execute(query, (job_key, instance_id))]
 
 
+def short_groups(connection: Connection, job_key: int, group_size: int) -> list[GroupRecord]:
+    """Returns groups that were closed, and are nobody's at the moment, with fewer trajectories than slots."""
+    query = (
+        "SELECT * FROM groups g WHERE job_key = ? AND state IN ('ready', 'delivered', 'filtered', 'failed') AND "
+        "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) < ?"
+    )
+    return [as_group(row) for row in connection.execute(query, (job_key, group_size))]
+
+
+def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
+    """Takes the verdict back: what came still counts, what was padded does not, and its clock begins anew."""
+    connection.executemany("DELETE FROM members WHERE group_key = ?", [(key,) for key in keys])
+    connection.executemany(
+        "UPDATE groups SET state = 'open', cause = '', closed_at = NULL, sequence = NULL, delivery_key = NULL, "
+        "last_write_at = CASE WHEN last_write_at IS NULL THEN NULL ELSE ? END WHERE key = ?",
+        [(now, key) for key in keys],
+    )
+
+
 def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
     """Returns open groups that something was written to."""
     query = "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
