@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.queries import PageQuery, TrajectoryPageQuery
 from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import (
+    attempt_rows,
     content_rows,
     delivery_rows,
     group_rows,
@@ -261,7 +262,7 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
         group_size=job.group_size,
         groups={state.value: count for state, count in group_rows.count_groups(connection, job.key).items()},
         causes=_count_pairs(connection, _CAUSES, job),
-        attempts=_count_pairs(connection, _ATTEMPTS, job),
+        attempts=attempt_rows.attempts_by_error(connection, job.key),
         outcomes=trajectory_rows.count_outcomes(connection, job.key),
         late=trajectory_rows.count_late(connection, job.key),
         damaged=content_rows.count_damaged(connection, job.key),
@@ -275,10 +276,6 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
 _CAUSES = (
     f"SELECT state, cause, count(*) FROM groups WHERE job_key = ? AND state IN ('{GroupState.FILTERED.value}', "
     f"'{GroupState.FAILED.value}') GROUP BY state, cause"
-)
-_ATTEMPTS = (
-    "SELECT attempts.state, coalesce(error_code, ''), count(*) FROM attempts JOIN groups ON groups.key = group_key "
-    "WHERE job_key = ? GROUP BY attempts.state, error_code"
 )
 
 

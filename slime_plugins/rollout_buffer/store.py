@@ -30,7 +30,7 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 BUSY_TIMEOUT_S = 30.0
 CHECKPOINT_PAGES = 4000
@@ -87,7 +87,12 @@ UPDATE portion_sums AS sums SET groups = (SELECT count(DISTINCT group_key) FROM 
     WHERE job_key = sums.job_key AND portion = sums.portion) WHERE outcome = (SELECT min(outcome) FROM portion_sums
     WHERE job_key = sums.job_key AND portion = sums.portion);
 """
-MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING, 5: _MINUTES, 6: _PORTIONS}
+_ATTEMPT_COUNTS = f"""
+{_part_of_schema("CREATE TABLE attempt_counts", "CREATE TABLE trajectories (")}
+INSERT INTO attempt_counts SELECT job_key, attempts.state, coalesce(error_code, ''), count(*)
+    FROM attempts JOIN groups ON groups.key = group_key GROUP BY 1, 2, 3;
+"""
+MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING, 5: _MINUTES, 6: _PORTIONS, 7: _ATTEMPT_COUNTS}
 """SQL that takes a database from the version named by the key to the next one."""
 
 

@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.jobs import attempt_uid
 from slime_plugins.rollout_buffer.payloads import StartPayload
 from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.tables.attempt_rows import attempts_by_error
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, Outcome, StopReason, Trajectory
@@ -221,6 +222,13 @@ class PlayedJobMachine(RuleBasedStateMachine):
         books = slots(self.buffer, self.job)
         for state in ("open", "ready", "leased", "delivered", "failed", "skipped"):
             assert books[state] == GROUP_SIZE * list(self.states.values()).count(state), (state, self.states)
+
+    @invariant()
+    def attempts_are_counted_as_their_rows_say(self) -> None:
+        query = "SELECT state, coalesce(error_code, ''), count(*) FROM attempts GROUP BY 1, 2"
+        with self.buffer.store.read() as connection:
+            rows = {(row[0], row[1]): row[2] for row in connection.execute(query)}
+            assert attempts_by_error(connection, self.job.key) == rows
 
     @invariant()
     def the_next_runner_would_know_what_is_left(self) -> None:

@@ -134,14 +134,16 @@ def most_failures(connection: Connection, job_key: int) -> int:
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 
 
+def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[str, str], int]:
+    """Counts the attempts of a job by (state, error code); the code is empty where there was no error."""
+    query = "SELECT state, error_code, attempts FROM attempt_counts WHERE job_key = ? AND attempts > 0"
+    return {(row[0], row[1]): row[2] for row in connection.execute(query, (job_key,))}
+
+
 def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:
-    """Counts the attempts of a job by state, and the failed ones by error code."""
-    query = (
-        "SELECT attempts.state, error_code, count(*) FROM attempts JOIN groups ON groups.key = group_key "
-        "WHERE job_key = ? GROUP BY attempts.state, error_code"
-    )
+    """Counts the attempts of a job by state, and those that ended with an error also by its code."""
     counted: dict[str, int] = {}
-    for state, code, count in connection.execute(query, (job_key,)):
+    for (state, code), count in attempts_by_error(connection, job_key).items():
         counted[state] = counted.get(state, 0) + count
         if code:
             counted[f"{state}:{code}"] = count
