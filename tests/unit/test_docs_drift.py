@@ -110,7 +110,7 @@ def lacking_programs(text: Text) -> list[str]:
     """Scripts, tools and benchmarks: each is named somewhere with its folder."""
     folders = {"scripts": "*", "tools": "*.py", "benchmarks": "bench_*.py"}
     programs = [path for folder, names in folders.items() for path in (ROOT / folder).glob(names) if path.is_file()]
-    names = [str(path.relative_to(ROOT)) for path in programs if path.name not in ("environment",)]
+    names = [str(path.relative_to(ROOT)) for path in programs if path.name not in ("environment", "__init__.py")]
     return [name for name in sorted(names) if name not in text and name.replace("/", ".")[:-3] not in text]
 
 
