@@ -135,8 +135,9 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
 def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
     """Opens every closed group that came short; what failed is still counted, so the limit grows by as much."""
     short = group_rows.short_groups(connection, job.key, job.group_size)
-    for delivery in {group.delivery_key for group in short if group.state is GroupState.READY} - {None}:
-        delivery_rows.dissolve_delivery(connection, delivery)
+    for delivery in {group.delivery_key for group in short if group.state is GroupState.READY}:
+        if delivery is not None:
+            delivery_rows.dissolve_delivery(connection, delivery)
     group_rows.open_again(connection, [group.key for group in short], now)
     portion_rows.report_again(connection, [group.key for group in short])
     spent = attempt_rows.most_failures(connection, job.key)
