@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import (
     environment_for,
     load_settings,
     read_settings,
+    setting_names,
 )
 
 
@@ -93,6 +94,11 @@ def test_a_wrong_override_is_named(overrides: Any, message: str) -> None:
         ("avd_name: a/b\n", "line 1: avd_name: may hold letters, digits"),
         ("boot_timeout_s: .inf\n", "line 1: boot_timeout_s: Input should be a finite number"),
         ("num_workers: 2\n7: 8\n", "line 2: 7: Keys should be strings"),
+        ("\nnum_workers: yes\n", "mine.yaml: line 2: num_workers: must not be true or false"),
+        (
+            "resources_per_worker:\n  custom:\n    phone: on\n",
+            "line 3: resources_per_worker.custom.phone: must not be true",
+        ),
         ("device: toaster\n", "line 1: device: must be simulated"),
         ("- a\n- b\n", "must be a list of `key: value` lines"),
         ("max_turns: [1\n", "is not valid YAML"),
@@ -103,6 +109,36 @@ def test_a_mistake_in_the_file_is_named_with_its_line(config_file: Path, text: s
     with pytest.raises(ConfigError) as caught:
         read_settings(config_file)
     assert message in caught.value.message
+
+
+def _settings_that_are_no_switches() -> list[str]:
+    names = (name.split(".") for name in setting_names())
+    switches = {"ban_vision_tokens"}
+    return [".".join(name) for name in names if name[-1] not in switches]
+
+
+@pytest.mark.parametrize("truth", ["yes", "off"])
+@pytest.mark.parametrize("name", _settings_that_are_no_switches())
+def test_a_truth_value_is_refused_wherever_it_comes_from(
+    name: str, truth: str, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """YAML reads yes, no, on and off as truth values, and Python takes those for 1 and 0."""
+    section, _, key = name.rpartition(".")
+    config_file.write_text(f"{section}:\n  {key}: {truth}\n" if section else f"\n{key}: {truth}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"^mine\.yaml: line 2: {name}: "):
+        read_settings(config_file)
+    with pytest.raises(ConfigError, match=rf"^--android {name}={truth}: {name}: "):
+        environment_for(None, [f"{name}={truth}"])
+    variable = SETTING_PREFIX + name.upper().replace(".", "__")
+    monkeypatch.setenv(variable, truth)
+    with pytest.raises(ConfigError, match=rf"^environment variable {variable}: {name}: "):
+        load_settings({})
+
+
+@pytest.mark.parametrize("name", sorted(JOB_KEYS - {"ban_vision_tokens"}))
+def test_a_truth_value_is_refused_from_a_job(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^android_world\.{name}: "):
+        load_settings({"android_world": {name: True}})
 
 
 def test_a_missing_file_is_named(config_file: Path) -> None:

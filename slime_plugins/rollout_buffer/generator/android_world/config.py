@@ -15,11 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
+from slime_plugins.rollout_buffer.generator.android_world.settings_section import SettingsSection, no_truth_value
 from slime_plugins.rollout_buffer.image_tokens import ImageFamily, family_with
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "environment_for",
     "load_settings",
     "read_settings",
+    "setting_names",
 ]
 
 CONFIG_VARIABLE = "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"
@@ -76,11 +78,7 @@ class ImageFormat(StrEnum):
     JPEG = "jpeg"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class WorkerResources(_Section):
+class WorkerResources(SettingsSection):
     """What each device worker reserves of one node of the Ray cluster; ``memory`` in bytes, 0 for none.
 
     ``custom`` names resources of your own, as in ``ray start --resources '{"phone": 8}'``.
@@ -88,7 +86,7 @@ class WorkerResources(_Section):
 
     num_cpus: float = Field(default=0.1, ge=0)
     memory: int = Field(default=0, ge=0)
-    custom: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    custom: dict[str, Annotated[float, BeforeValidator(no_truth_value), Field(gt=0)]] = Field(default_factory=dict)
 
     def as_ray_names_them(self) -> dict[str, float]:
         """Returns what is reserved, by the names under which a node's resources are listed."""
@@ -96,7 +94,7 @@ class WorkerResources(_Section):
         return {name: amount for name, amount in named.items() if amount > 0}
 
 
-class AndroidWorldSettings(_Section):
+class AndroidWorldSettings(SettingsSection):
     """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
 
     rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
@@ -247,15 +245,15 @@ def _with_job_options(settings: AndroidWorldSettings, options: Mapping[str, Any]
 
 
 def _sentences(error: ValidationError, layer: config_sources.Layer) -> str:
-    names = list(_setting_names(AndroidWorldSettings))
+    names = list(setting_names())
     return "; ".join(config_sources.told(dict(problem), layer, names) for problem in error.errors())
 
 
-def _setting_names(section: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Yields every setting, sections with dots."""
+def setting_names(section: type[BaseModel] = AndroidWorldSettings, above: str = "") -> Iterator[str]:
+    """Yields every setting, those of a section with a dot: ``reward.step_decay``."""
     for name, described in section.model_fields.items():
         below = described.annotation
         if isinstance(below, type) and issubclass(below, BaseModel):
-            yield from _setting_names(below, f"{above}{name}.")
+            yield from setting_names(below, f"{above}{name}.")
         else:
             yield f"{above}{name}"

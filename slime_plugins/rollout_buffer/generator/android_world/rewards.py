@@ -20,15 +20,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from slime_plugins.rollout_buffer.generator.android_world.settings_section import SettingsSection
 
 __all__ = ["RewardBreakdown", "RewardSettings", "episode_reward", "premature_penalty", "step_scale", "thinking_bonus"]
 
 
-class RewardSettings(BaseModel):
+class RewardSettings(SettingsSection):
     """The constants of the reward, bounded so that every reward lies within the generator's ``REWARD_RANGE``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step_decay: float = Field(default=0.1, ge=0)
     step_scale_min: float = Field(default=0.1, ge=0, le=1)

@@ -1,0 +1,35 @@
+"""What all sections of the settings have in common: no unknown key, no infinity, no truth value for a number.
+
+YAML reads ``yes``, ``no``, ``on`` and ``off`` as truth values, and Python takes those for 1 and 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+__all__ = ["SettingsSection", "no_truth_value"]
+
+
+def no_truth_value(value: Any) -> Any:
+    """Returns the value of a setting that is no switch.
+
+    Raises:
+        ValueError: it is a truth value.
+    """
+    if isinstance(value, bool):
+        raise ValueError("must not be true or false (YAML reads yes, no, on and off so)")
+    return value
+
+
+class SettingsSection(BaseModel):
+    """Settings that belong together; frozen, and strict about what they are given."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _only_switches_are_true_or_false(cls, value: Any, info: ValidationInfo) -> Any:
+        is_switch = cls.model_fields[str(info.field_name)].annotation is bool
+        return value if is_switch else no_truth_value(value)
