@@ -10,6 +10,9 @@
 #   scripts/cleanup.sh --all        and temporary folders, port locks and records
 #   scripts/cleanup.sh --dry-run    says what it would do; goes with the others
 #   scripts/cleanup.sh --config F   settings; else ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, else the shipped config.yaml
+#
+# The variables ROLLOUT_BUFFER_ANDROID_WORLD__ANDROID_AVD_HOME and …__BASE_AVD_NAME_PATTERN come before the file, as
+# they do for the devices. What `serve` was given as --android has to be given here in one of these ways.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,9 +49,10 @@ done
     exit 2
 }
 
-setting() { # setting KEY DEFAULT: a top-level value of the YAML file, without quotes and comment
-    local value
-    value=$(sed -nE "s/^$1:[[:space:]]*//p" "$config" | head -n 1 | sed -E 's/[[:space:]]+#.*$//; s/[[:space:]]+$//')
+setting() { # setting KEY DEFAULT: a variable's value, or that of the YAML file's line, without quotes and comment
+    local value variable=ROLLOUT_BUFFER_ANDROID_WORLD__${1^^}
+    value=${!variable-$(sed -nE "s/^$1:[[:space:]]*//p" "$config" | head -n 1)}
+    value=$(sed -E 's/[[:space:]]+#.*$//; s/[[:space:]]+$//' <<<"$value")
     value=${value#[\"\']}
     value=${value%[\"\']}
     echo "${value:-$2}"

@@ -172,7 +172,7 @@ def _entries_of(words: Sequence[str], known: Sequence[str], variations: int) -> 
         raise CurriculumError(f"{pattern} is given a setting twice")
     weight = _weight(given.get("weight", "1"))
     params = _params(given.get("params", f"0-{variations - 1}"), variations)
-    if 0 < weight * len(params) < 0.5:
+    if weight > 0 and round(weight * len(params)) == 0:
         raise CurriculumError(f"weight={weight:g} of {len(params)} variations leaves nothing: take 0 to leave it out")
     return [Entry(task=task, weight=weight, params=params) for task in _tasks(pattern, known)]
 

@@ -16,6 +16,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.generator.android_world import emulator_guard
 from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.config import SETTING_PREFIX
 from slime_plugins.rollout_buffer.generator.android_world.emulator_host import DEVICE_MARK
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cleanup.sh"
@@ -42,10 +43,11 @@ class Host:
         )
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def cleanup(self, *options: str) -> str:
-        """Runs the script and returns what it said."""
+    def cleanup(self, *options: str, **variables: str) -> str:
+        """Runs the script, with these environment variables, and returns what it said."""
         environment = {
             **os.environ,
+            **variables,
             "ROLLOUT_BUFFER_DEVICE_RECORDS": str(self.records),
             "ROLLOUT_BUFFER_PORT_LOCKS": str(self.locks),
             "ROLLOUT_BUFFER_DEVICE_TMP": str(self.temporary),
@@ -193,6 +195,20 @@ def test_only_clones_with_our_mark_are_removed_and_only_when_asked(host: Host) -
     assert sorted(path.name for path in host.avd_home.iterdir()) == [
         "Base.avd", "cleanup_test_1.avd", "cleanup_test_2.avd", "mine.avd",
     ]  # fmt: skip
+
+
+def test_the_variables_that_come_before_the_file_for_devices_do_so_here(host: Host, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(host.avd_home, elsewhere)
+    for name in ("cleanup_test_0", "mine_0"):
+        clone_avd(elsewhere, "Base", name)
+    emulator = host.program(EMULATOR, "-avd", "mine_0", "-port", "5560", mark="mine_0")
+    variables = {
+        f"{SETTING_PREFIX}ANDROID_AVD_HOME": str(elsewhere),
+        f"{SETTING_PREFIX}BASE_AVD_NAME_PATTERN": "'mine_{}'",
+    }
+    assert f"ending unrecorded {emulator} of mine_0" in host.cleanup("--avd", **variables)
+    assert sorted(path.name for path in elsewhere.glob("*.avd")) == ["Base.avd", "cleanup_test_0.avd"]
 
 
 def test_all_removes_temporary_folders_and_locks_that_nobody_holds(host: Host) -> None:

@@ -230,6 +230,7 @@ def test_the_example_that_ships_can_be_used(tmp_path: Path) -> None:
         ("BrowserMaze weight=nan", "line 2: weight=nan: must be a number"),
         ("BrowserMaze weight=much", "line 2: weight=much: must be a number"),
         ("BrowserMaze weight=0.01", "line 2: weight=0.01 of 20 variations leaves nothing"),
+        ("BrowserMaze weight=0.5 params=3", "line 2: weight=0.5 of 1 variations leaves nothing"),
         ("BrowserMaze params=3-", "line 2: params=3-: must be numbers and ranges"),
         ("BrowserMaze params=a", "line 2: params=a: must be numbers and ranges"),
         ("BrowserMaze params=18-20", "line 2: params=18-20: 18-20 is not within 0-19"),
