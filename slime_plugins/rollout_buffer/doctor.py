@@ -20,7 +20,9 @@ from pathlib import Path
 
 import requests
 
+from slime_plugins.rollout_buffer.generator.android_world.android_world_package import FORWARDER_PACKAGE
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
+from slime_plugins.rollout_buffer.generator.android_world.host_ports import free_console_ports
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 
 __all__ = ["Examination", "Finding", "State", "examine"]
@@ -89,11 +91,17 @@ class Examination:
         """True when the settings ask for the real package on emulators."""
         return self.settings.device == _REAL
 
+    @property
+    def emulators(self) -> int:
+        """How many emulators stand on this machine when it has them all."""
+        return self.settings.num_workers + self.settings.spare_devices
+
 
 def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _two_slimes, _extras, _ray, _ray_cluster, _disk, _memory, _kvm, _sdk, _avd, _package, _ffmpeg, _engine,
+        _python, _two_slimes, _extras, _ray, _ray_cluster, _disk, _memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg,
+        _engine,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -160,7 +168,7 @@ def _disk(examination: Examination) -> list[Finding]:
     settings = examination.settings
     places = [("disk of the data folder", examination.data_dir, _FREE_BYTES_SERVER)]
     if examination.real_devices:
-        wanted = settings.num_workers * _FREE_BYTES_PER_EMULATOR
+        wanted = examination.emulators * _FREE_BYTES_PER_EMULATOR
         places.append(("disk of the virtual devices", Path(settings.android_avd_home).expanduser(), wanted))
     findings = []
     for name, folder, wanted in places:
@@ -182,8 +190,8 @@ def _memory(examination: Examination) -> list[Finding]:
     """Of the whole machine, where the emulators are to run on it alone."""
     settings = examination.settings
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    wanted = settings.num_workers * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
-    detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {settings.num_workers} emulators"
+    wanted = examination.emulators * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
+    detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {examination.emulators} emulators"
     remedy = "set num_workers lower, or spread the devices over a Ray cluster"
     return _found("memory", there >= wanted, detail, remedy, needed=examination.real_devices)
 
@@ -210,6 +218,14 @@ def _kvm_problem(path: Path) -> str:
     return "" if version == _KVM_VERSION else f"speaks version {version}, not {_KVM_VERSION}"
 
 
+def _ports(examination: Examination) -> list[Finding]:
+    base, wanted = examination.settings.base_console_port, examination.emulators
+    free = free_console_ports(base)
+    detail = f"{free} pairs of console ports are free from {base} on, {wanted} wanted"
+    remedy = "end other emulators or set base_console_port lower; a host has 64 pairs at most: spread the rest over Ray"
+    return _found("ports of the emulators", free >= wanted, detail, remedy, needed=examination.real_devices)
+
+
 def _sdk(examination: Examination) -> list[Finding]:
     findings = []
     for key, part in (("emulator_path", "emulator"), ("adb_path", "platform-tools")):
@@ -224,10 +240,11 @@ def _sdk(examination: Examination) -> list[Finding]:
 def _avd(examination: Examination) -> list[Finding]:
     settings = examination.settings
     config = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
+    # What is installed in it only shows once it runs: a device that lacks the forwarder says so when it comes up.
     detail = f"{config.parent}" if config.is_file() else f"there is no {config}"
     remedy = (
-        "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder up in it "
-        "once, stop it; or set avd_name and android_avd_home"
+        "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder "
+        f"({FORWARDER_PACKAGE}) up in it once, stop it; or set avd_name and android_avd_home"
     )
     return _found(
         f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=examination.real_devices

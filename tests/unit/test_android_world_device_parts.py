@@ -344,6 +344,14 @@ def test_a_python_that_does_not_exist_is_an_error_not_a_hang() -> None:
         DeviceProcess("/nowhere/python", AndroidWorldSettings(device=ADDRESS), 0)
 
 
+def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec 1>&-\nsleep 0.3\nexit 7\n")
+    python.chmod(0o755)
+    with pytest.raises(DeviceError, match=rf"{python} ended with exit code 7 before .* `rollout-buffer doctor`"):
+        DeviceProcess(str(python), AndroidWorldSettings(device=ADDRESS), 0)
+
+
 @pytest.mark.parametrize("ends_by", ["closing", "kill"])
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,27 @@ def test_more_emulators_than_the_memory_holds_are_named(tmp_path: Path) -> None:
     finding = examined(bare(tmp_path).model_copy(update={"num_workers": 10_000}), tmp_path)["memory"]
     assert finding.state is State.MISSING
     assert "10000 emulators" in finding.detail
+
+
+def test_spare_devices_want_room_like_the_others(tmp_path: Path) -> None:
+    findings = examined(bare(tmp_path).model_copy(update={"num_workers": 2, "spare_devices": 3}), tmp_path)
+    assert "5 emulators" in findings["memory"].detail
+    assert "60 GB wanted" in findings["disk of the virtual devices"].detail
+    assert "5 wanted" in findings["ports of the emulators"].detail
+
+
+def test_a_port_that_is_taken_leaves_one_emulator_less(tmp_path: Path) -> None:
+    settings = bare(tmp_path).model_copy(update={"base_console_port": 5682})
+    free = examined(settings, tmp_path)["ports of the emulators"]
+    assert (free.state, free.detail) == (State.OK, "1 pairs of console ports are free from 5682 on, 1 wanted")
+    with socket.create_server(("127.0.0.1", 5683)):
+        taken = examined(settings, tmp_path)["ports of the emulators"]
+    assert (taken.state, taken.detail) == (State.MISSING, "0 pairs of console ports are free from 5682 on, 1 wanted")
+
+
+def test_the_accessibility_forwarder_is_named_with_the_device_that_needs_it(tmp_path: Path) -> None:
+    remedy = examined(bare(tmp_path), tmp_path)["virtual device AndroidWorldAvd"].remedy
+    assert "com.google.androidenv.accessibilityforwarder" in remedy
 
 
 def test_an_engine_that_does_not_answer_is_missing(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("!Q")
 _MODULE = "slime_plugins.rollout_buffer.generator.android_world.device_process"
 _CLOSE_S = 60.0
+_ENDING_S = 5.0
 _WATCH_S = 1.0
 _LONGEST_NEWS = 4000
 _ORPHANED_S = 20.0
@@ -48,6 +49,7 @@ class DeviceProcess:
     """
 
     def __init__(self, python: str, settings: AndroidWorldSettings, index: int) -> None:
+        self._python = python
         self._child, self._news = _started(python)
         self._why_lost = ""
         try:
@@ -105,11 +107,22 @@ class DeviceProcess:
             _write(self._child.stdin, (name, arguments))
             result, error = _read(self._child.stdout)
         except (OSError, EOFError) as broken:
-            code = self._child.poll()
-            raise DeviceError(f"the device's process is gone (exit code {code})", {"fault": "died"}) from broken
+            raise DeviceError(self._how_it_ended(name), {"fault": "died"}) from broken
         if error is not None:
             raise error
         return result
+
+    def _how_it_ended(self, called: str) -> str:
+        """Says what became of the child, which has closed its pipes and may take a moment to be gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=_ENDING_S)
+        code = self._child.returncode
+        if called != "create":
+            return f"the device's process is gone (exit code {code})"
+        return (
+            f"android_world_python {self._python} ended with exit code {code} before there was a device; "
+            "the worker's log says why. Can it import this project? `rollout-buffer doctor` tries"
+        )
 
 
 def _started(python: str) -> tuple[subprocess.Popen[bytes], FileIO]:

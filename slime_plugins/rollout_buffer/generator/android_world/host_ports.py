@@ -12,7 +12,7 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["EmulatorPorts", "hold_ports"]
+__all__ = ["EmulatorPorts", "free_console_ports", "hold_ports"]
 
 _TRIES = 200
 _LAST_CONSOLE_PORT = 5682  # the emulator takes even ports from 5554 up to here
@@ -56,6 +56,13 @@ def hold_ports(console: int, grpc: int, adb_server: int) -> EmulatorPorts:
     except DeviceError:
         held.close()
         raise
+
+
+def free_console_ports(console: int) -> int:
+    """Returns how many emulators find a console port and the next one free, from the given port on; takes none."""
+    return sum(
+        _is_free(port) and _is_free(port + 1) for port in range(console + console % 2, _LAST_CONSOLE_PORT + 1, 2)
+    )
 
 
 def _first_held(held: ExitStack, candidates: range, width: int = 1) -> int:
