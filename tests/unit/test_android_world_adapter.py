@@ -194,7 +194,8 @@ STUBS = {
     ),
 }
 CONNECT = """
-import json, os, sys
+import json, os, sys, tempfile
+tempfile.gettempdir()  # remembered from here on, unless told otherwise
 from pathlib import Path
 from types import SimpleNamespace
 from slime_plugins.rollout_buffer.errors import DeviceError
