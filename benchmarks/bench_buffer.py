@@ -3,6 +3,7 @@
     pip install fastapi uvicorn uvloop          # for the ancestor; ancestor_buffer.py says what it is
     python benchmarks/bench_buffer.py --json buffer.json
     python benchmarks/bench_buffer.py --many 100000
+    python benchmarks/bench_buffer.py --ceiling
 
 The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
 Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
@@ -11,7 +12,7 @@ spread (lowest to highest round) and the ratio of the medians. ``1m`` is an epis
 its own, inline; ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their
 log-probabilities. Reads are counted by a client that does not parse, and once more by one that does. Then how long a
 waiting poll takes from the write that completes a group. ``--many`` writes that many small trajectories instead, and
-shows memory and poll times.
+shows memory and poll times; ``--ceiling`` shows what client and loopback leave room for (``canned_server.py``).
 
 Caveats: loopback, and client and server share the machine's cores; on a busy machine look at the ratios. The ancestor
 keeps everything in memory and acknowledges nothing: a crash loses all of it. The data directory should be on the disk
@@ -44,6 +45,10 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.buffer_load import make_requests  # noqa: E402 - the checkout's, from wherever it is started
+
 COUNTS = {"2k": 1600, "64k": 480, "1m": 64, "1m-shared": 64, "1m-ids": 64}
 CONNECTIONS = 8
 """Writers at the same time; a job of some hundred episodes has more of them."""
@@ -230,6 +235,38 @@ def rss_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rates of a server that keeps nothing, for one kind."""
+    count, port = COUNTS[kind], free_port()
+    bodies = [request.split(b"\r\n\r\n", 1)[1] for request in make_requests(kind, count, "canned", None)]
+    reads = folder / f"{kind}.json"
+    reads.write_bytes(b'{"success":true,"data":{"meta_info":{},"data":[' + b",".join(bodies) + b"]}}")
+    command = [sys.executable, str(HERE / "canned_server.py"), "--port", str(port), "--reads", str(reads)]
+    rates: dict[str, Any] = {"item": kind, "write": [], "read": []}
+    with running(command, port, folder / "canned.log"):
+        for number in range(arguments.rounds):
+            load = {"kind": kind, "count": count, "run": f"{number}", "connections": arguments.connections}
+            wrote = client.do("write", port=port, job_id=None, **load)
+            got = client.do("read", port=port, job_id=None, parse=False)
+            rates["write"].append(count / wrote["seconds"])
+            rates["read"].append(count / got["seconds"])
+    return rates
+
+
+def ceilings(arguments: argparse.Namespace, console: Console, folder: Path) -> dict[str, Any]:
+    """The table of ``--ceiling``."""
+    client = Client()
+    rows = [ceiling(client, kind, folder, arguments) for kind in arguments.kinds.split(",")]
+    client.close()
+    table = Table(title="trajectories per second of a server that keeps nothing: median (lowest to highest round)")
+    for column in ("item", "write", "read"):
+        table.add_column(column, justify="left" if column == "item" else "right")
+    for row in rows:
+        table.add_row(row["item"], spread(row["write"]), spread(row["read"]))
+    console.print(table)
+    return {"ceilings": rows}
+
+
 # --- telling ---------------------------------------------------------------------------------------------------------
 
 
@@ -307,11 +344,12 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(COUNTS), help="which items, of " + ", ".join(COUNTS))
     parser.add_argument("--without-ancestor", action="store_true")
     parser.add_argument("--many", type=int, help="write so many small trajectories instead, a multiple of 10,000")
+    parser.add_argument("--ceiling", action="store_true", help="measure a server that keeps nothing instead")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the data directory is made and removed")
     parser.add_argument("--json", type=Path, help="also write everything that was measured here")
     arguments = parser.parse_args()
     console = Console(width=120)
-    needs_ancestor = not arguments.without_ancestor and arguments.many is None
+    needs_ancestor = not (arguments.without_ancestor or arguments.ceiling or arguments.many is not None)
     if needs_ancestor and not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn")):
         raise SystemExit(HOW_TO_INSTALL)
     folder = Path(tempfile.mkdtemp(prefix="bench-buffer-", dir=arguments.folder))
@@ -323,6 +361,8 @@ def main() -> None:
             with rollout_buffer(folder) as buffer:
                 measured = many(client, buffer, arguments.many, console)
             client.close()
+        elif arguments.ceiling:
+            measured = ceilings(arguments, console, folder)
         else:
             measured = compare(arguments, console, folder)
     finally:

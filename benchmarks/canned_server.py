@@ -1,0 +1,96 @@
+"""The fastest server there could be, for the benchmark of the buffer: it receives requests and sends canned replies.
+
+It keeps nothing: a write is answered once its body was received, a read gets the bytes of a file. What it reaches with
+the benchmark's client on a machine, no buffer in one process can exceed there.
+
+    python benchmarks/canned_server.py --port 8901 --reads items.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import selectors
+import socket
+from pathlib import Path
+
+WRITTEN = b'{"success":true,"message":"written"}'
+NOTHING = b'{"success":false,"data":{"data":[],"meta_info":{}}}'
+SIZE = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+ROOM_BYTES = 2 * 2**20
+
+
+class Connection:
+    """A client's connection; every second read on it finds nothing, so that its client knows that it has all."""
+
+    def __init__(self, sock: socket.socket, items: bytes) -> None:
+        self._sock = sock
+        self._items = items
+        self._buffer = bytearray(ROOM_BYTES)
+        self._have = 0
+        self._end: int | None = None
+        self._reads = 0
+
+    def receive(self) -> bool:
+        """Receives what is there and answers a request that is whole; False when the client has gone."""
+        with memoryview(self._buffer) as view:
+            got = self._sock.recv_into(view[self._have :])
+        self._have += got
+        if self._end is None and (head := self._buffer.find(b"\r\n\r\n", 0, self._have)) >= 0:
+            size = SIZE.search(self._buffer, 0, head)
+            self._end = head + 4 + (int(size[1]) if size else 0)
+        if self._end is not None and self._have >= self._end:
+            self._answer(bytes(self._buffer[:64]).split(b" ", 2)[1])
+            self._have, self._end = 0, None
+        return got > 0
+
+    def _answer(self, path: bytes) -> None:
+        if path != b"/get_rollout_data":
+            self._send(WRITTEN)
+            return
+        self._reads += 1
+        self._send(self._items if self._reads % 2 else NOTHING)
+
+    def _send(self, body: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        self._sock.setblocking(True)
+        self._sock.sendall(head)
+        self._sock.sendall(body)
+        self._sock.setblocking(False)
+
+
+def serve(listener: socket.socket, items: bytes) -> None:
+    """Serves every connection until the process is ended."""
+    listener.setblocking(False)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            try:
+                if key.data is None:
+                    sock, _address = listener.accept()
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    sock.setblocking(False)
+                    selector.register(sock, selectors.EVENT_READ, Connection(sock, items))
+                elif not key.data.receive():
+                    raise ConnectionError("it has gone")
+            except BlockingIOError:
+                continue  # a sibling was quicker
+            except OSError:
+                selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]  # sockets are all that is registered
+
+
+def main() -> None:
+    """Serves until it is stopped."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8901)
+    parser.add_argument("--reads", type=Path, required=True, help="what a read gets")
+    given = parser.parse_args()
+    listener = socket.create_server(("127.0.0.1", given.port), backlog=256)
+    items = given.reads.read_bytes()
+    serve(listener, items)
+
+
+if __name__ == "__main__":
+    main()
