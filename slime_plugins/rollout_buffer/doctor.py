@@ -40,16 +40,16 @@ _MEMORY_PER_EMULATOR = 4 * 1024**3
 _ASK_KVM_FOR_ITS_VERSION = 0xAE00
 _KVM_VERSION = 12
 _PACKAGES = (
-    ("android-env", "android_env.loader", "pip install android-env==1.2.3"),
+    ("android-env", "android_env.loader", "make that environment with scripts/install_android_world"),
     (
         "android_world",
         "android_world.registry",
-        "install google-research/android_world with the versions that docs/android_world.md names",
+        "install google-research/android_world into the environment that scripts/install_android_world makes",
     ),
     (
         "slime-rollout-buffer, for the devices",
         "slime_plugins.rollout_buffer.generator.android_world.device_process",
-        "install this project beside them, with its dependencies",
+        "make that environment with scripts/install_android_world",
     ),
 )
 _ENGINE_S = 5.0
