@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device_pool import (
     RayDevicePool,
     _RemoteRegistry,
 )
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -259,6 +260,28 @@ async def test_what_a_killed_runner_held_comes_back_when_its_lease_ends(cluster:
             await device.reset("Solved", 0)
     victim.wait()
     victim.stdout.close()
+
+
+async def until_in_line(pool: RayDevicePool, runners: int) -> None:
+    deadline = time.monotonic() + 30
+    while sum((await pool.snapshot())["runners_waiting"].values()) < runners:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+async def test_a_runner_that_leaves_while_it_waits_takes_no_device_along(cluster: str) -> None:
+    """A cancelled job: what it asked for would come free and be lent to nobody, until the lease of that ends."""
+    async with pool_at(cluster, "stays", num_workers=1, lease_timeout_s=120) as staying:
+        async with pool_at(cluster, "leaves", num_workers=1, lease_timeout_s=120) as leaving:
+            held = await leaving.acquire()
+            waiting = [asyncio.create_task(leaving.acquire(purpose)) for purpose in Purpose]
+            await until_in_line(staying, len(waiting))
+            next_one = asyncio.create_task(staying.acquire())
+            for task in waiting:
+                task.cancel()
+            held.give_back()
+        async with asyncio.timeout(15), await next_one as device:
+            await device.reset("Solved", 0)
 
 
 async def test_a_registry_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:

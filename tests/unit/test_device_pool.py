@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.generator.android_world.held_device import Hel
 from slime_plugins.rollout_buffer.generator.android_world.leasing import LeaseTable
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
+from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 from tests.virtual_time import in_virtual_time
 
@@ -95,6 +96,15 @@ class LeasesUnderAnyInterleaving(RuleBasedStateMachine):
         assert lease is not None
         assert self.table.take_back(lease_id) is None
         self.set_aside.add(self.lent.pop(lease_id))
+
+    @rule(owner=st.sampled_from(["a", "b"]))
+    def an_owner_leaves(self, owner: str) -> None:
+        held = self.table.held()[training(owner)]
+        taken = self.table.take_back_all_of(owner)
+        assert len(taken) == held
+        for lease in taken:
+            assert lease.holder.owner == owner
+            self.set_aside.add(self.lent.pop(lease.lease_id))
 
     @rule(passed=st.floats(0, 6), owner=st.sampled_from(["a", "b"]))
     def time_passes_while_one_owner_renews(self, passed: float, owner: str) -> None:
@@ -238,6 +248,40 @@ async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_
         await registry.release(lost.lease_id, LeaseReport())
         assert await registry.renew("next", [grant.lease_id]) == []
         assert (await registry.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
+
+
+async def test_who_leaves_waits_no_more_and_holds_nothing() -> None:
+    async with registry_of_fakes(num_workers=2) as (registry, _):
+        (kept,) = await registry.acquire("leaves", Purpose.TRAINING, 1, 5)
+        (given_back,) = await registry.acquire("leaves", Purpose.TRAINING, 1, 5)
+        waits = [asyncio.create_task(registry.acquire("leaves", purpose, 9, 60)) for purpose in Purpose]
+        await turns()
+        stays = asyncio.create_task(registry.acquire("stays", Purpose.TRAINING, 9, 60))
+        await registry.leave("leaves")
+        await registry.release(given_back.lease_id, LeaseReport())
+        assert await asyncio.gather(*waits) == [[], []]
+        got = await stays + await registry.acquire("stays", Purpose.TRAINING, 1, 5)
+        assert {grant.device_id for grant in got} == {kept.device_id, given_back.device_id}
+        assert await registry.renew("leaves", [kept.lease_id]) == [kept.lease_id]
+        assert (await registry.snapshot())["runners_waiting"] == {"training": 0, "evaluation": 0}
+
+
+async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_registry_that_is_gone() -> None:
+    said: list[str] = []
+
+    class Noting(DeviceRegistry):
+        async def leave(self, owner: str) -> None:
+            said.append(owner)
+            raise DeviceError("gone")
+
+    registry = Noting(lambda _settings, index, before: FakeWorker(index, before))
+    pool = RegistryDevicePool(registry, settings(), owner="job")
+    await pool.close()
+    assert said == []
+    await pool.start()
+    await pool.close()
+    await pool.close()
+    assert len(said) == 1
 
 
 @in_virtual_time

@@ -102,6 +102,12 @@ class _RemoteRegistry:
     async def release(self, lease_id: int, report: LeaseReport) -> None:
         await _ask(self._actor.release, lease_id, report, timeout_s=_CALL_TIMEOUT_S)
 
+    async def leave(self, owner: str) -> None:
+        # A registry of an earlier version, on a cluster that outlived an upgrade, knows no goodbye.
+        method = getattr(self._actor, "leave", None)
+        if method is not None:
+            await _ask(method, owner, timeout_s=_CALL_TIMEOUT_S)
+
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
             raise DeviceError("the device registry is not connected yet")

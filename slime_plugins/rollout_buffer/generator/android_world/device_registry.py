@@ -196,6 +196,16 @@ class DeviceRegistry:
             slot.last_error = report.error or slot.last_error
             self._take_in(slot)
 
+    async def leave(self, owner: str) -> None:
+        """Forgets a runner that goes: it waits no more, and what it holds is taken back.
+
+        Its last request may still be waiting here, with nobody left to hear the answer.
+        """
+        for claimant in [each for each in self._waiters if each.owner == owner]:
+            self._answer(claimant)
+        for lease in self._table.take_back_all_of(owner):
+            self._take_in(self._slots[lease.device_id])
+
     async def snapshot(self) -> dict[str, Any]:
         """Returns what the farm is at: its name, who waits, and every device with its state and counters."""
         holders = self._table.holders()

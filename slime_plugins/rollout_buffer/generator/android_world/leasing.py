@@ -90,6 +90,13 @@ class LeaseTable:
         """Ends a lease and returns it; its device is set aside. None if it had ended before."""
         return self._leases.pop(lease_id, None)
 
+    def take_back_all_of(self, owner: str) -> list[Lease]:
+        """Ends every lease of an owner; their devices are set aside."""
+        leases = [lease for lease in self._leases.values() if lease.holder.owner == owner]
+        for lease in leases:
+            del self._leases[lease.lease_id]
+        return leases
+
     def take_back_expired(self, now: float) -> list[Lease]:
         """Ends every lease whose time is over; their devices are set aside."""
         expired = [lease for lease in self._leases.values() if lease.expires_at <= now]

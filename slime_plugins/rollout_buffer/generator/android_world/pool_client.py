@@ -82,6 +82,10 @@ class RegistryCalls(Protocol):
         """As ``DeviceRegistry.release``."""
         ...
 
+    async def leave(self, owner: str) -> None:
+        """As ``DeviceRegistry.leave``."""
+        ...
+
     async def snapshot(self) -> dict[str, Any]:
         """As ``DeviceRegistry.snapshot``."""
         ...
@@ -144,11 +148,13 @@ class RegistryDevicePool:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._background = []
+        started, self._background = bool(self._background), []
         for held in list(self._held.values()):
             self._give_back(held)
         if self._farewells:
             await asyncio.wait(self._farewells, timeout=_GOODBYE_TIMEOUT_S)
+        if started:
+            await self._leave()
         await self._registry.close()
 
     # ---- waiting in line ---------------------------------------------------------------------------------------------
@@ -217,6 +223,16 @@ class RegistryDevicePool:
             return
         self._watches.pop(held.lease_id).cancel()
         self._say(self._registry.release(held.lease_id, held.report()))
+
+    async def _leave(self) -> None:
+        """Leaves the line: what was asked for last would otherwise be lent to nobody, until its lease ends."""
+        try:
+            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+                await self._registry.leave(self._owner)
+        except (DeviceError, TimeoutError) as error:
+            logger.warning(
+                "the device registry heard no goodbye, what it lends to this runner comes back late: %s", error
+            )
 
     def _say(self, farewell: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(farewell)
