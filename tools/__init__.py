@@ -1,0 +1,1 @@
+"""Programs beside the product. A package of its own, so that nobody else's ``tools`` is imported in its place."""
