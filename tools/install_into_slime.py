@@ -186,19 +186,20 @@ class Overlay:
         return None if _sha256(file) == self._entries[path].sha256 else "changed since it was installed"
 
     def _refuse_changed(self, force: bool) -> None:
-        changed = [path for path in self._entries if self._is_foreign(path)]
+        wanted = self._wanted()
+        changed = [path for path in self._entries if self._is_foreign(path, wanted)]
         if changed and not force:
             raise OverlayError(
                 f"changed since they were installed: {_listed(changed)}; keep your changes elsewhere and repeat with "
                 "--force, which drops them"
             )
 
-    def _is_foreign(self, path: str) -> bool:
+    def _is_foreign(self, path: str, wanted: Mapping[str, str]) -> bool:
         """Whether neither the overlay nor slime wrote what is there: a cut-off run leaves either of the two."""
         file, original = self._checkout / path, self._state / "originals" / path
         if not file.is_file():
             return False
-        known = {self._entries[path].sha256, self._wanted().get(path)}
+        known = {self._entries[path].sha256, wanted.get(path)}
         if original.is_file():
             known.add(_sha256(original))
         return _sha256(file) not in known

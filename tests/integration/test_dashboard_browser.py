@@ -97,7 +97,7 @@ class Site:
         self.context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
         self.server = make_server("127.0.0.1", 0, app, threaded=True)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         found = requests.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=20)

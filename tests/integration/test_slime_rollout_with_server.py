@@ -44,7 +44,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     store = Store(settings.data_dir)
     Buffer(store).beat("supervisor", os.getpid(), {"task_types": {"external": {}}})
     server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.port}"
     server.shutdown()

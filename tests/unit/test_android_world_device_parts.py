@@ -352,7 +352,7 @@ def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Pat
         DeviceProcess(str(python), AndroidWorldSettings(device=ADDRESS), 0)
 
 
-@pytest.mark.parametrize("ends_by", ["closing", "kill"])
+@pytest.mark.parametrize("ends_by", ["closing", pytest.param("kill", marks=pytest.mark.slow)])
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"
     records = tmp_path / "records"

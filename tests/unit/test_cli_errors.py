@@ -97,7 +97,7 @@ class Stranger(BaseHTTPRequestHandler):
 @pytest.fixture
 def stranger() -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

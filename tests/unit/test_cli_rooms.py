@@ -70,7 +70,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
     server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     found = Served(f"http://127.0.0.1:{server.port}", buffer, tmp_path / "data")
     start = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j", "reward_range": [-1, 1]}

@@ -30,7 +30,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
     server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     client = RolloutBufferClient(f"http://127.0.0.1:{server.port}")
     client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": JOB})

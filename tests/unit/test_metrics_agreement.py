@@ -309,7 +309,7 @@ def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
 
     app.before_request(fill_first)
     server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
