@@ -7,24 +7,31 @@ every screen is one that was never shown before, as on a real phone with a clock
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Device, Observation
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
+    SimulatedPhone,
+    SimulatedPhoneConfig,
+)
 from slime_plugins.rollout_buffer.types import Image
 
 ADDRESS = f"{__name__}:create_device"
 REPEATED, UNIQUE = "Repeated", "Unique"
+_ONE_AT_A_TIME = threading.Lock()
+"""Without it every one of many phones that begin at once would draw the screens for itself."""
 _APPS = ("Contacts", "Markor", "Clock", "Camera", "Files")
 
 
 @cache
 def _recorded() -> tuple[Observation, ...]:
     """One screen per app, made once per process."""
-    phone = SimulatedPhone()
+    # Small screens: what long episodes show does not depend on the size, and what they take of memory does.
+    phone = SimulatedPhone(SimulatedPhoneConfig(screenshot_max_pixels=160_000))
     first = phone.reset("SystemWifiTurnOn", 1)
     return (first, *(phone.step(Action(kind=ActionKind.OPEN, text=app)) for app in _APPS))
 
@@ -58,7 +65,8 @@ class RecordedPhone:
         """As ``Device.close``."""
 
     def _seen(self) -> Observation:
-        screens = _recorded()
+        with _ONE_AT_A_TIME:
+            screens = _recorded()
         seen = screens[self._steps % len(screens)]
         if not self._stamp:
             return seen

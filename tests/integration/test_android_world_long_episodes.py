@@ -98,10 +98,10 @@ def episode(number: int, task: str) -> EpisodeRequest:
 
 
 @asynccontextmanager
-async def counting_engine() -> AsyncIterator[CountingEngine]:
+async def stand_in() -> AsyncIterator[Engine]:
     settings = EngineSettings(patience_s=60.0, deadline_s=250.0)
     async with running(StandInSettings(port=0, skill=1.0)) as url:
-        engine = CountingEngine(SglangEngine(url, settings))
+        engine = SglangEngine(url, settings)
         try:
             yield engine
         finally:
@@ -112,7 +112,7 @@ async def counting_engine() -> AsyncIterator[CountingEngine]:
 @pytest.mark.timeout(300)
 @BOTH_MODES
 async def test_sixty_four_episodes_of_fifty_steps_at_once_are_all_accounted_for(mode: str) -> None:
-    async with counting_engine() as engine, generator_on(engine, mode, LONG) as generator:
+    async with stand_in() as engine, generator_on(engine, mode, LONG) as generator:
         played = await asyncio.gather(*(generator.play(episode(number, REPEATED)) for number in range(AT_ONCE)))
     assert [trajectory.uid for trajectory in played] == [f"episode-{number}" for number in range(AT_ONCE)]
     for trajectory in played:
@@ -139,8 +139,10 @@ class Cost:
 
 async def cost_of(mode: str, steps: int, folder: Path) -> Cost:
     """Plays four episodes of that many steps, each screen a new one, and stores them."""
-    async with counting_engine() as engine, generator_on(engine, mode, steps) as generator:
-        played = await asyncio.gather(*(generator.play(episode(number, UNIQUE)) for number in range(4)))
+    async with stand_in() as behind:
+        engine = CountingEngine(behind)
+        async with generator_on(engine, mode, steps) as generator:
+            played = await asyncio.gather(*(generator.play(episode(number, UNIQUE)) for number in range(4)))
     total = 4 * steps
     bare = [replace(trajectory, images=()) for trajectory in played]
     return Cost(
