@@ -34,7 +34,7 @@ def test_the_demo_brings_48_samples_and_leaves_no_process_behind(tmp_path: Path)
     assert all(sample["loss_mask"] is not None for sample in samples)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.timeout(600)
 def test_the_demo_in_mode_history_brings_48_trajectories_in_more_rows(tmp_path: Path) -> None:
     said, rows = run_demo(tmp_path, "--rollout-mode", "history")

@@ -156,7 +156,7 @@ def found(words: str, near: BufferProcess) -> int:
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.timeout(600)
 def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, records: Path) -> None:
     guard = recorded(records, "guard")[0]
@@ -173,7 +173,10 @@ def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, recor
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("killed", ["raylet", "local Ray", "supervisor"])
+@pytest.mark.parametrize(
+    "killed",
+    [pytest.param("raylet", marks=pytest.mark.large), pytest.param("local Ray", marks=pytest.mark.large), "supervisor"],
+)
 def test_no_emulator_outlives_the_killed_farm(farm: BufferProcess, records: Path, killed: str) -> None:
     emulators = recorded(records)
     names = {"raylet": "raylet/raylet", "local Ray": "android_world.local_ray"}

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.adb_commands import AdbShell
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
+from tests.examples import examples
 
 COMMANDS = st.sampled_from(
     [
@@ -114,7 +115,7 @@ def adb() -> Iterator[AdbShell]:
 
 
 @given(COMMANDS, st.lists(WORDS | TEXTS, max_size=8))
-@settings(max_examples=600, deadline=None)
+@examples(600)
 def test_no_command_breaks_the_phone(adb: AdbShell, command: str, words: list[str]) -> None:
     output = adb.run(["shell", command, *words])
     assert 0 <= output.code <= 255
@@ -135,7 +136,7 @@ def test_arguments_that_make_no_sense_are_refused(adb: AdbShell, words: list[str
 
 
 @given(TEXTS)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_is_quoted_arrives_unchanged(adb: AdbShell, text: str) -> None:
     output = adb.run(["shell", "echo", "-n", shlex.quote(text), ">", "/sdcard/it"])
     assert output.code == 0

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,6 +13,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.conftest import SettableClock
+from tests.examples import examples
 from tests.support import poll, slots, start_external, uids, write, written
 
 GROUP_SIZE = 2
@@ -149,5 +149,5 @@ class BufferMachine(RuleBasedStateMachine):
         assert all(self.written[uid] == "stored" for uid in got), "never stored"
 
 
-BufferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+BufferMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestBufferMachine = BufferMachine.TestCase

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, group_normalized_rewards, rows_of
@@ -30,8 +30,9 @@ from slime_plugins.rollout_buffer.generator.context_editing.snapshots import (
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 from slime_plugins.rollout_buffer.types import Trajectory
 from tests.context_editing_player import Played, call, play, tokenizer
+from tests.examples import examples
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = examples(40)
 
 END = tokenizer.encode(END_OF_TURN, add_special_tokens=False)
 ids = st.one_of(st.integers(1, 4), st.integers(1, 8), st.integers(0, 24), st.sampled_from([-1, 999]))
@@ -260,7 +261,7 @@ def test_the_strict_form_trains_only_what_came_after_the_last_deletion(script: l
     assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in generations[last + 1 :])
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(scripts, min_size=2, max_size=4), st.lists(st.floats(-1, 1), min_size=4, max_size=4))
 def test_baseline_and_weight_are_per_trajectory_however_many_rows_it_has(
     group: list[list[Any]], rewards: list[float]

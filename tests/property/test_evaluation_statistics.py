@@ -8,7 +8,7 @@ import random
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.evaluation_statistics import (
@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.evaluation_statistics import (
     pass_at_k,
     wilson_interval,
 )
+from tests.examples import examples
 
 shares = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=40)
 
@@ -113,7 +114,7 @@ def test_bootstrap_intervals_of_a_difference_hold_it_about_as_often_as_they_say(
     assert held / 40 >= 0.85
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.25, 1.0]), min_size=1, max_size=12))
 def test_a_difference_is_the_same_for_the_same_seed_and_turns_its_sign_with_its_tasks(values: list[float]) -> None:
     estimate = mean_difference(values, 7)

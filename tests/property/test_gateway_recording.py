@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, pack_training_rows_within
@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.engine import GenerateReply
 from slime_plugins.rollout_buffer.gateway.messages import digest, read_conversation, reply_digest
 from slime_plugins.rollout_buffer.gateway.prompts import build_prompt
 from slime_plugins.rollout_buffer.gateway.recording import Recording
+from tests.examples import examples
 from tests.gateway_support import tokenizer
 
 chat = ChatTokens(tokenizer)
@@ -166,7 +167,7 @@ def played(moves: Sequence[tuple[str, int, str]], seed: int) -> Client:
 
 
 any_client = given(moves=MOVES, seed=st.integers(0, 1000))
-bounded = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+bounded = examples(30)
 
 
 def rows_of(client: Client) -> tuple[list[Generation], list[TrainingRow]]:
@@ -305,7 +306,7 @@ def _turns(recording: Recording) -> list[Any]:
 
 
 @given(turns=st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_memory_is_linear_in_what_was_said(turns: int) -> None:
     client = played([("on", 0, "go on")] * turns, 1)
     assert client.recording.ids == len(client.sent[-1].prompt_ids) + len(client.sent[-1].output_ids)

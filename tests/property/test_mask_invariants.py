@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, get_response_lengths
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers, mask_conversations, mask_oracle
@@ -31,7 +32,7 @@ QUESTION = {"role": "user", "content": "And now?"}
 
 def examples(count: int) -> settings:
     """So many examples, drawn without a deadline: the machine may be busy."""
-    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+    return examples(count, suppress_health_check=list(HealthCheck))
 
 
 @functools.cache

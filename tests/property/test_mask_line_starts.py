@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from slime.utils.mask_tokens import ChunkTokenizer, cuts_text_at_line_starts, is_line_start
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers
@@ -52,7 +53,7 @@ TEXTS = st.lists(PIECES, max_size=14).map("".join)
 
 def examples(count: int) -> settings:
     """So many examples, drawn without a deadline: the machine may be busy."""
-    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+    return examples(count, suppress_health_check=list(HealthCheck))
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:

@@ -6,10 +6,11 @@ import copy
 import math
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, pack_training_rows_within
+from tests.examples import examples
 
 tokens = st.lists(st.integers(0, 3), max_size=4)  # few ids, so that unlike things often look alike
 
@@ -61,7 +62,7 @@ def scripts(draw: st.DrawFn) -> list[Generation]:
     return script.generations
 
 
-few = settings(max_examples=500, deadline=None)
+few = examples(200)
 
 
 def places(row: TrainingRow, generations: list[Generation]) -> list[tuple[int, int, int]]:

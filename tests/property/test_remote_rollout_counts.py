@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -31,12 +31,13 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerR
 from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, TurnKind, plan_turn
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.chat_tokenizers import load
+from tests.examples import examples
 from tests.remote_rollout_serving import trainer_side
 from tests.remote_rollout_strangers import rendered
 
 NAMES = ["small-plain", "small-default-system", "small-hybrid", "small-deepseek", "demo"]
 REAL_NAMES = ["qwen3-2507", "qwen3-hybrid", "qwen3.5"]  # skipped unless they were fetched
-SETTINGS = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 WORDS = st.sampled_from(
     ["345", "the result", "\n\n", " ", "Über 😀", "<think>", "</think>", "assistant\n", ".", "a\n", "é"]

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -24,6 +23,7 @@ from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock
+from tests.examples import examples
 from tests.support import poll, slots, uids
 
 NAMES = ("a", "b", "c")
@@ -268,5 +268,5 @@ class PlayedJobMachine(RuleBasedStateMachine):
                     self.states[name] = "ready"
 
 
-PlayedJobMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PlayedJobMachine.TestCase.settings = examples(60, stateful_step_count=40)
 TestPlayedJobMachine = PlayedJobMachine.TestCase

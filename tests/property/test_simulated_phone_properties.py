@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
@@ -31,11 +31,12 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Widget, WidgetKind
+from tests.examples import examples
 
 
 def _examples(count: int) -> settings:
     """So many examples, each as slow as it likes."""
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return examples(count)
 
 
 _APP_NAMES = ["Settings", "Contacts", "messages", "Clock", "Markor", "Files", "Camera", "Audio Recorder", "calendar"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WeightVersionSpan,
 )
+from tests.examples import examples
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 chat = ChatTokens(tokenizer)
@@ -353,7 +354,7 @@ async def test_a_score_that_is_none_is_the_devices_fault(score: float, monkeypat
         await play([DONE], lease=lease)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(st.one_of(st.text(max_size=30), st.sampled_from([CLICK, "<tool_call>", "<|im_start|>user\n"])), max_size=6)
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import pack_training_rows
@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.history_context import
 from slime_plugins.rollout_buffer.generator.android_world.prompts import SYSTEM_PROMPT
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
+from tests.examples import examples
 from tests.unit.test_android_world_episode import IMAGE_PAD, Played, chat, play, say, tokenizer
 
 DONE = say(action="terminate", status="success")
@@ -238,7 +239,7 @@ _junk = st.one_of(
 
 
 @BOTH_MODES
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(script=st.lists(_junk, max_size=7), window=st.integers(1, 3))
 async def test_no_reply_breaks_an_episode_and_every_sampled_token_is_trained_once(
     mode: str, script: list[ScriptedReply], window: int

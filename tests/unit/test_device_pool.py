@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -31,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.local_device_pool impo
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from tests.examples import examples
 from tests.virtual_time import in_virtual_time
 
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
@@ -126,7 +126,7 @@ class LeasesUnderAnyInterleaving(RuleBasedStateMachine):
         assert sorted(self.table.holders()) == sorted(lent)
 
 
-LeasesUnderAnyInterleaving.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=30)
+LeasesUnderAnyInterleaving.TestCase.settings = examples(60, stateful_step_count=30)
 TestLeases = LeasesUnderAnyInterleaving.TestCase
 
 

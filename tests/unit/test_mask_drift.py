@@ -7,10 +7,11 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import DriftReport, Generation, MultiTurnLossMaskGenerator, pack_training_rows
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers, mask_conversations
@@ -169,7 +170,7 @@ def test_a_trajectory_without_any_turn_is_clean() -> None:
 
 
 @pytest.mark.parametrize("name", ["small-plain", "small-hybrid", "small-thinking", "small-deepseek"])
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_report_is_clean_exactly_when_ids_and_mask_agree(name: str, data: st.DataObject) -> None:
     """M11, with faithful trajectories harmed in random ways."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.openai_engine import (
 )
 from slime_plugins.rollout_buffer.openai_protocol import Envelope, is_context_overflow, read_reply
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
+from tests.examples import examples
 
 TOKENIZER = AutoTokenizer.from_pretrained(ENVELOPE_TOKENIZER_PATH)
 CHAT = ChatTokens(TOKENIZER)
@@ -77,7 +78,7 @@ def turn(messages: list[dict[str, Any]] | None = None, images: Sequence[Image] =
 # --- the envelope ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(texts, min_size=1, max_size=5))
 def test_a_conversation_comes_out_of_its_ids_as_it_went_in(contents: list[str]) -> None:
     roles = ["system", *(["user", "assistant"] * 3)]
@@ -85,7 +86,7 @@ def test_a_conversation_comes_out_of_its_ids_as_it_went_in(contents: list[str]) 
     assert ENVELOPE.messages_of(CHAT.prompt(messages), ()) == messages
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=60), st.booleans())
 def test_a_reply_is_the_same_text_as_ids(text: str, closed: bool) -> None:
     ids = ENVELOPE.reply_ids(text, closed=closed)

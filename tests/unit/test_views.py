@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import payloads, series
@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.views import Views
 from tests.conftest import SettableClock
+from tests.examples import examples
 from tests.support import poll, start_external, write, written
 
 SUPERVISOR = "supervisor"
@@ -80,7 +81,7 @@ def test_minutes_and_rows_tell_the_same(views: Views, job: JobRecord) -> None:
     assert folded == {start for start, count in zip(by_minute["t"], by_minute["episodes"], strict=True) if count}
 
 
-@settings(deadline=None, max_examples=15)
+@examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
     """The trigger against plain SQL over the rows."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import write_lane
 from slime_plugins.rollout_buffer.write_lane import Arrived, Reply, WriteLane
+from tests.examples import examples
 
 
 @dataclass(eq=False)
@@ -193,7 +194,7 @@ def test_what_arrives_while_others_are_kept_is_kept_together(track: Track) -> No
 
 
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=6), st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_requests_sent_one_behind_the_other_are_answered_in_order_however_they_are_cut(
     bodies: list[bytes], data: st.DataObject
 ) -> None:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import wire
@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.item_writer import Write, WriteResult
 from slime_plugins.rollout_buffer.packs import Disk
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from tests.examples import examples
 from tests.support import poll, slots, start_external, uids, written
 
 LONG = {"note": "x" * 40_000}
@@ -124,7 +125,7 @@ BATCHES = st.lists(st.lists(st.lists(ITEMS, min_size=1, max_size=3), min_size=1,
 
 
 @given(BATCHES)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_writing_together_is_writing_one_after_the_other(batches: list[list[list[dict[str, Any]]]]) -> None:
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
         together, apart = Buffer(Store(Path(one))), Buffer(Store(Path(other)))
