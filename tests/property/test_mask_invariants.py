@@ -30,8 +30,8 @@ example = st.data()
 QUESTION = {"role": "user", "content": "And now?"}
 
 
-def examples(count: int) -> settings:
-    """So many examples, drawn without a deadline: the machine may be busy."""
+def drawn(count: int) -> settings:
+    """So many examples, whatever they are: templates draw what they like."""
     return examples(count, suppress_health_check=list(HealthCheck))
 
 
@@ -56,7 +56,7 @@ def draw(data: st.DataObject, name: str) -> mask_conversations.Conversation:
 
 
 @every_kind
-@examples(25)
+@drawn(25)
 @given(data=example)
 def test_ids_and_mask_are_what_the_pieces_say(name: str, data: st.DataObject) -> None:
     """M1, M2, M3, M12: equal lengths, the template's own ids, 1 exactly on sampled pieces, 0 and reported on edges."""
@@ -82,7 +82,7 @@ def test_ids_and_mask_are_what_the_pieces_say(name: str, data: st.DataObject) ->
 
 # DeepSeek's templates let two turns of tool calls share a token, and end no turn of one call.
 @pytest.mark.parametrize("name", [name for name in NAMES if "deepseek" not in name])
-@examples(10)
+@drawn(10)
 @given(data=example)
 def test_every_trained_turn_is_one_region_that_ends_at_the_end_of_turn(name: str, data: st.DataObject) -> None:
     """M3 and M4: as many regions as trained turns, each the NFC form of its body with the end-of-turn token."""
@@ -108,7 +108,7 @@ def test_every_trained_turn_is_one_region_that_ends_at_the_end_of_turn(name: str
 
 
 @every_kind
-@examples(10)
+@drawn(10)
 @given(data=example)
 def test_what_others_say_never_changes_what_is_trained(name: str, data: st.DataObject) -> None:
     """M5: user, tool and system texts and tool definitions may be anything."""
@@ -141,7 +141,7 @@ def _trained_ids(generator: MultiTurnLossMaskGenerator, messages: Any, tools: An
 
 
 @every_kind
-@examples(10)
+@drawn(10)
 @given(data=example)
 def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data: st.DataObject) -> None:
     """M6: ids stay, the region of that turn becomes 0."""
@@ -162,7 +162,7 @@ def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data
 
 
 @pytest.mark.parametrize("name", ["small-default-system", "small-plain", "qwen2.5", "qwen3-2507", "qwen3-vl"])
-@examples(10)
+@drawn(10)
 @given(data=example)
 def test_a_growing_conversation_keeps_its_prefix(name: str, data: st.DataObject) -> None:
     """M7, where the template is prefix-stable: what was decided at one turn stays."""
@@ -177,7 +177,7 @@ def test_a_growing_conversation_keeps_its_prefix(name: str, data: st.DataObject)
         assert loss_mask == whole_mask[: len(loss_mask)]
 
 
-@examples(100)
+@drawn(100)
 @given(st.lists(st.integers(0, 1)))
 def test_response_length_counts_from_the_first_trained_token(loss_mask: list[int]) -> None:
     """M8: and is 0, with an empty response, when nothing is trained."""
@@ -189,7 +189,7 @@ def test_response_length_counts_from_the_first_trained_token(loss_mask: list[int
 
 
 @every_kind
-@examples(10)
+@drawn(10)
 @given(data=example)
 def test_inputs_stay_and_results_depend_on_nothing_before(name: str, data: st.DataObject) -> None:
     """M9: no mutation, the same result from a warm cache, a fresh one, a tiny one, and in a batch."""
@@ -207,7 +207,7 @@ def test_inputs_stay_and_results_depend_on_nothing_before(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", ["small-thinking", "qwen3-vl", "qwen2.5-vl", "qwen3.5"])
-@examples(25)
+@drawn(25)
 @given(data=example)
 def test_expanding_images_moves_the_mask_and_changes_nothing_else(name: str, data: st.DataObject) -> None:
     """M12: image tokens are 0, every other token keeps order and mask, whatever size each image has."""

@@ -51,8 +51,8 @@ PIECES = st.one_of(
 TEXTS = st.lists(PIECES, max_size=14).map("".join)
 
 
-def examples(count: int) -> settings:
-    """So many examples, drawn without a deadline: the machine may be busy."""
+def drawn(count: int) -> settings:
+    """So many examples, whatever they are: templates draw what they like."""
     return examples(count, suppress_health_check=list(HealthCheck))
 
 
@@ -62,7 +62,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CUT_AT_LINE_STARTS)
-@examples(60)
+@drawn(60)
 @given(text=TEXTS)
 @example(text="!\n/usr\n'll \n \n\u0301x\r\nA\n1")
 def test_a_text_cut_at_any_line_start_has_the_ids_of_its_parts(name: str, text: str) -> None:
@@ -74,7 +74,7 @@ def test_a_text_cut_at_any_line_start_has_the_ids_of_its_parts(name: str, text: 
 
 
 @pytest.mark.parametrize("name", CUT_AT_LINE_STARTS)
-@examples(40)
+@drawn(40)
 @given(thought=TEXTS, answer=TEXTS)
 def test_an_answer_that_is_written_anew_keeps_its_own_ids(name: str, thought: str, answer: str) -> None:
     tokenizer = chat_tokenizers.load(name)

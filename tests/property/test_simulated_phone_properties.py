@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
@@ -33,12 +33,6 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Widget, WidgetKind
 from tests.examples import examples
 
-
-def _examples(count: int) -> settings:
-    """So many examples, each as slow as it likes."""
-    return examples(count)
-
-
 _APP_NAMES = ["Settings", "Contacts", "messages", "Clock", "Markor", "Files", "Camera", "Audio Recorder", "calendar"]
 _coordinates = st.integers(-50, 2500) | st.integers(-(10**9), 10**9)
 _points = st.none() | st.tuples(_coordinates, _coordinates) | st.tuples(st.integers(0, 1079), st.integers(60, 2399))
@@ -61,7 +55,7 @@ _taps = st.builds(
 )
 
 
-@_examples(25)
+@examples(25)
 @given(
     task_name=st.sampled_from(sorted(TASKS)),
     params_idx=st.integers(0, 19),
@@ -98,7 +92,7 @@ class _Monkey:
         self.shell.type_text(text)
 
 
-@_examples(60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 200), st.booleans(), st.text(max_size=6)), max_size=40))
 def test_a_monkey_finds_no_way_to_break_an_app(touches: list[tuple[int, bool, str]]) -> None:
     monkey = _Monkey()
@@ -131,7 +125,7 @@ def _page(texts: list[str], top: int) -> tuple[Widget, ...]:
     )
 
 
-@_examples(40)
+@examples(40)
 @given(texts=st.lists(_sentences, min_size=1, max_size=12), top=st.integers(50, 500).map(lambda dots: dots * 2))
 def test_lines_are_read_as_they_were_drawn(texts: list[str], top: int) -> None:
     drawn = [wrap(f"A{text}", TextSize.BODY, 1000)[0].rstrip() for text in texts]
@@ -142,7 +136,7 @@ def test_lines_are_read_as_they_were_drawn(texts: list[str], top: int) -> None:
     assert [line.text for line in screen.texts] == drawn
 
 
-@_examples(15)
+@examples(15)
 @given(name=st.text(alphabet=string.ascii_letters + string.digits, min_size=1, max_size=20), text=_sentences)
 def test_what_is_typed_stands_in_the_field_and_in_the_state(name: str, text: str) -> None:
     phone = SimulatedPhone()
@@ -173,7 +167,7 @@ def test_a_fitted_size_keeps_its_shape(width: int, height: int, cap: int) -> Non
     assert abs(new_height - new_width * height / width) <= height / width + 1
 
 
-@_examples(100)
+@examples(100)
 @given(st.text(max_size=300), st.sampled_from(TextSize), st.integers(200, 900))
 def test_wrapping_loses_no_letter_and_fits(text: str, size: TextSize, width: int) -> None:
     lines = wrap(text, size, width)
