@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.adb_commands import AdbShell
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
-from tests.examples import examples
+from tests.example_counts import examples
 
 COMMANDS = st.sampled_from(
     [

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.conftest import SettableClock
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, write, written
 
 GROUP_SIZE = 2

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.snapshots import (
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 from slime_plugins.rollout_buffer.types import Trajectory
 from tests.context_editing_player import Played, call, play, tokenizer
-from tests.examples import examples
+from tests.example_counts import examples
 
 few = examples(40)
 

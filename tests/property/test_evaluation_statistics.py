@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.evaluation_statistics import (
     pass_at_k,
     wilson_interval,
 )
-from tests.examples import examples
+from tests.example_counts import examples
 
 shares = st.lists(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=40)
 

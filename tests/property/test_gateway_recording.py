@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.engine import GenerateReply
 from slime_plugins.rollout_buffer.gateway.messages import digest, read_conversation, reply_digest
 from slime_plugins.rollout_buffer.gateway.prompts import build_prompt
 from slime_plugins.rollout_buffer.gateway.recording import Recording
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.gateway_support import tokenizer
 
 chat = ChatTokens(tokenizer)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, get_response_lengths
-from tests.examples import examples
+from tests.example_counts import examples
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers, mask_conversations, mask_oracle

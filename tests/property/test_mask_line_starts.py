@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from slime.utils.mask_tokens import ChunkTokenizer, cuts_text_at_line_starts, is_line_start
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from tests.examples import examples
+from tests.example_counts import examples
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers

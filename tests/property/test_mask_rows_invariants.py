@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, pack_training_rows_within
-from tests.examples import examples
+from tests.example_counts import examples
 
 tokens = st.lists(st.integers(0, 3), max_size=4)  # few ids, so that unlike things often look alike
 

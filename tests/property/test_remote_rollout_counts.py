@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerR
 from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, TurnKind, plan_turn
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.chat_tokenizers import load
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.remote_rollout_serving import trainer_side
 from tests.remote_rollout_strangers import rendered
 

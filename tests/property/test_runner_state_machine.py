@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, Outcome, StopReason, Trajectory
 from tests.conftest import SettableClock
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.support import poll, slots, uids
 
 NAMES = ("a", "b", "c")

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Widget, WidgetKind
-from tests.examples import examples
+from tests.example_counts import examples
 
 _APP_NAMES = ["Settings", "Contacts", "messages", "Clock", "Markor", "Files", "Camera", "Audio Recorder", "calendar"]
 _coordinates = st.integers(-50, 2500) | st.integers(-(10**9), 10**9)

@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WeightVersionSpan,
 )
-from tests.examples import examples
+from tests.example_counts import examples
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 chat = ChatTokens(tokenizer)

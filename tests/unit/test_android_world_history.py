@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.history_context import
 from slime_plugins.rollout_buffer.generator.android_world.prompts import SYSTEM_PROMPT
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.unit.test_android_world_episode import IMAGE_PAD, Played, chat, play, say, tokenizer
 
 DONE = say(action="terminate", status="success")

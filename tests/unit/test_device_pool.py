@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.local_device_pool impo
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.virtual_time import in_virtual_time
 
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))

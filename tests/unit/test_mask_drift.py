@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import DriftReport, Generation, MultiTurnLossMaskGenerator, pack_training_rows
-from tests.examples import examples
+from tests.example_counts import examples
 
 if TYPE_CHECKING:
     from tests import chat_tokenizers, mask_conversations

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.openai_engine import (
 )
 from slime_plugins.rollout_buffer.openai_protocol import Envelope, is_context_overflow, read_reply
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
-from tests.examples import examples
+from tests.example_counts import examples
 
 TOKENIZER = AutoTokenizer.from_pretrained(ENVELOPE_TOKENIZER_PATH)
 CHAT = ChatTokens(TOKENIZER)

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.views import Views
 from tests.conftest import SettableClock
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
 
 SUPERVISOR = "supervisor"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import write_lane
 from slime_plugins.rollout_buffer.write_lane import Arrived, Reply, WriteLane
-from tests.examples import examples
+from tests.example_counts import examples
 
 
 @dataclass(eq=False)

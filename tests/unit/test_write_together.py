@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.item_writer import Write, WriteResult
 from slime_plugins.rollout_buffer.packs import Disk
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from tests.examples import examples
+from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, written
 
 LONG = {"note": "x" * 40_000}
