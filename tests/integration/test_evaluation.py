@@ -129,6 +129,7 @@ def has_played(output: Path, least: int) -> bool:
     return played_so_far(output) >= least
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_is_killed_goes_on_and_plays_no_slot_twice(slow_engine: str, tmp_path: Path) -> None:
     output = tmp_path / "out"
     arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 10)), "--samples-per-task", "4"]
@@ -161,6 +162,7 @@ def wait_for_the_buffer_and_read(output: Path) -> dict[tuple[str, int], str]:
     return played_in(output)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_path: Path) -> None:
     output = tmp_path / "out"
     arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 20)), "--concurrency", "1"]
@@ -180,6 +182,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_p
     assert "sampling_params" in said
 
 
+@pytest.mark.slow
 def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engine: int, tmp_path: Path) -> None:
     (tmp_path / "generators").mkdir()
     (tmp_path / "generators" / "moody.py").write_text(MOODY, encoding="utf-8")
@@ -212,6 +215,7 @@ def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engin
     assert {name: after[name] for name in "ab"} == {name: before[name] for name in "ab"}
 
 
+@pytest.mark.slow
 def test_a_buffer_that_serves_already_can_play_it_and_is_left_with_nothing_to_hand_out(
     start_buffer: Callable[..., BufferProcess], stand_in_engine: int, tmp_path: Path
 ) -> None:
@@ -278,6 +282,7 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_exit_code(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_a_training_counts_what_could_not_be_played(
     start_buffer: Callable[..., BufferProcess], stand_in_engine: int, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def start_math(buffer: BufferProcess, engine_port: int, count: int, **changes: A
     return buffer.client.start_rollout(payload).job_id
 
 
+@pytest.mark.slow
 def test_a_killed_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     start_buffer: StartBuffer, stand_in_engine: int
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_killed_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     assert job["attempts"]["finished"] == 300
 
 
+@pytest.mark.slow
 def test_a_frozen_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     start_buffer: StartBuffer, stand_in_engine: int
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_frozen_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     assert buffer.client.job(job_id)["attempts"]["finished"] == 120
 
 
+@pytest.mark.slow
 def test_a_killed_supervisor_takes_its_children_along_and_all_is_there_afterwards(
     start_buffer: StartBuffer, stand_in_engine: int
 ) -> None:

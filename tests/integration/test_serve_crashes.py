@@ -73,6 +73,7 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid, of, _ in process_table() if of == parent]
 
 
+@pytest.mark.slow
 def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_processes_frozen(
     start_buffer: StartBuffer,
 ) -> None:
