@@ -394,8 +394,8 @@ class TestLifetime:
     async def test_a_deadline_ends_a_held_turn_and_aborts_it(self) -> None:
         server = ScriptedSglang([never()])
         async with server.serving() as url:
-            engine = SglangEngine(url, EngineSettings(deadline_s=0.1))
-            with pytest.raises(EngineError, match=r"did not finish a turn within 0\.1 s"):
+            engine = SglangEngine(url, EngineSettings(deadline_s=1.0))
+            with pytest.raises(EngineError, match=r"did not finish a turn within 1(\.0)? s"):
                 await engine.generate(turn())
             await eventually(lambda: server.aborted == [server.bodies[0]["rid"]])
             await engine.close()

@@ -33,7 +33,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(ENVELOPE_TOKENIZER_PATH)
 CHAT = ChatTokens(TOKENIZER)
 ENVELOPE = Envelope(TOKENIZER)
 PICTURES = (Image(data=b"first"), Image(data=b"second"))
-IMPATIENT = EngineSettings(patience_s=0.5, backoff_first_s=0.01, backoff_longest_s=0.02)
+QUICK = EngineSettings(patience_s=20.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 texts = st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40).filter(lambda text: "<|" not in text)
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -61,7 +61,7 @@ async def asked(replies: Sequence[tuple[int, Any]], **options: Any) -> AsyncIter
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    engine = OpenAiEngine(f"http://127.0.0.1:{port}/v1", IMPATIENT, model="some-model", tokenizer=TOKENIZER, **options)
+    engine = OpenAiEngine(f"http://127.0.0.1:{port}/v1", QUICK, model="some-model", tokenizer=TOKENIZER, **options)
     try:
         yield engine, bodies
     finally:

@@ -64,7 +64,7 @@ class Loop:
         lane.send_off()
         lane.sweep()
 
-    def turn_until(self, lane: WriteLane, done: Callable[[], object], patience_s: float = 5.0) -> None:
+    def turn_until(self, lane: WriteLane, done: Callable[[], object], patience_s: float = 40.0) -> None:
         deadline = time.monotonic() + patience_s
         while not done():
             assert time.monotonic() < deadline, "it never came"
@@ -108,7 +108,7 @@ class Track:
 
     def client(self) -> tuple[socket.socket, Connection]:
         ours, theirs = socket.socketpair()
-        ours.settimeout(5)
+        ours.settimeout(40)
         self.sockets += (ours, theirs)
         self.loop.nr_conns += 1
         return ours, Connection(theirs)
@@ -394,7 +394,7 @@ def test_a_connection_answered_in_the_moment_it_is_paused_is_watched_again(
 
     def unregister_late(fileobj: Any) -> Any:
         track.keeper.gate.set()
-        client.settimeout(5)
+        client.settimeout(40)
         first.extend(client.recv(1000))
         return unregister(fileobj)
 
