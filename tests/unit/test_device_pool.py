@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device_pool import cre
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
 from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant, Purpose
-from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice, LeaseReport
+from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice, LeaseReport, device_died
 from slime_plugins.rollout_buffer.generator.android_world.leasing import LeaseTable
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.node_fit import why_no_node_fits
@@ -264,6 +264,46 @@ async def test_who_leaves_waits_no_more_and_holds_nothing() -> None:
         assert {grant.device_id for grant in got} == {kept.device_id, given_back.device_id}
         assert await registry.renew("leaves", [kept.lease_id]) == [kept.lease_id]
         assert (await registry.snapshot())["runners_waiting"] == {"training": 0, "evaluation": 0}
+
+
+class DyingRegistry(DeviceRegistry):
+    """Dies in the first calls of ``ready``, as an actor does whose process was killed, and has forgotten all then."""
+
+    def __init__(self, *deaths: DeviceError) -> None:
+        super().__init__(lambda _settings, index, before: FakeWorker(index, before))
+        self.deaths = list(deaths)
+        self.configured = 0
+
+    async def configure(self, settings: Mapping[str, Any]) -> None:
+        self.configured += 1
+        await super().configure(settings)
+
+    async def ready(self, wait_s: float) -> str:
+        if self.deaths:
+            raise self.deaths.pop()
+        return await super().ready(wait_s)
+
+
+@in_virtual_time
+async def test_a_registry_that_dies_while_a_runner_starts_costs_time_and_not_the_job() -> None:
+    registry = DyingRegistry(device_died("killed"), device_died("killed again"))
+    pool = RegistryDevicePool(registry, settings(), owner="job")
+    await pool.start()
+    assert registry.configured == 3
+    await pool.close()
+
+
+@in_virtual_time
+async def test_a_registry_that_dies_for_ever_or_cannot_be_reached_is_an_error() -> None:
+    lasting = RegistryDevicePool(
+        DyingRegistry(*[device_died("killed")] * 1000), settings(boot_timeout_s=30), owner="job"
+    )
+    with pytest.raises(DeviceError, match="killed"):
+        await lasting.start()
+    unreachable = DyingRegistry(DeviceError("the Ray cluster cannot be used"))
+    with pytest.raises(DeviceError, match="cannot be used"):
+        await RegistryDevicePool(unreachable, settings(), owner="job").start()
+    assert unreachable.configured == 1
 
 
 async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_registry_that_is_gone() -> None:

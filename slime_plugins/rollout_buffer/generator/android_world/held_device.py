@@ -20,7 +20,8 @@ __all__ = ["DIED", "HUNG", "DeviceCalls", "HeldDevice", "LeaseReport", "device_d
 HUNG = "hung"
 DIED = "died"
 _LONGEST_ERROR = 500
-_WATCH_S = 30.0
+_WATCH_S = 120.0
+"""Each lent device costs its runner one call in so many seconds: with 256 of them, two a second."""
 
 _Result = TypeVar("_Result")
 

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import Grant
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
-from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice, LeaseReport
+from slime_plugins.rollout_buffer.generator.android_world.held_device import DIED, HeldDevice, LeaseReport
 
 __all__ = ["DevicePool", "RegistryCalls", "RegistryDevicePool"]
 
@@ -110,12 +110,25 @@ class RegistryDevicePool:
 
     async def start(self) -> None:
         """As ``DevicePool.start``."""
-        await self._registry.configure(self._host_settings())
-        why_not = await self._registry.ready(self._settings.boot_timeout_s)
+        why_not = await self._until_ready()
         if why_not:
             raise DeviceError(f"no Android device came up: {why_not}")
         self._background = [asyncio.create_task(self._hand_out(line)) for line in self._lines.values()]
         self._background.append(asyncio.create_task(self._keep_leases()))
+
+    async def _until_ready(self) -> str:
+        """Returns "" once a device can be used, or why none can. A registry that dies meanwhile comes back."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._settings.boot_timeout_s
+        while True:
+            try:
+                await self._registry.configure(self._host_settings())
+                return await self._registry.ready(max(deadline - now(), 0.0))
+            except DeviceError as error:
+                if error.detail.get("fault") != DIED or now() >= deadline:
+                    raise
+                logger.warning("the device registry died while its devices came up, trying again: %s", error)
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
         """As ``DevicePool.acquire``."""
