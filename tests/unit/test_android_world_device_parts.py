@@ -376,6 +376,18 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     _until(lambda: not list(records.iterdir()))
 
 
+def test_a_guard_forgets_what_killed_guards_left_on_record_and_nothing_that_lives(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    start = int(Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19])
+    living, recycled, gone = f"{os.getpid()}-{start}", f"{os.getpid()}-{start - 1}", "4194999-7"
+    for name in (living, recycled, gone, "notes-1"):
+        (records / name).write_text("kind=emulator\n")
+    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", "5037"]
+    subprocess.run([*guard, "emulator-5554", "--", "/bin/true"], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    assert sorted(path.name for path in records.iterdir()) == sorted([living, "notes-1"])
+
+
 _OWNER = """
 import subprocess, sys
 guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)

@@ -36,6 +36,7 @@ def main(words: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     records = _Records(Path(folder), {"avd": avd, "serial": serial, "adb_port": port, "adb": adb})
+    records.forget_the_dead()
     records.add("guard", os.getpid())
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_dies_with(os.getpid())
@@ -63,6 +64,13 @@ class _Records:
         self._written: list[Path] = []
         self._started = _start_of(os.getpid()) or 0
         self._has_adb_server = False
+
+    def forget_the_dead(self) -> None:
+        """Removes what guards left on record that were killed themselves: ids that mean nothing any more."""
+        for path in self._folder.glob("[0-9]*-[0-9]*"):
+            pid, _, start = path.name.partition("-")
+            if pid.isdecimal() and start.isdecimal() and _start_of(int(pid)) != int(start):
+                path.unlink(missing_ok=True)
 
     def add(self, kind: str, pid: int) -> None:
         start = _start_of(pid)
