@@ -50,6 +50,8 @@ class WrittenTask:
 
     def is_successful(self, _env: Any) -> float:
         self._says("is_successful")
+        if self._package.unreadable:
+            raise OSError(self._package.unreadable)
         return self._package.success
 
     def tear_down(self, _env: Any) -> None:
@@ -59,10 +61,11 @@ class WrittenTask:
 class WrittenPackage:
     """Stands for package, environment and gestures at once; ``calls`` is all that was asked, in order."""
 
-    def __init__(self, *faults: Exception, success: float = 0.0, broken: str = "") -> None:
+    def __init__(self, *faults: Exception, success: float = 0.0, broken: str = "", unreadable: str = "") -> None:
         self.faults = list(reversed(faults))
         self.success = success
         self.broken = broken
+        self.unreadable = unreadable
         self.calls: list[str] = []
         self.made: list[tuple[str, int, int]] = []
         self.env = self
@@ -154,6 +157,16 @@ def test_a_task_that_is_solved_already_is_torn_down_and_refused() -> None:
     with pytest.raises(EnvironmentSetupError, match="already solved before the first step"):
         device_on(package).reset("SystemBrightnessMaxVerify", 0)
     assert package.calls[-1] == "tear_down"
+
+
+def test_a_task_whose_success_cannot_be_read_at_its_start_is_no_fault_of_a_device_that_is_well() -> None:
+    package = WrittenPackage(unreadable="no such table")
+    with pytest.raises(EnvironmentSetupError, match="RetroPlayingQueue 0 cannot be begun: OSError: no such table"):
+        device_on(package).reset("RetroPlayingQueue", 0)
+    assert package.calls[-1] == "tear_down"
+    broken = WrittenPackage(unreadable="device offline", broken="the emulator's process is gone")
+    with pytest.raises(DeviceError, match="the emulator's process is gone"):
+        device_on(broken).reset("RetroPlayingQueue", 0)
 
 
 @pytest.mark.parametrize("score", [-0.1, 1.1, float("nan")])

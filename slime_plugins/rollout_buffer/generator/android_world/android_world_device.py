@@ -81,7 +81,9 @@ class AndroidWorldDevice:
             raise
         except Exception as error:
             self._tear_down()
-            raise DeviceError(f"{task_name} could not be begun: {type(error).__name__}: {error}") from error
+            self._check_usable()  # a broken device is not the task's fault, nor a broken task the device's
+            message = f"{task_name} {params_idx} cannot be begun: {type(error).__name__}: {error}"
+            raise EnvironmentSetupError(message) from error
 
     def step(self, action: Action) -> Observation:
         """As ``Device.step``."""
