@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.processes import ChildProcess
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives tests of real processes a second chance, which the summary counts: a crowded machine can starve any.
 
-    A defect fails twice. Nothing else in the suite is tried again.
+    A defect fails twice.
     """
     here = Path(__file__).parent
     for item in items:
