@@ -45,10 +45,6 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.buffer_load import make_requests  # noqa: E402 - the checkout's, from wherever it is started
-
 COUNTS = {"2k": 1600, "64k": 480, "1m": 64, "1m-shared": 64, "1m-ids": 64}
 CONNECTIONS = 8
 """Writers at the same time; a job of some hundred episodes has more of them."""
@@ -238,9 +234,8 @@ def rss_mb(pid: int) -> float:
 def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rates of a server that keeps nothing, for one kind."""
     count, port = COUNTS[kind], free_port()
-    bodies = [request.split(b"\r\n\r\n", 1)[1] for request in make_requests(kind, count, "canned", None)]
     reads = folder / f"{kind}.json"
-    reads.write_bytes(b'{"success":true,"data":{"meta_info":{},"data":[' + b",".join(bodies) + b"]}}")
+    client.do("can", kind=kind, count=count, path=str(reads))
     command = [sys.executable, str(HERE / "canned_server.py"), "--port", str(port), "--reads", str(reads)]
     rates: dict[str, Any] = {"item": kind, "write": [], "read": []}
     with running(command, port, folder / "canned.log"):

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 GROUP_SIZE = 8
@@ -276,12 +277,20 @@ def many(port: int, job_id: str, count: int, run: str, batch: int, start_at: int
     return {"seconds": written, "polls": polls, "pid": os.getpid()}
 
 
+def can(kind: str, count: int, path: str) -> dict[str, Any]:
+    """Writes a read's reply with so many items into a file, for ``canned_server.py``."""
+    items = [request.split(b"\r\n\r\n", 1)[1] for request in make_requests(kind, count, "canned", None)]
+    size = Path(path).write_bytes(b'{"success":true,"data":{"meta_info":{},"data":[' + b",".join(items) + b"]}}")
+    return {"bytes": size}
+
+
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "start": start,
     "write": write,
     "read": read,
     "wait": wait,
     "many": many,
+    "can": can,
 }
 
 

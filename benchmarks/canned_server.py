@@ -75,7 +75,7 @@ def serve(listener: socket.socket, items: bytes) -> None:
                 elif not key.data.receive():
                     raise ConnectionError("it has gone")
             except BlockingIOError:
-                continue  # a sibling was quicker
+                continue  # it was ready, and is not any more
             except OSError:
                 selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]  # sockets are all that is registered

@@ -73,6 +73,6 @@ async def test_a_turning_loop_renews_its_sign_and_a_folder_that_is_gone_does_not
             await task
     first = renewed_at(sign)
     task = asyncio.create_task(show_life(sign))
-    while renewed_at(sign) <= first:  # noqa: ASYNC110 - a file
+    while renewed_at(sign) <= first:  # noqa: ASYNC110 - a file wakes nobody
         await asyncio.sleep(0.01)
     task.cancel()

@@ -55,7 +55,7 @@ class Client:
     async def until(self, load: str) -> None:
         """Returns as soon as the server counts a request as running, or as waiting."""
         async with asyncio.timeout(40):
-            while not (await self.get("v1/loads"))[1]["loads"][0][load]:  # noqa: ASYNC110 - a server
+            while not (await self.get("v1/loads"))[1]["loads"][0][load]:  # noqa: ASYNC110 - a server tells its load only when asked
                 await asyncio.sleep(0.005)
 
     async def generate(self, session: str = "s", most: int = 64, **body: Any) -> dict[str, Any]:
@@ -284,7 +284,7 @@ class TestPausesAndAborts:
         request.cancel()
         await asyncio.wait({request})
         async with asyncio.timeout(40):
-            while (await slow_client.get("v1/loads"))[1]["loads"][0]["num_running_reqs"]:  # noqa: ASYNC110 - a server
+            while (await slow_client.get("v1/loads"))[1]["loads"][0]["num_running_reqs"]:  # noqa: ASYNC110 - a server tells its load only when asked
                 await asyncio.sleep(0.02)
 
     @pytest.mark.parametrize(
