@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,17 @@ import pybase64
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, InvalidPayloadError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.pack_reader import Reading
 from slime_plugins.rollout_buffer.packs import Blob, Place
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import content_rows
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["Contents", "Draft", "Kept"]
+__all__ = ["Contents", "Draft", "Inlining", "Kept", "Pieces"]
+
+Pieces = list[bytes]
+"""A payload, in the order of its pieces."""
 
 INLINE_BODY_BYTES = 32 * 1024
 """Payloads up to here live in their row: one fsync less. Larger ones would bloat the database's pages."""
@@ -161,26 +166,69 @@ class Contents:
         except DamagedError as error:
             raise NotFoundError(f"image {sha256} is damaged: PUT it again ({error.message})") from error
 
-    def inlined(self, body: bytes) -> list[bytes]:
+    def inlined(self, body: bytes) -> Pieces:
         """Returns a payload in pieces, with screenshots as data URIs where they were named by hash.
 
         Raises:
             DamagedError: one of them is gone, or is not what was written.
         """
+        spots, places = self._shown(body)
+        return _pieces(body, spots, places, self._store.fetch_each(places.values()))
+
+    def begin_inlining(self, body: bytes, pool: Executor) -> Inlining:
+        """Has threads of a pool fetch a payload's screenshots; the pieces are made by who takes the result.
+
+        Raises:
+            DamagedError: one of them is gone.
+        """
+        spots, places = self._shown(body)
+        return Inlining(body, spots, places, self._store.fetch_ahead(places.values(), pool))
+
+    def _shown(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, Place]]:
+        """Where a payload names screenshots, and where these are."""
         spots = wire.image_spots(body)
-        if not spots:
-            return [body]
         places = self._known({sha256 for _, _, sha256 in spots})
         missing = next((sha256 for _, _, sha256 in spots if sha256 not in places), None)
         if missing is not None:
             raise DamagedError(f"image {missing} is not stored")
-        shots = {place: _data_uri(data) for place, data in self._store.fetch_each(places.values())}
-        pieces: list[bytes] = []
-        at = 0
-        for start, end, sha256 in spots:
-            pieces += (body[at:start], *shots[places[sha256]])
-            at = end
-        return [*pieces, body[at:]]
+        return spots, places
+
+
+@dataclass(frozen=True, slots=True)
+class Inlining:
+    """A payload whose screenshots are on their way from the disk."""
+
+    body: bytes
+    spots: Sequence[wire.ImageSpot]
+    places: Mapping[str, Place]
+    reading: Reading
+
+    def result(self) -> Pieces:
+        """Waits for the screenshots and returns the payload with them, as ``Contents.inlined`` does.
+
+        Raises:
+            DamagedError: one of them is not what was written.
+        """
+        return _pieces(self.body, self.spots, self.places, self.reading.each())
+
+    def cancel(self) -> None:
+        """Says that nobody wants it any more."""
+        self.reading.cancel()
+
+
+def _pieces(
+    body: bytes,
+    spots: Sequence[wire.ImageSpot],
+    places: Mapping[str, Place],
+    read: Iterable[tuple[Place, memoryview]],
+) -> Pieces:
+    shots = {place: _data_uri(data) for place, data in read}
+    pieces: list[bytes] = []
+    at = 0
+    for start, end, sha256 in spots:
+        pieces += (body[at:start], *shots[places[sha256]])
+        at = end
+    return [*pieces, body[at:]]
 
 
 def _must_have(draft: Draft, sha256: str) -> bool:

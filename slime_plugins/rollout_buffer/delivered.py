@@ -1,5 +1,8 @@
 """The members of a delivery with their payloads, one after the other; the next are read while the former are sent.
 
+Threads that read ahead do nothing but read: what is made of the bytes is made by the thread that sends them. Shared
+between threads, that work costs three times as much, in handing Python's lock to and fro.
+
 Only a few are in memory at a time, however large the delivery. A member whose bytes are gone or damaged is a dummy that
 says so; the others are not affected.
 """
@@ -11,12 +14,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.contents import Contents
+from slime_plugins.rollout_buffer.contents import Contents, Inlining, Pieces
 from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.packs import Place
 from slime_plugins.rollout_buffer.store import Store
@@ -34,7 +38,6 @@ RUN_MEMBERS = 16
 RUN_BYTES = 512 * 1024
 """So many bytes of payloads, screenshots not counted, are read together."""
 
-Pieces = list[bytes]
 Result = TypeVar("Result", covariant=True)
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,7 @@ class Started(Protocol[Result]):
     def result(self) -> Result:
         """Waits for it."""
 
-    def cancel(self) -> bool:
+    def cancel(self) -> object:
         """Says that nobody wants it any more."""
 
 
@@ -117,13 +120,10 @@ class DeliveredMembers:
             return _Done((job_key, member, body))
         if not inline_images or not wire.shows_images(body):
             return _Done((job_key, member, [body]))
-        return pool.submit(self._inlined, job_key, member, body)
-
-    def _inlined(self, job_key: int, member: DeliveredMember, body: bytes) -> _Finished:
         try:
-            return job_key, member, self._contents.inlined(body)
+            return _Inlined(job_key, member, self._contents.begin_inlining(body, pool))
         except DamagedError as error:
-            return job_key, member, error
+            return _Done((job_key, member, error))
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
         """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
@@ -141,6 +141,24 @@ _Read = tuple[int, DeliveredMember, bytes | DamagedError]
 _Finished = tuple[int, DeliveredMember, Pieces | DamagedError]
 
 
+@dataclass(frozen=True, slots=True)
+class _Inlined:
+    """A member whose screenshots are being read."""
+
+    job_key: int
+    member: DeliveredMember
+    inlining: Inlining
+
+    def result(self) -> _Finished:
+        try:
+            return self.job_key, self.member, self.inlining.result()
+        except DamagedError as error:
+            return self.job_key, self.member, error
+
+    def cancel(self) -> None:
+        self.inlining.cancel()
+
+
 class _Done(Started[Result]):
     """What needed no work."""
 
@@ -150,8 +168,8 @@ class _Done(Started[Result]):
     def result(self) -> Result:
         return self._result
 
-    def cancel(self) -> bool:
-        return False
+    def cancel(self) -> None:
+        pass
 
 
 def _ahead(started: Iterable[Started[Result] | Future[Result]], count: int) -> Iterator[Result]:

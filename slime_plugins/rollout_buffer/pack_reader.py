@@ -12,23 +12,24 @@ import fcntl
 import mmap
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import DamagedError
-from slime_plugins.rollout_buffer.packs import BLOCK_BYTES, HEADER, Place, header_of, pack_path
+from slime_plugins.rollout_buffer.packs import BLOCK_BYTES, HEADER, Place, disk_memory, header_of, pack_path
 
-__all__ = ["PackReader"]
+__all__ = ["PackReader", "Reading"]
 
 OPEN_PACKS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
-"""How much is read at once, when no single record is larger. Each thread that reads holds so much memory meanwhile."""
+"""How much is read at once, when no single record is larger. A delivery holds up to four times as much meanwhile."""
 GAP_BYTES = 64 * 1024
 """Records this close to each other are read together, with what lies between them."""
 FREE_BUFFERS = 8
+WINDOWS_AHEAD = 2
 
 
 @dataclass(slots=True)
@@ -41,6 +42,10 @@ class _Span:
     places: list[Place] = field(default_factory=list)
 
 
+_Window = tuple[mmap.mmap, int]
+"""Memory with a span in it, and how much of the span there was."""
+
+
 class PackReader:
     """Reads records from any pack and checks them. Safe to use from many threads."""
 
@@ -49,6 +54,11 @@ class PackReader:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, _OpenPack] = OrderedDict()
         self._buffers: list[mmap.mmap] = []
+
+    @property
+    def free_windows(self) -> int:
+        """How many windows' memory waits to be used again."""
+        return len(self._buffers)
 
     def read(self, place: Place) -> bytes:
         """Returns the data at a place.
@@ -65,10 +75,11 @@ class PackReader:
             DamagedError: as ``read``, for the first place that is damaged.
         """
         for span in _spans(places):
-            with self._buffer(span.end - span.start) as buffer:
-                got = self._fill(buffer, span)
-                for place in span.places:
-                    yield place, _checked(place, buffer[:got], place.offset - span.start)
+            yield from self._records(span, self._window(span))
+
+    def begin(self, places: Iterable[Place], pool: Executor) -> Reading:
+        """Has threads of a pool read places that are wanted soon; what comes is checked by who asks for it."""
+        return Reading(self, _spans(places), pool)
 
     def close(self) -> None:
         """Lets go of the files."""
@@ -76,18 +87,31 @@ class PackReader:
             self._files.clear()
             self._buffers.clear()
 
-    @contextmanager
-    def _buffer(self, size: int) -> Iterator[memoryview]:
-        """Lends aligned memory that was used before, which the system need not find and clear first."""
+    def _window(self, span: _Span) -> _Window:
+        """Reads a span into aligned memory that was used before, which the system need not find and clear first."""
+        size = span.end - span.start
         with self._lock:
             kept = self._buffers.pop() if self._buffers and size <= WINDOW_BYTES else None
-        memory = kept or mmap.mmap(-1, max(size, WINDOW_BYTES))
+        memory = kept or disk_memory(max(size, WINDOW_BYTES))
         try:
-            yield memoryview(memory)[:size]
+            return memory, self._fill(memoryview(memory)[:size], span)
+        except BaseException:
+            self._keep(memory)
+            raise
+
+    def _records(self, span: _Span, window: _Window) -> Iterator[tuple[Place, memoryview]]:
+        """Yields what is in a window, and keeps its memory for the next one."""
+        memory, got = window
+        try:
+            for place in span.places:
+                yield place, _checked(place, memoryview(memory)[:got], place.offset - span.start)
         finally:
-            with self._lock:
-                if len(memory) == WINDOW_BYTES and len(self._buffers) < FREE_BUFFERS:
-                    self._buffers.append(memory)
+            self._keep(memory)
+
+    def _keep(self, memory: mmap.mmap) -> None:
+        with self._lock:
+            if len(memory) == WINDOW_BYTES and len(self._buffers) < FREE_BUFFERS:
+                self._buffers.append(memory)
 
     def _fill(self, buffer: memoryview, span: _Span) -> int:
         """Reads a span and returns how much of it there was: the last pack may end in the middle."""
@@ -103,26 +127,68 @@ class PackReader:
         return got
 
     def _file(self, pack: int) -> _OpenPack:
+        path = pack_path(self._folder, pack)
         with self._lock:
             file = self._files.get(pack)
-            if file is None:
-                file = self._files[pack] = _OpenPack(pack_path(self._folder, pack))
+            if file is None or not file.is_still(path):
+                file = self._files[pack] = _OpenPack(path)
             self._files.move_to_end(pack)
             while len(self._files) > OPEN_PACKS:
                 self._files.popitem(last=False)
         return file
 
 
+class Reading:
+    """Places on their way from the disk, a few windows ahead of who takes them."""
+
+    def __init__(self, reader: PackReader, spans: Iterable[_Span], pool: Executor) -> None:
+        self._reader = reader
+        self._spans = iter(spans)
+        self._pool = pool
+        self._begun: deque[tuple[_Span, Future[_Window]]] = deque()
+        for _ in range(WINDOWS_AHEAD):
+            self._begin_next()
+
+    def each(self) -> Iterator[tuple[Place, memoryview]]:
+        """Yields as ``PackReader.each`` does, and raises what it raises."""
+        try:
+            while self._begun:
+                span, window = self._begun.popleft()
+                self._begin_next()
+                yield from self._reader._records(span, window.result())
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Begins nothing more of it."""
+        self._spans = iter(())
+        for _, window in self._begun:
+            window.cancel()
+
+    def _begin_next(self) -> None:
+        span = next(self._spans, None)
+        if span is not None:
+            self._begun.append((span, self._pool.submit(self._reader._window, span)))
+
+
 class _OpenPack:
     """A file that closes itself when its last reader has let it go: others may still read what the cache drops."""
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("_descriptor", "_inode")
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY)
+        self._inode = os.fstat(self._descriptor).st_ino
         with contextlib.suppress(OSError):  # tmpfs and some others cannot: through the page cache, then
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_DIRECT)
+
+    def is_still(self, path: Path) -> bool:
+        """Tells whether the path leads to this file; once retention has removed it, another may get its number."""
+        try:
+            return path.stat().st_ino == self._inode
+        except FileNotFoundError:
+            return True
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
         """Reads whole blocks, fewer at the end of the file."""

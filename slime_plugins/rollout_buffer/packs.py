@@ -13,15 +13,16 @@ import fcntl
 import mmap
 import os
 import struct
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from zlib_ng import zlib_ng
+
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 
-__all__ = ["Blob", "Disk", "PackWriter", "Place", "header_of", "is_locked", "pack_path", "packs_in"]
+__all__ = ["Blob", "Disk", "PackWriter", "Place", "disk_memory", "header_of", "is_locked", "pack_path", "packs_in"]
 
 HEADER = struct.Struct("<4sII")
 MAGIC = b"RBP1"
@@ -62,6 +63,21 @@ class Blob(NamedTuple):
     name: bytes | None = None
 
 
+def disk_memory(size: int) -> mmap.mmap:
+    """Returns memory that the disk can be read into, and written from, past the page cache.
+
+    In large pages where the system has them: of 4 KB ones each is looked up and handed to the disk by itself, which
+    can take longer than the transfer. A process that is forked meanwhile does not get it: its copy could receive what
+    the disk brings, on kernels before 5.12.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        if hasattr(mmap, advice):
+            with contextlib.suppress(OSError):  # a kernel without it
+                memory.madvise(getattr(mmap, advice))
+    return memory
+
+
 class Disk:
     """The file operations that durability rests on; a test puts its own in between.
 
@@ -70,7 +86,7 @@ class Disk:
     """
 
     def __init__(self) -> None:
-        self._stage = mmap.mmap(-1, STAGE_BYTES)
+        self._stage = disk_memory(STAGE_BYTES)
 
     def open_new(self, path: Path) -> int:
         """Creates a file to write to; raises ``FileExistsError`` when it is there."""
@@ -252,4 +268,4 @@ class PackWriter:
 
 def header_of(data: bytes | memoryview) -> bytes:
     """Returns what stands before a record's data: magic, length, checksum."""
-    return HEADER.pack(MAGIC, len(data), zlib.crc32(data))
+    return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data))

@@ -17,12 +17,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.pack_reader import PackReader
+from slime_plugins.rollout_buffer.pack_reader import PackReader, Reading
 from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place
 
 __all__ = ["Store"]
@@ -243,6 +244,10 @@ class Store:
             DamagedError: as ``fetch``, for the first place that is damaged.
         """
         return self._reader.each(places)
+
+    def fetch_ahead(self, places: Iterable[Place], pool: Executor) -> Reading:
+        """Has threads of a pool fetch what is wanted soon; ``each`` of what is returned yields as ``fetch_each``."""
+        return self._reader.begin(places, pool)
 
     def get_payload(self, body: bytes | None, place: str | None) -> bytes:
         """Returns a payload from its row or its pack.

@@ -409,8 +409,12 @@ def shows_images(body: bytes) -> bool:
     return _SHOWS_IMAGE in body
 
 
-def image_spots(body: bytes) -> list[tuple[int, int, str]]:
-    """Returns where a stored payload names screenshots: (start, end, hash), in order; what lies between is the URL.
+ImageSpot = tuple[int, int, str]
+"""Where a stored payload names a screenshot: start, end, hash. What lies between start and end is the URL."""
+
+
+def image_spots(body: bytes) -> list[ImageSpot]:
+    """Returns where a stored payload names screenshots, in order.
 
     The quotes cannot be forged from inside a message's text: there they are escaped.
     """
