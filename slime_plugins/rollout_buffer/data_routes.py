@@ -18,6 +18,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from slime_plugins.rollout_buffer import payloads, wire
 from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
+from slime_plugins.rollout_buffer.http_worker import send_pieces
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.item_writer import Write, WriteResult
 from slime_plugins.rollout_buffer.payloads import PollPayload
@@ -195,7 +196,7 @@ class ShortWay:
             answer = route(self._context, *receive(environ, size))
         except Exception as error:  # noqa: BLE001 - every error is answered, as Flask's handler does
             answer = error_answer(self._context, f"POST {environ['PATH_INFO']}", error)
-        return _send(answer, start_response)
+        return _send(answer, environ, start_response)
 
     def _size(self, environ: Environ) -> int | None:
         """The body's size; None when it is not known, or more than may be."""
@@ -205,9 +206,9 @@ class ShortWay:
         return int(given) if int(given) <= self._context.settings.max_body_bytes else None
 
 
-def _send(answer: Answer, start_response: Callable[..., Any]) -> Iterable[bytes]:
+def _send(answer: Answer, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
     headers = [("Content-Type", "application/json")]
     if isinstance(answer.content, bytes):
         headers.append(("Content-Length", str(len(answer.content))))
     start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", headers)
-    return [answer.content] if isinstance(answer.content, bytes) else answer.content
+    return [answer.content] if isinstance(answer.content, bytes) else send_pieces(environ, answer.content)

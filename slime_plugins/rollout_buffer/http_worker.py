@@ -2,27 +2,35 @@
 
 Two things are different. A thread that has answered waits for the next request on the same connection before it gives
 the connection back, a while when there is a thread for every connection and a moment when there is not: the way through
-the worker's poller and thread pool costs more than a small write. And a body is received straight into one buffer that
-its thread keeps, where the general way copies it several times through memory that is new each time.
+the worker's poller and thread pool costs more than a small write. And bytes are not copied: a body is received straight
+into one buffer that its thread keeps, and a long reply is sent from the pieces it consists of. The general way copies
+both several times, through memory that is new each time.
 
-Two things are added. Plain writes are received by the worker's own loop and kept together (``write_lane.py``), where
-the application has a keeper for them. And there is a clock: a client that sends its request too slowly would keep a
-thread for as long as it likes; here its connection is cut, so that slow senders cannot starve the others.
+Three things are added. New connections go to the worker that has the fewest: each has one interpreter, and whoever woke
+first would take them all. Plain writes are received by the worker's own loop and kept together (``write_lane.py``),
+where the application has a keeper for them. And there is a clock: a client that sends its request too slowly would keep
+a thread for as long as it likes; here its connection is cut, so that slow senders cannot starve the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
+import mmap
+import os
 import select
 import selectors
 import socket
+import struct
+import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from gunicorn import http
@@ -35,7 +43,22 @@ from gunicorn.workers.gthread import TConn, ThreadWorker
 from slime_plugins.rollout_buffer.logs import LogFormat, formatter, log_format, set_up_logging
 from slime_plugins.rollout_buffer.write_lane import WriteLane
 
-__all__ = ["KEEPER", "RECEIVE_ERRORS", "Logger", "Worker", "grant_time", "receive_body", "stop_clock"]
+__all__ = [
+    "KEEPER",
+    "RECEIVE_ERRORS",
+    "Logger",
+    "Part",
+    "Shares",
+    "Worker",
+    "grant_time",
+    "limit_patience",
+    "receive_body",
+    "send_pieces",
+    "stop_clock",
+]
+
+Part = Sequence[bytes | memoryview]
+"""A part of a long reply, in the order of the pieces it consists of."""
 
 LINGER_S = 0.005
 """How long a thread waits for the next request while other connections need threads."""
@@ -46,6 +69,9 @@ LINGER_STEP_S = 0.05
 KEPT_BYTES = 2 * 1024 * 1024
 """Largest buffer that a thread keeps for its next request."""
 
+HEAD_START_S = 0.001
+"""What a worker with more connections leaves to the others, which were woken for the same one. If they are stuck or
+gone, it takes the connection then."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Parsed items are many objects and no cycles: looking through them for cycles took a twentieth of a write's time."""
 KEEPER = "rollout_buffer_keeper"
@@ -57,6 +83,10 @@ PATIENCE_S = 15.0
 """How long the head of a request may take, and a body beyond what its size takes."""
 SLOWEST_BYTES_PER_S = 100_000
 """How fast a body must come at least."""
+READ_PATIENCE_S = 120.0
+"""How long a client may read nothing of a reply that is sent to it; it would keep a thread for as long as it likes."""
+MOST_PIECES_AT_ONCE = 512
+"""Linux takes 1024 in one call."""
 UNKNOWN_SIZE = 3_000_000
 """What a body in chunks is taken to be, for its time."""
 
@@ -112,6 +142,39 @@ def stop_clock(environ: Mapping[str, Any]) -> None:
         _clock.stop(connection)
 
 
+class Shares:
+    """How many connections each worker has, in memory that they all see: made before they are forked."""
+
+    _ENTRY = struct.Struct("=qq")
+    _ENTRIES = 256
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._ENTRIES * self._ENTRY.size)
+
+    def note(self, worker: int, connections: int, pid: int) -> None:
+        """Says how many connections a worker has; ``worker`` is gunicorn's number of it."""
+        self._ENTRY.pack_into(self._memory, worker % self._ENTRIES * self._ENTRY.size, pid, connections)
+
+    def is_ahead(self, connections: int) -> bool:
+        """Tells whether another worker has fewer connections."""
+        own = os.getpid()
+        return any(
+            have < connections and pid not in (0, own) and _lives(pid)
+            for pid, have in self._ENTRY.iter_unpack(self._memory)
+        )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+_shares = Shares()
+
+
 class Logger(GunicornLogger):  # type: ignore[misc]  # gunicorn brings no types
     """gunicorn's own logger; where lines are to be JSON, its lines and the application's are."""
 
@@ -133,6 +196,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
         gc.set_threshold(*GC_THRESHOLDS)
         threading.Thread(target=_clock.run, name="slow senders", daemon=True).start()
         self._lane: WriteLane | None = None
+        self._shares = _shares
         super().init_process()
 
     def run(self) -> None:
@@ -151,6 +215,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
         if self._lane is None:
             super().accept(listener)
             return
+        if self._shares.is_ahead(self.nr_conns):
+            time.sleep(HEAD_START_S)
         try:
             client, address = listener.accept()
         except OSError as error:
@@ -158,6 +224,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
                 raise
             return
         self.nr_conns += 1
+        self._shares.note(self.age, self.nr_conns, self.pid)
+        limit_patience(client)
         conn = TConn(self.cfg, client, address, listener.getsockname())
         conn.set_timeout()
         self.pending_conns.append(conn)
@@ -203,6 +271,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """One round of the loop; what has arrived whole by then is kept together."""
         super().wait_for_and_dispatch_events(timeout)
+        self._shares.note(self.age, self.nr_conns, self.pid)
         if self._lane is not None:
             self._lane.send_off()
             self._lane.sweep()
@@ -219,6 +288,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn brings no types
                 _clock.stop(conn.sock)
             if outcome is not True or not self.alive or conn.is_http2 or not self._next_comes(conn):
                 return outcome
+
+    def handle_request(self, req: Any, conn: Any) -> Any:
+        """Serves one request; a client that does not read its reply counts as gone."""
+        try:
+            return super().handle_request(req, conn)
+        except BlockingIOError as error:
+            raise BrokenPipeError(errno.EPIPE, "the client does not read its reply") from error
 
     def _next_comes(self, conn: Any) -> bool:
         """Waits for the next request on a connection; False when its thread is better used elsewhere."""
@@ -277,3 +353,58 @@ def _buffer_for(size: int) -> bytearray:
     if len(buffer) <= KEPT_BYTES:
         _thread.buffer = buffer
     return buffer
+
+
+def send_pieces(environ: Mapping[str, Any], parts: Iterable[Part]) -> Iterator[bytes]:
+    """Is the body of a reply in parts: sends each from where its pieces lie, as one chunk of HTTP/1.1.
+
+    Where the connection is not a plain one, each part is joined and left to the general way.
+
+    Raises:
+        BrokenPipeError: the client has gone, or has not read anything for ``READ_PATIENCE_S``.
+    """
+    connection = environ.get("gunicorn.socket")
+    if type(connection) is not socket.socket or environ.get("SERVER_PROTOCOL") != "HTTP/1.1":
+        yield from map(b"".join, parts)
+        return
+    coming = iter(parts)
+    first = next(coming, ())  # what is wrong with the first part is still answered as an error
+    yield b""  # has gunicorn send the head; it makes no chunk of it, which would be the last
+    for part in chain([first], coming):
+        if size := sum(map(len, part)):
+            _send_all(connection, [b"%X\r\n" % size, *part, b"\r\n"])
+
+
+def _send_all(connection: socket.socket, pieces: Part) -> None:
+    waiting = deque(memoryview(piece) for piece in pieces if len(piece))
+    while waiting:
+        sent = _send_some(connection, list(islice(waiting, MOST_PIECES_AT_ONCE)))
+        while waiting and sent >= len(waiting[0]):
+            sent -= len(waiting.popleft())
+        if sent:
+            waiting[0] = waiting[0][sent:]
+
+
+def _send_some(connection: socket.socket, pieces: Part) -> int:
+    """Sends what the connection takes, waiting for a client that reads; a slow one makes room only now and then."""
+    unread = _unread_bytes(connection)
+    while True:
+        try:
+            return connection.sendmsg(pieces)
+        except BlockingIOError as error:
+            before, unread = unread, _unread_bytes(connection)
+            if unread >= before:
+                raise BrokenPipeError(errno.EPIPE, "the client does not read its reply") from error
+
+
+def _unread_bytes(connection: socket.socket) -> int:
+    """How much was sent on a connection that has not reached the other side's system."""
+    (count,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
+
+
+def limit_patience(connection: socket.socket) -> None:
+    """Has sending on a connection fail with ``BlockingIOError`` once nothing could be sent for a while."""
+    seconds, parts_of_one = divmod(READ_PATIENCE_S, 1)
+    timeval = struct.pack("ll", int(seconds), int(1_000_000 * parts_of_one))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)

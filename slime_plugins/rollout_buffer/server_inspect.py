@@ -12,6 +12,8 @@ from slime_plugins.rollout_buffer.payloads import PollPayload
 from slime_plugins.rollout_buffer.queries import DeliveryQuery, PageQuery, TrajectoryPageQuery, TrajectoryQuery
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
+    Answer,
+    as_response,
     delivery_chunks,
     json_reply,
     the_buffer,
@@ -39,7 +41,7 @@ def delivery(delivery_id: str) -> Response:
     query = payloads.parse(DeliveryQuery, request.args.to_dict())
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images)
-    return Response(delivery_chunks(the_buffer(), found, poll, None), mimetype="application/json")
+    return as_response(Answer(delivery_chunks(the_buffer(), found, poll, None)))
 
 
 @routes.get("/trajectories")
