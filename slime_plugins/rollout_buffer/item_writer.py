@@ -45,6 +45,7 @@ class Write:
 
 
 Written = tuple[JobRecord, list[WriteResult]]
+_Jobs = dict[str | None, JobRecord]
 
 
 class ItemWriter:
@@ -65,7 +66,7 @@ class ItemWriter:
                 the job takes no writes (its own runner plays it, or it is over).
         """
         (keeping,) = self._keep_bytes([Write(job_id, items)])
-        return self._store.commit(lambda connection: self._write_items(connection, job_id, keeping))
+        return self._store.commit(lambda connection: self._write_items(connection, job_id, keeping, {}))
 
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
@@ -73,8 +74,9 @@ class ItemWriter:
             keeping = self._keep_bytes(writes)
         except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
             return [self._write_alone(write) for write in writes]
+        jobs: _Jobs = {}
         works = [
-            partial(self._write_items, job_id=write.job_id, items=items)
+            partial(self._write_items, job_id=write.job_id, items=items, jobs=jobs)
             for write, items in zip(writes, keeping, strict=True)
         ]
         return self._store.commit_each(works)
@@ -113,9 +115,16 @@ class ItemWriter:
             return {item.uid for item in items if trajectory_rows.has_trajectory(connection, job.key, item.uid)}
 
     def _write_items(
-        self, connection: Connection, job_id: str | None, items: Sequence[tuple[wire.WrittenItem, Kept | None]]
+        self,
+        connection: Connection,
+        job_id: str | None,
+        items: Sequence[tuple[wire.WrittenItem, Kept | None]],
+        jobs: _Jobs,
     ) -> tuple[JobRecord, list[WriteResult]]:
-        job = self._job_for_write(connection, job_id)
+        """``jobs`` were looked up already in this transaction; no write changes what is asked of them."""
+        if job_id not in jobs:
+            jobs[job_id] = self._job_for_write(connection, job_id)
+        job = jobs[job_id]
         return job, [self._write_item(connection, job, item, kept) for item, kept in items]
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:

@@ -16,6 +16,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,12 +33,16 @@ LARGEST_BODY = 8 * 1024 * 1024
 """Larger ones go to a thread."""
 LANE_BYTES = 64 * 1024 * 1024
 """What the buffers of all requests in the lane may take; what comes beyond goes to a thread."""
-BUFFER_SIZES = (128 * 1024, 2 * 1024 * 1024)
+BUFFER_SIZES = (128 * 1024, 512 * 1024, 1536 * 1024, 3 * 1024 * 1024)
 """Buffers of these sizes are kept for the next request: memory that was used before costs nothing to find."""
-KEPT_BUFFERS = 8
+KEPT_BYTES = 32 * 1024 * 1024
+"""What the kept ones may take together, while no request uses them."""
 SHORT_REPLY = 16 * 1024
 """Fits into a connection's buffer, unless its client does not read replies."""
 MOST_TOGETHER = 64
+MOST_BYTES_TOGETHER = 8 * 1024 * 1024
+"""Clients that are answered send their next items while those of others are kept: all at once, each would wait for the
+other."""
 READS_IN_A_ROW = 16
 IDLE_S = 30.0
 """How long a connection may stay without a request."""
@@ -131,7 +136,7 @@ class WriteLane:
         self._ready: list[Passenger] = []
         self._to_keep: queue.SimpleQueue[list[Passenger] | None] = queue.SimpleQueue()
         self._buffers: dict[int, list[bytearray]] = {size: [] for size in BUFFER_SIZES}
-        self._bytes = 0
+        self._bytes = self._kept_bytes = 0
         self._swept_at = 0.0
         self._thread = threading.Thread(target=self._keep_until_closed, name="write lane", daemon=True)
         self._thread.start()
@@ -140,6 +145,11 @@ class WriteLane:
     def held_bytes(self) -> int:
         """What the buffers of its connections take."""
         return self._bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the buffers take that no connection uses at the moment."""
+        return self._kept_bytes
 
     # --- the loop's side ---------------------------------------------------------------------------------------------
 
@@ -285,14 +295,17 @@ class WriteLane:
     # --- the thread that keeps ---------------------------------------------------------------------------------------
 
     def _keep_until_closed(self) -> None:
-        while (waiting := self._to_keep.get()) is not None:
-            while len(waiting) < MOST_TOGETHER and not self._to_keep.empty():
+        waiting: deque[Passenger] = deque()
+        closed = False
+        while waiting or not closed:
+            while not closed and not (waiting and self._to_keep.empty()):
                 more = self._to_keep.get()
                 if more is None:
-                    self._to_keep.put(None)  # found again after these
-                    break
-                waiting += more
-            self._keep(waiting)
+                    closed = True
+                else:
+                    waiting += more
+            if waiting:
+                self._keep(_next_together(waiting))
 
     def _keep(self, waiting: Sequence[Passenger]) -> None:
         try:
@@ -355,15 +368,23 @@ class WriteLane:
     def _lend(self, size: int) -> bytearray:
         kept = self._buffers.get(size)
         self._bytes += size
-        return kept.pop() if kept else bytearray(size)
+        if not kept:
+            return bytearray(size)
+        self._kept_bytes -= size
+        return kept.pop()
 
     def _give_back(self, passenger: Passenger) -> None:
-        """Takes an idle connection's buffer for others; it gets one when its next request comes."""
+        """Takes an idle connection's buffer for others; it gets one when its next request comes.
+
+        The buffer of a request that is in work is still read: nobody else gets that one.
+        """
         buffer, passenger.buffer = passenger.buffer, bytearray()
-        self._bytes -= len(buffer)
-        kept = self._buffers.get(len(buffer))
-        if kept is not None and len(kept) < KEPT_BUFFERS:
+        size = len(buffer)
+        self._bytes -= size
+        kept = self._buffers.get(size)
+        if kept is not None and not passenger.in_work and self._kept_bytes + size <= KEPT_BYTES:
             kept.append(buffer)
+            self._kept_bytes += size
 
     def _make_room(self, passenger: Passenger, size: int) -> None:
         """Gives a request a buffer that is large enough."""
@@ -376,6 +397,16 @@ class WriteLane:
         larger[: passenger.have] = memoryview(passenger.buffer)[: passenger.have]
         self._give_back(passenger)
         passenger.buffer = larger
+
+
+def _next_together(waiting: deque[Passenger]) -> list[Passenger]:
+    """Takes those off the queue that are kept next."""
+    together = [waiting.popleft()]
+    size = together[0].have
+    while waiting and len(together) < MOST_TOGETHER and size + waiting[0].have <= MOST_BYTES_TOGETHER:
+        size += waiting[0].have
+        together.append(waiting.popleft())
+    return together
 
 
 class _Head:

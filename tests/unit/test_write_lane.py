@@ -77,6 +77,7 @@ class EchoingKeeper:
     def __init__(self) -> None:
         self.together: list[int] = []
         self.environs: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -85,6 +86,7 @@ class EchoingKeeper:
         self.together.append(len(arrived))
         self.environs += [request.environ for request in arrived]
         bodies = [bytes(each.content[each.start : each.start + each.size]) for each in arrived]
+        self.bodies += bodies
         if b"broken" in bodies:
             raise RuntimeError("the keeper has a defect")
         return [Reply("200 OK", body) for body in bodies]
@@ -334,6 +336,30 @@ def test_a_client_that_asks_for_it_and_every_client_of_a_stopping_worker_is_told
     assert track.loop.nr_conns == 0
 
 
+def test_a_request_behind_the_goodbye_is_not_kept_with_the_bytes_of_another_connection(track: Track) -> None:
+    """Its connection's memory goes to others while it still waits to be kept."""
+    client, conn = track.client()
+    client.sendall(request(b"first", "Connection: close"))
+    track.lane.board(conn)
+    track.lane.send_off()
+    assert b"Connection: close" in client.recv(1000)  # the loop has not heard of it yet
+    track.keeper.gate.clear()
+    client.sendall(request(b"A" * 1000))
+    track.loop.turn(track.lane)
+    track.loop.turn(track.lane)
+    other, other_conn = track.client()
+    other.sendall(request(b"B" * 1000))
+    track.lane.board(other_conn)
+
+    track.keeper.gate.set()
+    assert track.replies(other, 1) == [b"B" * 1000]
+
+    assert track.keeper.bodies in (
+        [b"first", b"B" * 1000],
+        [b"first", b"A" * 1000, b"B" * 1000],
+    ), [body[:3] for body in track.keeper.bodies]
+
+
 def test_a_defect_of_the_keeper_closes_the_connections_and_the_lane_goes_on(track: Track) -> None:
     client, conn = track.client()
     client.sendall(request(b"broken"))
@@ -373,6 +399,63 @@ def test_buffers_are_given_back(track: Track) -> None:
         track.turn_until(lambda: conn.closed)  # noqa: B023 - as above
 
     assert track.lane.held_bytes == 0
+
+
+def test_large_writes_are_kept_a_few_at_a_time_so_that_answered_clients_send_meanwhile(
+    track: Track, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_lane, "MOST_BYTES_TOGETHER", 100_000)
+    track.keeper.gate.clear()
+    clients = [track.client() for _ in range(7)]
+    for client, conn in clients:
+        client.sendall(request(b"x" * 40_000))
+        track.lane.board(conn)
+    track.turn_until(lambda: not any(track.lane.wants(conn.sock) for _, conn in clients))
+    track.keeper.gate.set()
+    for client, _ in clients:
+        assert track.replies(client, 1) == [b"x" * 40_000]
+    assert sum(track.keeper.together) == 7
+    assert max(track.keeper.together) <= 2
+
+
+def test_one_write_larger_than_what_is_kept_together_is_kept_alone(
+    track: Track, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_lane, "MOST_BYTES_TOGETHER", 1000)
+    client, conn = track.client()
+    client.sendall(request(b"x" * 40_000))
+    track.lane.board(conn)
+    assert track.replies(client, 1) == [b"x" * 40_000]
+
+
+def test_what_was_handed_over_is_kept_before_the_lane_closes(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_lane, "MOST_BYTES_TOGETHER", 1)
+    track.keeper.gate.clear()
+    clients = [track.client() for _ in range(4)]
+    for client, conn in clients:
+        client.sendall(request(b"one"))
+        track.lane.board(conn)
+        track.loop.turn(track.lane)
+    closing = threading.Thread(target=track.lane.close)
+    closing.start()
+    track.keeper.gate.set()
+    closing.join(40)
+    assert track.keeper.together == [1, 1, 1, 1]
+    track.lane = WriteLane(track.loop, track.keeper, grant_s=lambda size: 15.0)
+
+
+def test_memory_that_is_kept_for_the_next_requests_is_bounded(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_lane, "KEPT_BYTES", 3 * write_lane.BUFFER_SIZES[0])
+    clients = [track.client() for _ in range(6)]
+    for client, conn in clients:
+        client.sendall(request(b"one"))
+        track.lane.board(conn)
+    for client, conn in clients:
+        track.replies(client, 1)
+        client.close()
+        track.turn_until(lambda: conn.closed)  # noqa: B023 - it is called in this round only
+    assert track.lane.held_bytes == 0
+    assert track.lane.kept_bytes == 3 * write_lane.BUFFER_SIZES[0]
 
 
 def test_an_idle_connection_holds_no_buffer(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
