@@ -7,7 +7,7 @@
 
 The buffer runs as its users run it: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
 Contenders take turns within each round, every round on items and a job of its own; the client is a process of its own,
-the same for both, with 8 connections for writing (``--connections``) and one for reading. The table has medians, their
+the same for both, with 32 connections for writing (``--connections``) and one for reading. The table has medians, their
 spread (lowest to highest round) and the ratio of the medians. ``1m`` is an episode of 25 steps with 25 screenshots of
 its own, inline; ``1m-shared``: siblings share half of them; ``1m-ids``: with the sampled ids and their
 log-probabilities. Reads are counted by a client that does not parse, and once more by one that does. Then how long a
@@ -45,9 +45,9 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-COUNTS = {"2k": 1600, "64k": 480, "1m": 64, "1m-shared": 64, "1m-ids": 64}
-CONNECTIONS = 8
-"""Writers at the same time; a job of some hundred episodes has more of them."""
+COUNTS = {"2k": 3200, "64k": 1920, "1m": 128, "1m-shared": 128, "1m-ids": 128}
+CONNECTIONS = 32
+"""Writers at the same time, as in a job of some hundred episodes; fewer share fewer fsyncs."""
 START_PATIENCE_S = 60.0
 HOW_TO_INSTALL = "the ancestor needs FastAPI: pip install fastapi uvicorn uvloop (or run with --without-ancestor)"
 Rates = dict[tuple[str, str], list[float]]
