@@ -103,7 +103,8 @@ def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
 
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool) -> StartedJob:
-    settings = {**job.settings, **{key: value for key, value in payload.settings().items() if key in CHANGEABLE}}
+    brought = {} if repeated else {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
+    settings = {**job.settings, **brought}
     changes: dict[str, Any] = {"start_id": payload.start_id, "settings": json.dumps(settings), "updated_at": now}
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url

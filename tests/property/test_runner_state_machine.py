@@ -49,6 +49,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
         self.states = dict.fromkeys(NAMES, "open") | dict.fromkeys(skipped, "skipped")
         self.groups = self._all_groups()
         self.fences = [self.buffer.begin_running(self.job.key)]
+        self.max_attempts = MAX_ATTEMPTS
         self.running: dict[Attempt, int] = {}
         self.filled: dict[tuple[str, int], str] = {}
         self.failures: dict[tuple[str, int], int] = {}
@@ -56,7 +57,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
         self.ready_uids: dict[str, list[str]] = {}
         self.leases: dict[str, tuple[list[str], float]] = {}
 
-    def _start_job(self, skip: set[str]) -> JobRecord:
+    def _start_job(self, skip: set[str] | None, *, retry_given_up: bool = False) -> JobRecord:
         body = {
             "task_type": "math",
             "job_id": "j",
@@ -67,7 +68,9 @@ class PlayedJobMachine(RuleBasedStateMachine):
             "min_timeout_group_size_ratio": 0.5,
             "min_valid_group_size_ratio": 0.5,
             "min_valid_item_size_ratio": 0.5,
-            "skip_instance_ids": sorted(skip),
+            "max_attempts": MAX_ATTEMPTS,
+            "retry_given_up": retry_given_up,
+            "skip_instance_ids": None if skip is None else sorted(skip),
         }
         instances = [Instance(instance_id=name, data={"instance_id": name}) for name in NAMES]
         return self.buffer.start_job(payloads.parse(StartPayload, body), instances).job
@@ -94,7 +97,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), slot=st.integers(0, GROUP_SIZE - 1))
     def begin(self, name: str, slot: int) -> None:
         place = (name, slot)
-        if place in self.filled or self.failures.get(place, 0) >= MAX_ATTEMPTS or self._is_running(place):
+        if place in self.filled or self.failures.get(place, 0) >= self.max_attempts or self._is_running(place):
             return
         number = self.buffer.begin_attempt(self.fences[-1], self.groups[name], slot)
         if self.states[name] != "open":
@@ -142,7 +145,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), timed_out=st.booleans())
     def close(self, name: str, timed_out: bool) -> None:
         settled = all(
-            (name, slot) in self.filled or self.failures.get((name, slot), 0) >= MAX_ATTEMPTS
+            (name, slot) in self.filled or self.failures.get((name, slot), 0) >= self.max_attempts
             for slot in range(GROUP_SIZE)
         )
         if not settled and not timed_out:
@@ -201,6 +204,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
         """From any checkpoint: what is in it is not wanted, everything else is, also what was skipped before."""
         self.consumed = set(data.draw(st.sampled_from(self.checkpoints)))
         assert self._start_job(self.consumed).key == self.job.key
+        self.max_attempts = MAX_ATTEMPTS
         self.leases.clear()
         for name, state in self.states.items():
             if name in self.consumed:
@@ -209,6 +213,25 @@ class PlayedJobMachine(RuleBasedStateMachine):
                 self.states[name] = "ready"
             elif state == "skipped":
                 self.states[name] = "ready" if name in self.ready_uids else "open"
+
+    @rule()
+    def what_was_given_up_is_tried_again(self) -> None:
+        """Closed groups that came short are open again with what they have; what is out under a lease stays out."""
+        self._expire()
+        self._start_job(None, retry_given_up=True)
+        for name, state in self.states.items():
+            filled = sum((name, slot) in self.filled for slot in range(GROUP_SIZE))
+            if state in ("ready", "delivered", "failed") and filled < GROUP_SIZE:
+                self.states[name] = "open"
+                self.ready_uids.pop(name, None)
+        spent = [
+            self.failures.get((name, slot), 0)
+            for name in NAMES
+            for slot in range(GROUP_SIZE)
+            if self.states[name] == "open" and (name, slot) not in self.filled
+        ]
+        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, payloads.MAX_ATTEMPTS)
+        assert self.buffer.job("j").settings["max_attempts"] == self.max_attempts
 
     @rule()
     def restart(self) -> None:

@@ -290,6 +290,20 @@ def test_a_result_of_an_attempt_that_was_given_up_is_refused(buffer: Buffer) -> 
     assert not list(buffer.store.packs_dir.iterdir()), "what is refused takes no place on the disk"
 
 
+def test_a_result_that_came_while_its_group_was_skipped_fills_no_slot_when_it_is_wanted_again(buffer: Buffer) -> None:
+    job = start_math(buffer, job_id="j")
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    attempt = buffer.begin_attempt(fence, group, 0)
+    assert attempt is not None
+    start_math(buffer, job_id="j", skip_instance_ids=[group.instance_id])
+    assert buffer.add_trajectory(fence, group, 0, attempt, trajectory("t")).status == "late"
+    start_math(buffer, job_id="j", skip_instance_ids=[])
+    assert buffer.open_groups(job.key, after=(-1, -1), limit=1)[0].key == group.key
+    assert buffer.slot_progress(group.key) == {0: (False, 0)}, "it would never be played again, nor be whole"
+    assert buffer.begin_attempt(fence, group, 0) == 2
+
+
 def test_a_failed_attempt_has_an_error_and_no_reward(buffer: Buffer) -> None:
     job = start_math(buffer)
     fence = buffer.begin_running(job.key)

@@ -455,6 +455,17 @@ async def test_a_retry_takes_back_what_was_delivered_short_and_leaves_the_rest(r
     assert delivery.meta_info["total_samples"] == 2
 
 
+async def test_a_retry_that_is_sent_twice_is_one_retry_and_keeps_its_tries(real_time_buffer: Buffer) -> None:
+    """The reply to the first call may be lost on the wire."""
+    await run(real_time_buffer, start(real_time_buffer, count=1, job_id="j", **EVALUATION),
+              ScriptedGenerator(broken_in_slot_1))  # fmt: skip
+    for _ in range(2):
+        again = start(real_time_buffer, count=1, job_id="j", start_id="s", retry_given_up=True, **EVALUATION)
+    mended = ScriptedGenerator(by_slot)
+    await run(real_time_buffer, again, mended)
+    assert [(request.slot, request.attempt) for request in mended.requests] == [(1, 3)]
+
+
 async def test_only_an_evaluation_can_be_retried(real_time_buffer: Buffer) -> None:
     with pytest.raises(InvalidPayloadError, match="for jobs with evaluation: true"):
         start(real_time_buffer, count=1, retry_given_up=True)

@@ -103,3 +103,17 @@ def test_a_group_that_timed_out_takes_a_late_result_and_says_so(
     clock.advance(11)  # type: ignore[attr-defined] # the fixture's own type is not importable here
     buffer.close_timed_out_groups()
     assert claims.finish(second, brought(second)) == "late"
+
+
+def test_a_slot_whose_result_came_late_is_claimed_again_once_its_group_is_open_again(
+    buffer: Buffer, claims: SlotClaims, clock: object
+) -> None:
+    job = start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True)
+    claim = claims.claim(job.job_id)
+    start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True,
+                   skip_instance_ids=["i"])  # fmt: skip
+    assert claims.finish(claim, brought(claim)) == "late"
+    start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True,
+                   skip_instance_ids=[])  # fmt: skip
+    again = claims.claim(job.job_id)
+    assert (again.slot, again.attempt) == (claim.slot, 2)

@@ -117,9 +117,10 @@ def end_running_attempts(connection: Connection, job_key: int, now: float, code:
 
 
 def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:
-    """Returns for each slot that was begun: (has a trajectory, number of failed attempts)."""
+    """Returns for each slot that was begun: (has a trajectory that counts, number of failed attempts)."""
     query = (
-        "SELECT slot, max(state = 'finished'), sum(state = 'failed') FROM attempts WHERE group_key = ? GROUP BY slot"
+        f"SELECT slot, max({group_rows.ATTEMPT_COUNTS}), sum(state = 'failed') FROM attempts WHERE group_key = ? "
+        "GROUP BY slot"
     )
     return {row[0]: (bool(row[1]), int(row[2])) for row in connection.execute(query, (group_key,))}
 
@@ -129,7 +130,7 @@ def most_failures(connection: Connection, job_key: int) -> int:
     query = (
         "SELECT coalesce(max(failures), 0) FROM (SELECT sum(attempts.state = 'failed') AS failures FROM attempts "
         "JOIN groups ON groups.key = group_key WHERE job_key = ? AND groups.state = 'open' "
-        "GROUP BY group_key, slot HAVING max(attempts.state = 'finished') = 0)"
+        f"GROUP BY attempts.group_key, attempts.slot HAVING max({group_rows.ATTEMPT_COUNTS}) = 0)"
     )
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 
