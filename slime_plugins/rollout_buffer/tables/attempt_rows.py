@@ -118,11 +118,7 @@ def end_running_attempts(connection: Connection, job_key: int, now: float, code:
 
 def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:
     """Returns for each slot that was begun: (has a trajectory that counts, number of failed attempts)."""
-    query = (
-        f"SELECT slot, max({group_rows.ATTEMPT_COUNTS}), sum(state = 'failed') FROM attempts WHERE group_key = ? "
-        "GROUP BY slot"
-    )
-    return {row[0]: (bool(row[1]), int(row[2])) for row in connection.execute(query, (group_key,))}
+    return {slot: (use.filled, use.failures) for slot, use in slot_uses(connection, group_key).items()}
 
 
 def most_failures(connection: Connection, job_key: int) -> int:
@@ -130,7 +126,8 @@ def most_failures(connection: Connection, job_key: int) -> int:
     query = (
         "SELECT coalesce(max(failures), 0) FROM (SELECT sum(attempts.state = 'failed') AS failures FROM attempts "
         "JOIN groups ON groups.key = group_key WHERE job_key = ? AND groups.state = 'open' "
-        f"GROUP BY attempts.group_key, attempts.slot HAVING max({group_rows.ATTEMPT_COUNTS}) = 0)"
+        "AND NOT EXISTS (SELECT 1 FROM trajectories t WHERE t.group_key = groups.key AND t.slot = attempts.slot "
+        "AND t.late = 0) GROUP BY group_key, slot)"
     )
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 

@@ -12,12 +12,6 @@ from slime_plugins.rollout_buffer.jobs import KnownGroup, PlannedGroup
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState
 
-ATTEMPT_COUNTS = (
-    "EXISTS (SELECT 1 FROM trajectories t WHERE t.group_key = attempts.group_key AND t.slot = attempts.slot "
-    "AND t.attempt = attempts.attempt AND t.late = 0)"
-)
-"""SQL: an attempt brought a trajectory that fills its slot. One that came when its group had closed does not, also when
-the group is opened again."""
 IN_SKIP_LIST = "in the skip list"
 """The cause of a group that a trainer's skip list skipped: another list may want it after all."""
 
@@ -118,7 +112,8 @@ def open_groups_with_room(connection: Connection, job_key: int, group_size: int)
     """Yields open groups, in playing order, in which fewer slots are filled or being filled than there are."""
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND "
-        f"(SELECT count(*) FROM attempts WHERE group_key = g.key AND (state = 'running' OR {ATTEMPT_COUNTS})) < ? "
+        "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) + "
+        "(SELECT count(*) FROM attempts WHERE group_key = g.key AND state = 'running') < ? "
         "ORDER BY epoch, position"
     )
     return (as_group(row) for row in connection.execute(query, (job_key, group_size)))
