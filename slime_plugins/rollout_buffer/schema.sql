@@ -1,4 +1,5 @@
--- One file for the whole schema. Times are seconds since the epoch. A change adds a step to MIGRATIONS in store.py.
+-- The schema as it is. Times are seconds since the epoch. A change of it raises SCHEMA_VERSION in store.py, adds a file to
+-- migrations/, and keeps the schema as it was before in tests/data/old_schemas/.
 
 CREATE TABLE jobs (
     key            INTEGER PRIMARY KEY,

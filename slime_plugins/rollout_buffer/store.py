@@ -33,68 +33,14 @@ Work = Callable[[sqlite3.Connection], Any]
 
 SCHEMA_VERSION = 8
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
+MIGRATIONS = Path(__file__).with_name("migrations")
+"""One file of SQL for each step from a version to the next. A step that was released never changes again."""
+OLDEST_VERSION = 4
+"""Of what was written before it nothing is in use."""
 BUSY_TIMEOUT_S = 30.0
 CHECKPOINT_PAGES = 4000
 """16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
-
-
-def _part_of_schema(start: str, end: str) -> str:
-    """Returns what stands in the schema from one statement up to another: what a migration adds as it is there."""
-    script = SCHEMA_FILE.read_text("utf-8")
-    return script[script.index(start) : script.index(end)]
-
-
-_COLUMNS_FOR_LOOKING = """
-ALTER TABLE jobs ADD COLUMN waiting_since REAL;
-ALTER TABLE deliveries ADD COLUMN waited_s REAL;
-ALTER TABLE trajectories ADD COLUMN versions_behind INTEGER;
-ALTER TABLE trajectories ADD COLUMN success REAL;
-ALTER TABLE trajectories ADD COLUMN turns INTEGER;
-ALTER TABLE trajectories ADD COLUMN sampled_tokens INTEGER;
-ALTER TABLE trajectories ADD COLUMN generate_s REAL;
-ALTER TABLE trajectories ADD COLUMN played_s REAL;
-CREATE INDEX groups_by_closing ON groups (job_key, closed_at, state) WHERE closed_at IS NOT NULL;
-CREATE INDEX groups_by_touch ON groups (
-    job_key, coalesce(closed_at, last_write_at, opened_at, 0.0) DESC, key, state, instance_id
-);
-CREATE INDEX attempts_failed ON attempts (ended_at, error_code) WHERE state = 'failed';
-CREATE INDEX attempts_running ON attempts (started_at) WHERE state = 'running';
-CREATE INDEX trajectories_to_look_at ON trajectories (
-    job_key, key, created_at, outcome, stop_reason, reward, success, late, oldest_version, versions_behind, turns,
-    sampled_tokens, generate_s, played_s, instance_id, uid
-);
-CREATE INDEX deliveries_by_job ON deliveries (job_key, created_at, waited_s);
-"""
-_MINUTES = f"""
-{_part_of_schema("CREATE TABLE trajectory_minutes", "CREATE TABLE images")}
-INSERT INTO trajectory_minutes SELECT job_key, CAST(created_at / 60 AS INTEGER), count(*), total(reward), min(reward),
-    max(reward), count(success), coalesce(sum(success >= 1), 0), sum(outcome = 'completed'), sum(outcome = 'truncated'),
-    sum(outcome = 'aborted'), count(versions_behind), coalesce(sum(versions_behind), 0), max(versions_behind),
-    count(turns), coalesce(sum(turns), 0), count(sampled_tokens), coalesce(sum(sampled_tokens), 0), total(generate_s),
-    total(played_s) FROM trajectories WHERE late = 0 GROUP BY 1, 2;
-"""
-_PORTIONS = f"""
-DROP INDEX trajectories_unreported;
-ALTER TABLE jobs ADD COLUMN portion INTEGER NOT NULL DEFAULT 1;
-UPDATE jobs SET portion = 1 + coalesce((SELECT max(key) FROM deliveries), 0);
-ALTER TABLE trajectories RENAME COLUMN reported_in TO portion;
-UPDATE trajectories SET portion = (SELECT jobs.portion FROM jobs WHERE key = job_key) WHERE portion IS NULL;
-{_part_of_schema("CREATE INDEX trajectories_by_portion", "-- What charts over long stretches")}
-INSERT INTO portion_sums SELECT job_key, trajectories.portion, outcome, count(*), 0, total(reward),
-    total(reward * reward), min(reward), max(reward), nullif(trajectories.portion, jobs.portion)
-    FROM trajectories JOIN jobs ON jobs.key = job_key GROUP BY 1, 2, 3;
-UPDATE portion_sums AS sums SET groups = (SELECT count(DISTINCT group_key) FROM trajectories
-    WHERE job_key = sums.job_key AND portion = sums.portion) WHERE outcome = (SELECT min(outcome) FROM portion_sums
-    WHERE job_key = sums.job_key AND portion = sums.portion);
-"""
-_ATTEMPT_COUNTS = f"""
-{_part_of_schema("CREATE TABLE attempt_counts", "CREATE TABLE trajectories (")}
-INSERT INTO attempt_counts SELECT job_key, attempts.state, coalesce(error_code, ''), count(*)
-    FROM attempts JOIN groups ON groups.key = group_key GROUP BY 1, 2, 3;
-"""
-MIGRATIONS: dict[int, str] = {4: _COLUMNS_FOR_LOOKING, 5: _MINUTES, 6: _PORTIONS, 7: _ATTEMPT_COUNTS}
-"""SQL that takes a database from the version named by the key to the next one."""
 
 
 class Store:
@@ -122,7 +68,11 @@ class Store:
         self._turns = WriterTurns(self.data_dir)
         self._writer = PackWriter(self.packs_dir, disk=disk)
         self._reader = PackReader(self.packs_dir)
-        self._create_or_migrate()
+        try:
+            self._create_or_migrate()
+        except BaseException:
+            self.close()
+            raise
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -307,14 +257,14 @@ class Store:
                 )
             if version == 0:
                 _run_script(connection, SCHEMA_FILE.read_text("utf-8"))
-            elif version < min(MIGRATIONS, default=SCHEMA_VERSION):
+            elif version < OLDEST_VERSION:
                 raise ConfigError(
                     f"{self.data_dir} was written by an early version (schema {version}) that cannot be migrated: "
                     "use another --data-dir"
                 )
             else:
                 for step in range(version, SCHEMA_VERSION):
-                    _run_script(connection, MIGRATIONS[step])
+                    _run_script(connection, (MIGRATIONS / f"from_{step}_to_{step + 1}.sql").read_text("utf-8"))
             connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 

@@ -8,7 +8,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.tables.attempt_rows import attempts_by_error
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from tests.old_schemas import without_attempt_counts
+from tests.old_schemas import rewrite_as
 from tests.support import start_external
 
 
@@ -49,9 +49,8 @@ def test_a_database_of_the_version_before_is_counted_once_and_goes_on_counting(t
     job = start_external(before, 3, ("a",))
     fail_some(before, job, 2, "device")
     known = before.describe(job)["attempts"]
-    with before.store.write() as connection:
-        without_attempt_counts(connection)
     before.store.close()
+    rewrite_as(tmp_path, 7)
     buffer = Buffer(Store(tmp_path))
     with buffer.store.read() as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.episode_facts import facts_of
 from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.types import Generation
 from tests.conftest import SettableClock
-from tests.old_schemas import without_portions
+from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, write, written
 
 
@@ -92,26 +92,8 @@ def test_a_database_of_the_version_before_is_migrated(tmp_path: Path) -> None:
     before = Buffer(store)
     old = start_external(before, 1)
     write(before, old, written("old"))
-    with store.write() as connection:
-        without_portions(connection)
-        connection.execute("DROP TRIGGER trajectories_counted")
-        connection.execute("DROP TABLE trajectory_minutes")
-        for index in (
-            "trajectories_late",
-            "groups_by_closing",
-            "groups_by_touch",
-            "attempts_failed",
-            "attempts_running",
-        ):
-            connection.execute(f"DROP INDEX {index}")
-        for index in ("trajectories_to_look_at", "deliveries_by_job"):
-            connection.execute(f"DROP INDEX {index}")
-        for column in ("versions_behind", "success", "turns", "sampled_tokens", "generate_s", "played_s"):
-            connection.execute(f"ALTER TABLE trajectories DROP COLUMN {column}")
-        connection.execute("ALTER TABLE jobs DROP COLUMN waiting_since")
-        connection.execute("ALTER TABLE deliveries DROP COLUMN waited_s")
-        connection.execute("PRAGMA user_version=4")
     store.close()
+    rewrite_as(tmp_path, 4)
     buffer = Buffer(Store(tmp_path))
     job = buffer.job(old.job_id)
     assert buffer.describe(job)["outcomes"] == {"completed": 1}

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.payloads import StartPayload, parse
 from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.conftest import SettableClock
-from tests.old_schemas import without_portions
+from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, write, written
 
 
@@ -93,9 +93,8 @@ def test_a_database_of_the_version_before_reports_what_it_had_not_reported(tmp_p
     write(before, job, written("a1", "a"), written("a2", "a", 0.0))
     assert poll(before, job) is not None
     write(before, job, written("b1", "b"), written("b2", "b", 0.5), written("c1", "c", 0.25))
-    with before.store.write() as connection:
-        without_portions(connection)
     before.store.close()
+    rewrite_as(tmp_path, 6)
     buffer = Buffer(Store(tmp_path))
     with buffer.store.read() as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
