@@ -18,6 +18,7 @@ import aiohttp
 import requests
 
 from slime.rollout.agent_rollout_settings import RolloutSettings
+from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.wire import RolloutData
@@ -28,7 +29,6 @@ __all__ = [
     "JobEndedError",
     "JobFeed",
     "RetriesUsedUpError",
-    "backoff_s",
     "send_start",
 ]
 
@@ -61,12 +61,6 @@ class RetriesUsedUpError(RolloutBufferError):
     code = "retries_used_up"
 
 
-def backoff_s(failures: int, jitter: float) -> float:
-    """Returns how long to wait after that many failures in a row: doubling, capped, ``jitter`` (0 to 1) spreads it."""
-    pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
-    return pause * (0.5 + 0.5 * jitter)
-
-
 class FailureTally:
     """Counts the failures of one call in a row and decides how long to wait, or that it is enough.
 
@@ -97,7 +91,7 @@ class FailureTally:
                 f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
                 {"failures": self._failures},
             ) from error
-        pause = backoff_s(self._failures, random.random())
+        pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random())
         logger.warning("%s failed (%s); try %d in %.1f s", self._what, _named(error), self._failures + 1, pause)
         return pause
 

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import aiohttp
 
+from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.sglang_protocol import (
     PASSING_STATUSES,
@@ -448,8 +449,12 @@ class _Patience:
         await asyncio.sleep(pause_s)
 
     def _next_pause_s(self) -> float:
-        doubled = self.settings.backoff_first_s * 2.0 ** min(self.tries, 30)
-        pause_s = min(doubled, self.settings.backoff_longest_s) * self.randomness.uniform(0.5, 1.0)
+        pause_s = backoff_s(
+            self.tries + 1,
+            first_s=self.settings.backoff_first_s,
+            longest_s=self.settings.backoff_longest_s,
+            jitter=self.randomness.random(),
+        )
         return min(pause_s, self.settings.patience_s - self.waited_s)
 
 

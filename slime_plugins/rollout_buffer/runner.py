@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import groups as group_rules
+from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.device_reports import keep_report
 from slime_plugins.rollout_buffer.device_watch import DeviceWatch
@@ -548,4 +549,4 @@ def _load_tokenizer(path: str | None) -> Any:
 
 def _retry_delay(failures: int) -> float:
     """Returns seconds to wait after that many failures: doubling, capped, with jitter so that slots do not march."""
-    return float(min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))
+    return backoff_s(failures, first_s=RETRY_BASE_S, longest_s=RETRY_CAP_S, jitter=random.random())

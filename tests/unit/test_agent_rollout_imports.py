@@ -16,6 +16,7 @@ CORRIDOR = (
     "slime.rollout.base_types",
     "slime.utils.mask_utils",
     "slime.utils.types",
+    "slime_plugins.rollout_buffer.backoff",
     "slime_plugins.rollout_buffer.client",
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.overlay_advice",

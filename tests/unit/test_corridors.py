@@ -14,7 +14,7 @@ ANDROID = f"{GENERATOR}.android_world"
 
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
-    "errors types overlay_advice",
+    "errors types overlay_advice backoff",
     "logs tracing life_signs sampled_json",
     "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer write_lane "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
@@ -143,7 +143,7 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
 )  # fmt: skip
 def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
     allowed_for_the_trainer = tuple(
-        f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "overlay_advice")
+        f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "overlay_advice", "backoff")
     )
     found = offenders(who, whom, but=but)
     if who == ("slime.rollout",):
@@ -153,6 +153,6 @@ def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, 
 
 def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
-    rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors"))
+    rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "backoff"))
     with_more = tuple(f"slime.rollout.agent_rollout_{room}" for room in ("probe", "multimodal", "tracking"))
     assert offenders((*rooms, "slime"), tuple(third_party), but=with_more) == []

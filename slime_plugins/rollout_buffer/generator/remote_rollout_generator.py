@@ -27,6 +27,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
+from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     EngineError,
@@ -50,6 +51,7 @@ REWARD_RANGE = (0.0, 1.0)
 
 TOKEN_VARIABLE: Final = "ROLLOUT_SERVER_TOKEN"
 TRIES: Final = 5
+LONGEST_PAUSE_S: Final = 15.0
 
 
 class RemoteRolloutGenerator:
@@ -191,7 +193,7 @@ class RemoteRolloutGenerator:
     async def _call_until_answered(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         problem = ""
         for tried in range(TRIES):
-            await asyncio.sleep(0.0 if tried == 0 else 0.5 * 2**tried)
+            await asyncio.sleep(backoff_s(tried, first_s=1.0, longest_s=LONGEST_PAUSE_S))
             try:
                 return await self._exchange(method, path, body)
             except (aiohttp.ClientError, OSError, _BusyError) as error:

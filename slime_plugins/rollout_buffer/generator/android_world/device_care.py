@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.generator.android_world.held_device import DIED, HUNG, LeaseReport
 
 __all__ = ["Care", "CareRules", "DeviceState", "HealthRecord", "may_recycle", "may_rest"]
@@ -102,9 +103,7 @@ class CareRules:
 
     def rest_before_new_worker_s(self, record: HealthRecord) -> float:
         """Returns how long a device rests before its next worker: not at all the first time, then doubling to a cap."""
-        if record.replacements == 0:
-            return 0.0
-        return float(self.quarantine_s * min(2 ** (record.replacements - 1), _LONGEST_REST))
+        return backoff_s(record.replacements, first_s=self.quarantine_s, longest_s=self.quarantine_s * _LONGEST_REST)
 
 
 def may_rest(resting: int, devices: int) -> bool:

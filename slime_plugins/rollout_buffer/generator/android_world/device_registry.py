@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_care import (
@@ -402,10 +402,10 @@ class DeviceRegistry:
 
     async def _bring_up(self, slot: _Slot) -> None:
         """Starts workers until one is up, with growing pauses between failures; gives up once it is surplus."""
-        pauses = _pauses()
+        failures = 0
         while slot.index < self._devices_wanted():
             if slot.settings != self._settings:
-                slot.settings, pauses = self._current(), _pauses()
+                slot.settings, failures = self._current(), 0
             if slot.state is not DeviceState.RECYCLING:
                 slot.state = DeviceState.BOOTING
             worker = self._launch(slot.settings, slot.index, slot.workers_before)
@@ -416,7 +416,10 @@ class DeviceRegistry:
                 return
             worker.kill()
             self._notify()
-            await self._pause(next(pauses) if slot.settings == self._settings else 0.0)
+            failures += 1
+            wanted_still = slot.settings == self._settings
+            pause_s = backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+            await self._pause(pause_s if wanted_still else 0.0)
 
     async def _boots(self, slot: _Slot, worker: Worker) -> bool:
         """Waits until the worker is up; false when it fails, takes too long, or other settings are wanted by now."""
@@ -493,9 +496,3 @@ class DeviceRegistry:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("the device registry broke", exc_info=task.exception())
-
-
-def _pauses() -> itertools.chain[float]:
-    """Yields 1, 2, 4 … seconds, then a minute for ever."""
-    growing = itertools.takewhile(lambda pause: pause < _LONGEST_PAUSE_S, (_FIRST_PAUSE_S * 2**n for n in range(64)))
-    return itertools.chain(growing, itertools.repeat(_LONGEST_PAUSE_S))
