@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext, create_app
 from slime_plugins.rollout_buffer.store import Store
+from tests.skips import unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,6 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
     items.sort(key=place)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where CI is set, a test that was skipped though this machine could have run it fails the run."""
+    skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    for reason in unexpected(skipped) if os.environ.get("CI") else []:
+        terminalreporter.write_line(f"UNEXPECTED SKIP {reason}", red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Makes such a run one that failed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and isinstance(reporter, pytest.TerminalReporter) and session.exitstatus == 0:
+        skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])]
+        if unexpected(skipped):
+            session.exitstatus = 1
 
 
 class SettableClock:

@@ -1,0 +1,17 @@
+"""A skip is listed with its reason; one that could have run is a failure where CI is set."""
+
+from __future__ import annotations
+
+from tests.skips import unexpected
+
+
+def test_what_needs_a_gpu_server_or_a_foreign_checkout_may_be_skipped() -> None:
+    assert unexpected(["Skipped: set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout"]) == []
+
+
+def test_a_missing_browser_or_package_may_not() -> None:
+    reasons = [
+        "Skipped: no Chromium on the PATH, and ROLLOUT_BUFFER_CHROMIUM names none",
+        "Skipped: Ray is not installed",
+    ]
+    assert unexpected(reasons) == sorted(reasons)
