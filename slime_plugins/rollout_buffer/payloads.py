@@ -209,6 +209,11 @@ class JobSettings(BaseModel):
             extra=dict(params.model_extra or {}),
         )
 
+    def plain_sampling_params(self) -> dict[str, Any]:
+        """Returns the sampling parameters in slime's form: what was sent, with a ``max_tokens`` in any case."""
+        sent = self.sampling_params.model_dump(mode="json", exclude_none=True, exclude={"max_new_tokens"})
+        return {**sent, "max_tokens": self.sampling().max_new_tokens}
+
 
 class StartPayload(JobSettings):
     """The body of ``start_rollout``: the trainer's payload, and what this buffer understands beyond it."""

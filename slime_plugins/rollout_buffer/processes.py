@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["ChildProcess", "ChildRecords", "ProcessMark"]
+__all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "kill_forks_with_parent"]
 
 PR_SET_PDEATHSIG = 1
 KILL_PATIENCE_S = 10.0
@@ -143,6 +143,15 @@ class ChildProcess:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
+
+
+def kill_forks_with_parent() -> None:
+    """From now on the kernel kills what this process forks as soon as the thread that forked it ends, however it ends.
+
+    For generators of others that fork workers, as slime's own does. SIGTERM would run a handler that was inherited.
+    """
+    libc = ctypes.CDLL(None)
+    os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,6 +387,7 @@ class JobRunner:
         """Runs ``run_rollout(data)`` in a thread and closes groups as its items come in over HTTP."""
         data = {
             **self._settings.model_dump(mode="json"),
+            "sampling_params": self._settings.plain_sampling_params(),
             "job_id": self._job.job_id,
             "remote_buffer_url": self._buffer_url,
             "remote_engine_url": self._job.engine_url,

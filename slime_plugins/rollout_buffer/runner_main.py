@@ -17,8 +17,10 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator import load
+from slime_plugins.rollout_buffer.generator.plain_generator import JOB_ID_VARIABLE
 from slime_plugins.rollout_buffer.life_signs import show_life
 from slime_plugins.rollout_buffer.logs import set_up_logging
+from slime_plugins.rollout_buffer.processes import kill_forks_with_parent
 from slime_plugins.rollout_buffer.runner import JobRunner
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.telemetry import tracing_from_environment
@@ -31,11 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     set_up_logging()
     buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
+    job = buffer.job_by_key(options.job_key)
+    os.environ[JOB_ID_VARIABLE] = job.job_id
     try:
-        plugin = load(buffer.job_by_key(options.job_key).task_type, options.generator_dir)
+        plugin = load(job.task_type, options.generator_dir)
     except GeneratorError as error:
         buffer.fail_job(options.job_key, error.message[:2000])
         return 0
+    if plugin.run_rollout is not None:
+        kill_forks_with_parent()
     with tracing_from_environment() as tracer:
         runner = JobRunner(
             buffer,

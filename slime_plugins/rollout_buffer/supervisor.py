@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from slime_plugins.rollout_buffer import retention
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.life_signs import Silence
@@ -344,13 +344,14 @@ class Supervisor:
             command += ["--generator-dir", str(folder)]
         if self.settings.max_data_bytes is not None:
             command += ["--max-data-bytes", str(self.settings.max_data_bytes)]
-        environment = self._local_ray_token() if task["needs_ray"] else {}
-        if task["needs_ray"]:
-            try:
+        try:
+            environment = self._own_token()
+            if task["needs_ray"]:
+                environment |= self._local_ray_token()
                 command += ["--ray-address", self._ray_address()]
-            except ConfigError as error:
-                self._buffer.fail_job(job.key, error.message)
-                return
+        except ConfigError as error:
+            self._buffer.fail_job(job.key, error.message)
+            return
         life_sign = self.settings.data_dir.resolve() / "life_signs" / f"runner-{job.key}"
         life_sign.parent.mkdir(exist_ok=True)
         command += ["--life-sign", str(life_sign)]
@@ -360,6 +361,12 @@ class Supervisor:
         slot.started_at, slot.let_go_at = time.monotonic(), None
         slot.trajectories = self._buffer.count_trajectories(job.key)
         self._record_children()
+
+    def _own_token(self) -> dict[str, str]:
+        """Returns what generators in the plain form write to this buffer with: they are its clients."""
+        if self.settings.token_file is None:
+            return {}
+        return {"ROLLOUT_BUFFER_TOKEN": read_token(self.settings.token_file)}
 
     def _ray_address(self) -> str:
         """Returns the cluster with the devices; starts a local one when none was named and it does not run yet."""

@@ -27,12 +27,15 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
+from slime_plugins.rollout_buffer.generator.plain_generator import BaseGenerator, query_single_turn
 from slime_plugins.rollout_buffer.groups import GroupFunctions
 
-__all__ = ["Catalog", "Plugin", "discover", "load"]
+__all__ = ["BaseGenerator", "Catalog", "Plugin", "discover", "load", "query_single_turn"]
 
 BUILT_IN_FOLDER = Path(__file__).parent
-NOT_GENERATORS = frozenset({"__init__.py", "__main__.py", "base_generator.py", "group_function_adapter.py"})
+NOT_GENERATORS = frozenset(
+    {"__init__.py", "__main__.py", "base_generator.py", "group_function_adapter.py", "plain_generator.py"}
+)
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,8 @@
 To write a generator of your own with one prompt and one reply, copy ``math_generator.py``: subclass
 ``SingleTurnGenerator``, override ``reward``, and give your file a ``TASK_TYPE`` and a ``create_generator``. For
 anything longer implement the three methods of ``Generator``; ``android_world_generator.py`` is the example.
+
+``BaseGenerator`` and ``query_single_turn`` are slime's, for generators that import them from here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ from typing import Any, Protocol, runtime_checkable
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
+from slime_plugins.rollout_buffer.generator.plain_generator import (
+    SAMPLING_PARAMS,
+    BaseGenerator,
+    query_single_turn,
+)
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -26,7 +33,15 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-__all__ = ["Generator", "GeneratorContext", "KeepsDevices", "SingleTurnGenerator"]
+__all__ = [
+    "SAMPLING_PARAMS",
+    "BaseGenerator",
+    "Generator",
+    "GeneratorContext",
+    "KeepsDevices",
+    "SingleTurnGenerator",
+    "query_single_turn",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,266 @@
+"""slime's ``BaseGenerator`` and ``query_single_turn``, for generators in the plain form that import them.
+
+    def run_rollout(data):
+        generator = BaseGenerator(data["remote_engine_url"], data["remote_buffer_url"], task_type=TASK_TYPE)
+        generator.entry(data["input_file"], query_single_turn, my_reward)
+
+The names, arguments and items are slime's. What differs: plays run in threads of this process, an item is sent until it
+is stored, a play that raises is counted instead of ending its worker, ids are compared as text, and nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Final
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import (
+    BusyError,
+    ConfigError,
+    EngineError,
+    GeneratorError,
+    RequestError,
+    RolloutBufferError,
+)
+
+__all__ = ["JOB_ID_VARIABLE", "SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"]
+
+JOB_ID_VARIABLE: Final = "ROLLOUT_BUFFER_JOB_ID"
+"""Where the runner says which job its plain generator plays: slime's constructor has no place for it."""
+SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
+"""What every play samples with, beside the generator's ``max_tokens``; a module that wants more puts it in here."""
+QUERY_TRIES: Final = 6
+LONGEST_PAUSE_S: Final = 10.0
+
+Item = dict[str, Any]
+Messages = list[dict[str, Any]]
+RolloutFunction = Callable[[Any, Any, Mapping[str, Any]], tuple[Messages, str]]
+RewardFunction = Callable[[Item], float]
+
+logger = logging.getLogger(__name__)
+
+
+def query_single_turn(
+    client: Any, messages: Messages, sampling_params: Mapping[str, Any], tools: Any = None
+) -> tuple[Messages, str]:
+    """Samples the reply to ``messages`` from an OpenAI client and returns the conversation with it, and why it ended.
+
+    A reply that a weight update cuts goes on from what was sampled, within the same ``max_tokens``.
+
+    Raises:
+        EngineError: no reply came in six tries; slime returned an empty one, which no reward function expects.
+    """
+    text, used, reason = "", 0, ""
+    problem: object = "it answered without a choice"
+    for tried in range(QUERY_TRIES):
+        room = sampling_params["max_tokens"] - used if "max_tokens" in sampling_params else None
+        if room is not None and room <= 0:
+            break
+        try:
+            response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
+        except Exception as error:  # noqa: BLE001 - the client is the caller's: whatever it raises is tried again
+            problem = error
+            time.sleep(min(LONGEST_PAUSE_S, 0.5 * 2**tried))
+            continue
+        if response.choices:
+            reason = response.choices[0].finish_reason
+            text += response.choices[0].message.content or ""
+            used += response.usage.completion_tokens if response.usage is not None else 0
+            if reason != "abort":
+                break
+    if not reason:
+        raise EngineError(f"no reply in {QUERY_TRIES} tries: {problem}")
+    asked = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+    return [*asked, {"role": "assistant", "content": text}], reason
+
+
+def _query(
+    messages: Messages, sampling_params: Mapping[str, Any], tools: Any, text: str, room: int | None
+) -> dict[str, Any]:
+    query = {**sampling_params, "model": "custom", "stream": False, "seed": random.randint(1, 10_000_000)}
+    query |= {"messages": messages, **({"tools": tools} if tools else {})}
+    if room is not None:
+        query["max_tokens"] = room
+    if text:
+        query["messages"] = [*messages, {"role": "assistant", "content": text}]
+        query["extra_body"] = {"continue_final_message": True}
+    return query
+
+
+class BaseGenerator:
+    """Plays every line of an input file with functions of one's own and writes the items to the buffer."""
+
+    def __init__(
+        self,
+        remote_engine_url: str,
+        remote_buffer_url: str,
+        num_repeat_per_sample: int = 1,
+        queue_size: int = 1_000_000,
+        num_process: int = 10,
+        task_type: str = "math",
+        max_tokens: int = 4096,
+        num_repeats: int = 1,
+        skip_instance_ids: list[str] | None = None,
+    ) -> None:
+        """Takes slime's arguments.
+
+        ``num_process`` plays run at once, in threads. ``num_repeats`` passes are made for each epoch: one, where slime
+        made ten. ``queue_size`` is not needed. Each of ``skip_instance_ids`` skips its instance in one pass.
+
+        Raises:
+            ConfigError: the package ``openai`` is missing, with which the engine is asked.
+        """
+        self.remote_engine_url = remote_engine_url
+        self.remote_buffer_url = remote_buffer_url
+        self.num_repeat_per_sample = int(num_repeat_per_sample)
+        self.queue_size = queue_size
+        self.num_process = int(num_process)
+        self.task_type = task_type
+        self.max_tokens = int(max_tokens)
+        self.num_repeats = int(num_repeats)
+        self.skip_instance_ids = [str(instance_id) for instance_id in skip_instance_ids or ()]
+        self.client = _openai_client(remote_engine_url)
+        self._buffer = RolloutBufferClient(remote_buffer_url, token=os.environ.get("ROLLOUT_BUFFER_TOKEN") or None)
+        self._job_id = os.environ.get(JOB_ID_VARIABLE) or None
+
+    def entry(
+        self, input_file: str, rollout_func: RolloutFunction, reward_func: RewardFunction, num_epoch: int = 1
+    ) -> None:
+        """Plays the input file ``num_epoch`` times over; see ``run``."""
+        for _ in range(int(num_epoch)):
+            self.run(input_file, rollout_func, reward_func)
+
+    def run(self, input_file: str, rollout_func: RolloutFunction, reward_func: RewardFunction) -> str:
+        """Plays every line ``num_repeat_per_sample`` times and sends each item as it is done; returns "finished".
+
+        Raises:
+            GeneratorError: not one play succeeded; names the commonest error.
+            OSError: the input file cannot be read.
+        """
+        SAMPLING_PARAMS["max_tokens"] = self.max_tokens
+        plays = _Plays()
+        with ThreadPoolExecutor(max_workers=self.num_process, thread_name_prefix="play") as pool:
+            for line in self._lines_to_play(_lines_of(input_file)):
+                plays.add(pool.submit(self._play, line, rollout_func, reward_func))
+                plays.collect(down_to=self.num_process - 1)
+            plays.collect(down_to=0)
+        plays.report()
+        return "finished"
+
+    def send_data_to_buffer(self, data: Item) -> None:
+        """Writes an item to the job that is played, again and again until it is stored.
+
+        Raises:
+            RequestError: the buffer refuses the item and says why.
+        """
+        pause_s = 0.5
+        while True:
+            try:
+                self._buffer.write([data], job_id=data.get("job_id") or self._job_id)
+            except (RolloutBufferError, OSError) as error:
+                if isinstance(error, RequestError) and not isinstance(error, BusyError):
+                    raise
+                logger.warning("item %s is not stored yet: %s", data.get("uid"), error)
+                time.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                return
+
+    def _lines_to_play(self, lines: list[Item]) -> Iterator[Item]:
+        """Each line as often as it is to be played, the members of a group one after the other."""
+        skips = Counter(self.skip_instance_ids)
+        for _ in range(self.num_repeats):
+            for line in lines:
+                if skips[str(line["instance_id"])] > 0:
+                    skips[str(line["instance_id"])] -= 1
+                    continue
+                for _ in range(self.num_repeat_per_sample):
+                    yield copy.deepcopy(line)
+        self.skip_instance_ids = list(skips.elements())
+
+    def _play(self, line: Item, rollout_func: RolloutFunction, reward_func: RewardFunction) -> Item:
+        try:
+            item = self._item(line, rollout_func, reward_func)
+            self.send_data_to_buffer(item)
+        except Exception:
+            logger.exception("a play of instance %s failed", line["instance_id"])
+            raise
+        return item
+
+    def _item(self, line: Item, rollout_func: RolloutFunction, reward_func: RewardFunction) -> Item:
+        params = dict(SAMPLING_PARAMS)
+        messages, finish_reason = rollout_func(self.client, copy.deepcopy(line["prompt"]), params)
+        played = {**line, "uid": uuid.uuid4().hex, "messages": messages}
+        reward = reward_func(played)
+        extra_info = {key: value for key, value in played.items() if key not in ("uid", "messages", "instance_id")}
+        extra_info |= {"rollout_index": 1, "reward": reward, **params, "timestamp": str(time.time())}
+        extra_info |= {"round_number": _replies(messages), "finish_reason": finish_reason}
+        return {
+            "uid": played["uid"],
+            "instance_id": str(line["instance_id"]),
+            "messages": messages,
+            "reward": reward,
+            "extra_info": extra_info,
+        }
+
+
+def _openai_client(engine_url: str) -> Any:
+    try:
+        import openai
+    except ImportError as error:
+        raise ConfigError(
+            "BaseGenerator asks the engine with the package openai, which is not installed: pip install openai"
+        ) from error
+    return openai.OpenAI(api_key="test", base_url=engine_url if "/v1" in engine_url else f"{engine_url.rstrip('/')}/v1")
+
+
+def _lines_of(input_file: str) -> list[Item]:
+    """The lines in a random order, as slime plays them; a line without an id gets its number."""
+    with Path(input_file).open(encoding="utf-8") as file:
+        lines = [{"instance_id": number, **json.loads(line)} for number, line in enumerate(file) if line.strip()]
+    random.shuffle(lines)
+    return lines
+
+
+def _replies(messages: Messages) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+class _Plays:
+    """The plays under way, and what became of those that are over."""
+
+    def __init__(self) -> None:
+        self._running: set[Future[Item]] = set()
+        self._failures: Counter[str] = Counter()
+        self._done = 0
+
+    def add(self, play: Future[Item]) -> None:
+        self._running.add(play)
+
+    def collect(self, *, down_to: int) -> None:
+        """Waits until no more than so many are under way."""
+        while len(self._running) > down_to:
+            finished, self._running = wait(self._running, return_when=FIRST_COMPLETED)
+            self._done += len(finished)
+            errors = (future.exception() for future in finished)
+            self._failures.update(f"{type(error).__name__}: {error}" for error in errors if error is not None)
+
+    def report(self) -> None:
+        """Says how many failed and why most of them did; raises GeneratorError when all did."""
+        if not self._failures:
+            return
+        (commonest, times), *_ = self._failures.most_common(1)
+        said = f"{self._failures.total()} of {self._done} plays failed, {times} of them with {commonest}"
+        if self._failures.total() == self._done:
+            raise GeneratorError(said)
+        logger.warning("%s", said)
