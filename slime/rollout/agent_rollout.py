@@ -165,8 +165,8 @@ async def get_rollout_data(
             data = await client.get_rollout_data(batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout))
             if data.items:
                 _check_items(data)
-                if data.delivery_id is not None:
-                    await client.ack([data.delivery_id])
+                if data.delivery_id is not None and (await client.ack([data.delivery_id])).get("expired"):
+                    continue  # the lease ran out on the way, and somebody else has them now
                 return [dict(item.raw) for item in data.items], dict(data.meta_info)
             await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
 
@@ -264,9 +264,6 @@ class _TrainingRollout:
             _progress_by_job.pop(self._key, None)
             raise
         batch = finish_batch(groups, self._rollout_id)
-        _refuse_batch_without_training(batch)
-        self._record(batch)
-        await self._feed.settle()
         if self._settings.pause_between_rollouts:
             await self._feed.pause()
         log_raw_info(self._args, self._all_meta_info, self._rollout_id)
@@ -326,7 +323,18 @@ class _TrainingRollout:
             batch += taken
             # A filter that takes nothing of enough groups wants a larger choice.
             beyond = 0 if taken else max(0, self._store.held() - missing + 1)
+            if len(batch) >= self._settings.groups_per_rollout:
+                batch = await self._acknowledged(batch)
         return batch
+
+    async def _acknowledged(self, batch: list[Group]) -> list[Group]:
+        """Writes down what is consumed and acknowledges it; returns the batch without what others got meanwhile."""
+        _refuse_batch_without_training(batch)
+        self._record(batch)
+        await self._feed.settle()
+        self._progress.lose(self._feed.lost)
+        self._received = [group for group in self._received if self._progress.owns(group)]
+        return [group for group in batch if self._progress.owns(group)]
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         try:
@@ -334,17 +342,23 @@ class _TrainingRollout:
         except InputExhaustedError as error:
             await self._after_exhaustion(error, have)
             return
-        if not self._progress.has_seen(delivery):
-            groups = await self._groups(delivery.items)
-            for sample in (row for rows in trajectories_of(groups) for row in rows):
-                sample.metadata["input_pass"] = self._progress.pass_number
-            self._store.add(groups)
-            self._progress.remember(delivery)
-            self._examples = chosen_examples([*self._examples, *delivery.items])
-            self._received += groups
-            self._note(delivery, groups)
-            self._record(self._received)
+        self._progress.lose(self._feed.lost)
+        new = self._progress.new_part(delivery)
+        if new is not None:
+            await self._keep(new)
         self._feed.received(delivery)
+
+    async def _keep(self, delivery: RolloutData) -> None:
+        groups = await self._groups(delivery.items)
+        for sample in (row for rows in trajectories_of(groups) for row in rows):
+            sample.metadata["input_pass"] = self._progress.pass_number
+            sample.metadata["delivery_id"] = delivery.delivery_id
+        self._store.add(groups)
+        self._progress.remember(delivery)
+        self._examples = chosen_examples([*self._examples, *delivery.items])
+        self._received += groups
+        self._note(delivery, groups)
+        self._record(self._received)
 
     async def _groups(self, items: Sequence[RolloutItem]) -> list[Group]:
         """Turns items into groups beside the event loop: images are large."""

@@ -146,7 +146,9 @@ class JobFeed:
         self._client = client
         self._settings = settings
         self.job_id = job_id
-        self._to_acknowledge: list[str] = []
+        self._to_acknowledge: dict[str, frozenset[int]] = {}
+        self.lost: dict[str, frozenset[int]] = {}
+        """Deliveries, with their groups, that went to another consumer before they were acknowledged."""
         self._poll_id = uuid.uuid4().hex
         self.waited_s = 0.0
 
@@ -195,14 +197,14 @@ class JobFeed:
         """Marks a delivery to be acknowledged by the next poll, or by ``settle``."""
         self._poll_id = uuid.uuid4().hex
         if delivery.delivery_id is not None:
-            self._to_acknowledge.append(delivery.delivery_id)
+            self._to_acknowledge[delivery.delivery_id] = delivery.group_numbers
 
     async def settle(self) -> None:
         """Acknowledges what no poll has acknowledged yet."""
         if self._to_acknowledge:
             pending = list(self._to_acknowledge)
             try:
-                await self._patiently("ack", lambda: self._client.ack(pending))
+                self._note_acknowledged(await self._patiently("ack", lambda: self._client.ack(pending)))
             except NotFoundError as error:
                 logger.warning("the buffer has forgotten what it delivered: %s", error)
             self._to_acknowledge.clear()
@@ -219,8 +221,21 @@ class JobFeed:
             poll_id=self._poll_id,
             images="hash",
         )
-        self._to_acknowledge = [delivery_id for delivery_id in self._to_acknowledge if delivery_id not in pending]
+        self._note_acknowledged(data.meta_info.get("acknowledged"))
+        for delivery_id in pending:
+            self._to_acknowledge.pop(delivery_id, None)
         return data
+
+    def _note_acknowledged(self, answer: Any) -> None:
+        """Keeps what came too late: after its lease ran out, it was given to somebody else."""
+        late = answer.get("expired") if isinstance(answer, Mapping) else None
+        for delivery_id in late or ():
+            logger.warning(
+                "delivery %s of job %s was acknowledged after its lease had run out and its groups had gone to another "
+                "consumer: they are left out here (rollout_buffer_lease_s is %g s)",
+                delivery_id, self.job_id, self._settings.lease_s,
+            )  # fmt: skip
+            self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
 
     async def _job(self) -> dict[str, Any]:
         job = await self._patiently("jobs", lambda: self._client.job(self.job_id))

@@ -8,8 +8,9 @@ its last ids belong to, because only those matter to the job of that pass.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime.rollout.agent_rollout_samples import Group, is_agent_group
@@ -30,22 +31,42 @@ class JobProgress:
     last_returned: int | None = None
     groups_in_pass: int = 0
     seen_groups: set[int] = field(default_factory=set)
+    lost_deliveries: set[str] = field(default_factory=set)
+    """Received, and given to another consumer before they were acknowledged: theirs to train."""
 
     def went_back_to(self, rollout_id: int) -> bool:
         """Tells whether a rollout that was already returned is asked for again."""
         return self.last_returned is not None and rollout_id <= self.last_returned
 
-    def has_seen(self, delivery: RolloutData) -> bool:
-        """Tells whether a delivery was received before.
+    def new_part(self, delivery: RolloutData) -> RolloutData | None:
+        """Returns what of a delivery was not received before; None when that is nothing.
 
-        It comes back, identical, when its acknowledgement was lost for longer than its lease.
+        Groups come back when their acknowledgement was lost for longer than their lease, alone or beside others.
         """
-        numbers = _group_numbers(delivery)
-        return bool(numbers) and numbers <= self.seen_groups
+        items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
+        if len(items) == len(delivery.items):
+            return delivery
+        if not items:
+            return None
+        again = {item.group_index: item.instance_id for item in delivery.items if item.group_index in self.seen_groups}
+        finished = Counter(map(str, delivery.meta_info.get("finished_groups") or ())) - Counter(again.values())
+        return replace(
+            delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": [*finished.elements()]}
+        )
 
     def remember(self, delivery: RolloutData) -> None:
         """Notes that the groups of a delivery are safe with the trainer."""
-        self.seen_groups |= _group_numbers(delivery)
+        self.seen_groups |= delivery.group_numbers
+
+    def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
+        """Notes deliveries, with their groups, that are another consumer's now."""
+        self.lost_deliveries |= deliveries.keys()
+        self.seen_groups.difference_update(*deliveries.values())
+
+    def owns(self, group: Group) -> bool:
+        """Tells whether a group came in a delivery that is still this trainer's."""
+        first = group[0][0] if isinstance(group[0], list) else group[0]
+        return (first.metadata or {}).get("delivery_id") not in self.lost_deliveries
 
     def begin_next_pass(self) -> None:
         """Forgets the groups of the pass that ended."""
@@ -135,10 +156,6 @@ def consumed_metadata(
     if passes or PASSES_KEY in metadata:
         changes[PASSES_KEY] = passes
     return changes
-
-
-def _group_numbers(delivery: RolloutData) -> set[int]:
-    return {item.group_index for item in delivery.items if item.group_index >= 0}
 
 
 def _rollouts(metadata: Mapping[str, Any]) -> dict[int, list[str]]:

@@ -391,7 +391,8 @@ class Buffer:
         """Hands out ready groups, whole and oldest first; None when there is nothing to hand out.
 
         With ``lease_s`` they are leased until they are acknowledged; without, they count as delivered at once. The same
-        (consumer_id, poll_id) gets the same delivery again, and a delivery whose lease ran out comes back as it was.
+        (consumer_id, poll_id) gets the same delivery again; to any other poll, a delivery whose lease ran out comes
+        back as it was under an id of its own.
 
         Raises:
             ConflictError: ``batch_size`` asks for less than one group.

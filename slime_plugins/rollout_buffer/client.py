@@ -229,7 +229,10 @@ class RolloutBufferClient:
         return self._send(_get_rollout_data(options))
 
     def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
-        """Says that deliveries were received; saying it again changes nothing."""
+        """Says that deliveries were received; saying it again changes nothing.
+
+        Those in ``expired`` of the reply went out in another delivery after their lease: they are not to be trained.
+        """
         return self._send(_ack(delivery_ids))
 
     def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:

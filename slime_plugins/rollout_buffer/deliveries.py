@@ -1,14 +1,14 @@
 """How groups go out under a lease, come back when it lapses, and end by an acknowledgement.
 
 Rules on an open transaction; ``buffer.py`` opens it. A delivery keeps its groups, in order, and what it said of itself,
-so that it can be delivered again exactly as it was.
+so that it can be delivered again exactly as it was: to the same poll under the same id, to any other under a new one.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer import groups as group_rules
@@ -58,6 +58,10 @@ def _stale_groups(connection: Connection, job: JobRecord) -> list[tuple[int, int
 def _drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> None:
     """Filters groups that waited for so long that training on them would be too far off policy."""
     for key, _ in _stale_groups(connection, job):
+        delivery_key = group_rows.get_group(connection, key).delivery_key
+        if delivery_key is not None:
+            # The delivery it had come back from will not go out whole: what that reported is reported anew.
+            delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, cause=STALE, closed_at=now)
 
 
@@ -86,9 +90,17 @@ def _returned(
         return None
     if limit is not None and len(delivery_rows.groups_in_delivery(connection, expired.key)) > limit:
         return None
-    delivery_rows.update_delivery(connection, expired.key, consumer_id=poll.consumer_id, poll_id=poll.poll_id)
-    _lease_again(connection, now, expired, poll)
-    return _as_delivery(expired)
+    return _redelivery(connection, now, job, poll, expired)
+
+
+def _redelivery(
+    connection: Connection, now: float, job: JobRecord, poll: PollPayload, expired: DeliveryRecord
+) -> Delivery:
+    """Hands an expired delivery out again, under an id of its own: an acknowledgement tells which of them arrived."""
+    meta_info = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
+    delivery = _insert(connection, now, job, poll, meta_info)
+    delivery_rows.hand_over(connection, expired.key, delivery.key, _handed_out(poll))
+    return delivery
 
 
 def _all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
@@ -99,9 +111,12 @@ def _all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool
 
 
 def _lease_again(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
-    state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
-    delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, state)
+    delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, _handed_out(poll))
     delivery_rows.update_delivery(connection, delivery.key, **_lease_columns(now, poll))
+
+
+def _handed_out(poll: PollPayload) -> GroupState:
+    return GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
 
 
 def _renew(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
@@ -124,30 +139,36 @@ def _new_delivery(
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
         # Part of a delivery that had come back goes out in another one: what it reported is reported anew.
         delivery_rows.dissolve_delivery(connection, broken_up)
-    delivery_id = uuid.uuid4().hex
+    delivery = _insert(connection, now, job, poll, {"delivery_id": uuid.uuid4().hex})
+    stale = {stale_key for stale_key, _ in _stale_groups(connection, job)}
+    for group in ready:
+        group_rows.update_group(connection, group.key, state=_handed_out(poll).value, delivery_key=delivery.key)
+    delivery_rows.insert_delivery_groups(connection, delivery.key, [group.key for group in ready])
+    meta_info = {
+        **_meta_info(connection, job, delivery.key, delivery.delivery_id, ready),
+        "stale_groups": [group.key for group in ready if group.key in stale],
+    }
+    delivery_rows.set_meta_info(connection, delivery.key, meta_info)
+    return replace(delivery, meta_info=meta_info)
+
+
+def _insert(
+    connection: Connection, now: float, job: JobRecord, poll: PollPayload, meta_info: dict[str, Any]
+) -> Delivery:
+    """Adds a delivery without groups; its id is what ``meta_info`` says."""
     key = delivery_rows.insert_delivery(
         connection,
-        delivery_id=delivery_id,
+        delivery_id=meta_info["delivery_id"],
         job_key=job.key,
         consumer_id=poll.consumer_id,
         poll_id=poll.poll_id,
         created_at=now,
         waited_s=_waited_s(connection, now, job),
-        meta_info={},
+        meta_info=meta_info,
         **_lease_columns(now, poll),
     )
     job_rows.update_job(connection, job.key, waiting_since=None)
-    stale = {stale_key for stale_key, _ in _stale_groups(connection, job)}
-    state = GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
-    for group in ready:
-        group_rows.update_group(connection, group.key, state=state.value, delivery_key=key)
-    delivery_rows.insert_delivery_groups(connection, key, [group.key for group in ready])
-    meta_info = {
-        **_meta_info(connection, job, key, delivery_id, ready),
-        "stale_groups": [group.key for group in ready if group.key in stale],
-    }
-    delivery_rows.set_meta_info(connection, key, meta_info)
-    return Delivery(key=key, delivery_id=delivery_id, meta_info=meta_info)
+    return Delivery(key=key, delivery_id=meta_info["delivery_id"], meta_info=meta_info)
 
 
 def _waited_s(connection: Connection, now: float, job: JobRecord) -> float:

@@ -84,7 +84,8 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/get_rollout_data",
         summary="Fetch finished groups",
         says="`{}` hands out everything that is ready, for good. With `lease_s` the groups come back, identical, "
-        "unless they are acknowledged in time. With `wait_s` it waits for the next group.",
+        "unless they are acknowledged in time: under a `delivery_id` of their own, unless it is the same poll. "
+        "With `wait_s` it waits for the next group.",
         body=PollPayload,
         reply=ref("RolloutData"),
         reply_says="Whole groups; or `success: false` and no data when nothing is ready.",
@@ -95,8 +96,8 @@ OPERATIONS: tuple[Operation, ...] = (
         method="post",
         path="/ack",
         summary="Acknowledge deliveries",
-        says="Says that they were received; saying it again changes nothing. "
-        "Give `delivery_id`, `delivery_ids` or both.",
+        says="Says that they were received; saying it again changes nothing. What is answered as `expired` belongs to "
+        "another delivery now: leave it out. Give `delivery_id`, `delivery_ids` or both.",
         body=AckPayload,
         reply=ref("Acknowledged"),
         reply_says="What became of each.",

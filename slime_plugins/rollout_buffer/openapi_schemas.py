@@ -144,7 +144,7 @@ COMPONENTS: Mapping[str, Schema] = {
     "Acknowledged": _object(
         "acked expired unknown",
         acked=_array(text(), "Received, now or earlier"),
-        expired=_array(text(), "Too late: their groups went to somebody else"),
+        expired=_array(text(), "Too late: their groups went out in another delivery; do not train them"),
         unknown=_array(text(), "Never heard of"),
     ),
     "MetaInfo": _object(

@@ -91,6 +91,11 @@ class RolloutData:
         return value if isinstance(value, str) else None
 
     @property
+    def group_numbers(self) -> frozenset[int]:
+        """The ``group_index`` of each group in it."""
+        return frozenset(item.group_index for item in self.items if item.group_index >= 0)
+
+    @property
     def exhausted(self) -> bool:
         """True when every group of the job is finished and nothing more will ever be ready."""
         return self.meta_info.get("exhausted") is True

@@ -218,6 +218,36 @@ def test_a_delivery_that_comes_back_is_not_trained_twice(buffer: LoopbackBuffer)
     assert instances(first + trainer.train(3)) == [f"task-{number}" for number in range(8)]
 
 
+@pytest.mark.parametrize("most_of_a_poll", [None, 1])
+def test_groups_acknowledged_too_late_are_left_to_who_has_them_now(
+    buffer: LoopbackBuffer, most_of_a_poll: int | None
+) -> None:
+    """Whether the last call or the next poll acknowledges: the batch is filled up with others."""
+    buffer.most_groups_of_a_poll = most_of_a_poll
+    late: list[str] = []
+
+    def answer_too_late_once(path: str, body: dict[str, Any]) -> None:
+        ids = body.get("ack") or body.get("delivery_ids") or []
+        if not ids or late:
+            return
+        late.extend(ids)
+        reply = {"acked": [], "expired": ids, "unknown": []}
+        if path == "/get_rollout_data":
+            empty = {"data": [], "meta_info": {"acknowledged": reply}}
+            buffer.script(path, ScriptedReply(body=json.dumps({"success": False, "data": empty}).encode()))
+        else:
+            buffer.script(path, ScriptedReply(body=json.dumps(reply).encode()))
+
+    buffer.on_request = answer_too_late_once
+    trainer = trainer_of(buffer)
+    (record,) = trainer.train(1)
+
+    expected = ["task-2", "task-3"] if most_of_a_poll is None else ["task-1", "task-2"]
+    assert instances([record]) == expected
+    assert trainer.data_source.get_metadata()["0"] == expected
+    assert len(late) == 1
+
+
 def test_a_buffer_that_forgot_the_job_is_told_again(buffer: LoopbackBuffer) -> None:
     trainer = trainer_of(buffer)
     first = trainer.train(1)

@@ -125,15 +125,38 @@ def test_a_rollout_asked_for_again_means_going_back() -> None:
     assert not JobProgress().went_back_to(0)
 
 
+def delivery_of(*numbers: int) -> RolloutData:
+    items = tuple(RolloutItem(uid=f"u{n}", instance_id=f"i{n}", group_index=n) for n in numbers)
+    meta_info = {"delivery_id": f"d{numbers}", "finished_groups": ["filtered", *(f"i{n}" for n in numbers)]}
+    return RolloutData(success=True, message="", items=items, meta_info=meta_info)
+
+
 def test_a_delivery_that_comes_back_is_recognised() -> None:
     progress = JobProgress()
-    delivery = RolloutData(success=True, message="", items=(RolloutItem(uid="a", instance_id="a", group_index=1),))
 
-    assert not progress.has_seen(delivery)
-    progress.remember(delivery)
-    assert progress.has_seen(delivery)
+    assert progress.new_part(delivery_of(1)) == delivery_of(1)
+    progress.remember(delivery_of(1))
+    assert progress.new_part(delivery_of(1)) is None
     progress.begin_next_pass()
-    assert not progress.has_seen(delivery)
+    assert progress.new_part(delivery_of(1)) == delivery_of(1)
+
+
+def test_a_group_that_comes_back_beside_new_ones_is_left_out() -> None:
+    progress = JobProgress()
+    progress.remember(delivery_of(1))
+
+    new = progress.new_part(delivery_of(1, 2))
+    assert new is not None
+    assert [item.group_index for item in new.items] == [2]
+    assert new.meta_info["finished_groups"] == ["filtered", "i2"]
+
+
+def test_groups_that_another_consumer_got_are_new_when_they_come_again() -> None:
+    progress = JobProgress()
+    progress.remember(delivery_of(1))
+    progress.lose({"d(1,)": frozenset({1})})
+
+    assert progress.new_part(delivery_of(1)) == delivery_of(1)
 
 
 ids = st.lists(st.sampled_from("abc"), max_size=4)

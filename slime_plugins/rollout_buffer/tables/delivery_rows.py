@@ -112,6 +112,24 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
     connection.execute("UPDATE portion_sums SET reported_in = NULL WHERE reported_in = ?", (delivery_key,))
 
 
+def hand_over(connection: Connection, source: int, target: int, state: GroupState) -> None:
+    """Makes another delivery of the same job the one that holds and reports what ``source`` did.
+
+    The groups that wait go to ``state``; the record of what ``source`` held stays.
+    """
+    connection.execute(
+        "INSERT INTO delivery_groups (delivery_key, ordinal, group_key) "
+        "SELECT ?, ordinal, group_key FROM delivery_groups WHERE delivery_key = ?",
+        (target, source),
+    )
+    connection.execute(
+        "UPDATE groups SET delivery_key = ?, state = CASE state WHEN 'ready' THEN ? ELSE state END "
+        "WHERE delivery_key = ?",
+        (target, state.value, source),
+    )
+    connection.execute("UPDATE portion_sums SET reported_in = ? WHERE reported_in = ?", (target, source))
+
+
 def update_delivery(connection: Connection, key: int, **columns: Any) -> None:
     """Changes columns of a delivery."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)
