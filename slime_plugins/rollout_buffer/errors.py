@@ -23,6 +23,7 @@
     └── EpisodeError              an attempt died of its surroundings; never a reward, retried in a new attempt
         ├── DeviceError
         ├── EngineError
+        ├── JudgeError
         └── EnvironmentSetupError
 
 Each has a stable ``code`` (in HTTP replies, logs and metrics) and survives pickling, because devices raise them in
@@ -192,6 +193,12 @@ class EngineError(EpisodeError):
     """The inference engine refused a request, or stayed out of reach for longer than its patience."""
 
     code = "engine"
+
+
+class JudgeError(EpisodeError):
+    """Whoever decides what an answer earns did not answer."""
+
+    code = "judge"
 
 
 class EnvironmentSetupError(EpisodeError):

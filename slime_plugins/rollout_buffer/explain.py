@@ -316,6 +316,7 @@ _FAILURE_ADVICE = {
     "device": "rollout-buffer doctor says what this machine lacks. A failure costs an attempt, never a reward.",
     "engine": "Ask the engine itself: its log says why it refuses.",
     "environment_setup": "The task's set-up does not work: is its name and params_idx in the input right?",
+    "judge": "What scores the answers died or fell silent, and no verdict is no reward. Is the memory used up?",
     "generator": "The generator raised: its traceback is in the runner's log under DATA_DIR/logs.",
 }
 

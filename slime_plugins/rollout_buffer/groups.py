@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["GroupFunctions", "GroupPolicy", "Member", "Verdict", "judge_group", "summarize_rewards"]
@@ -166,11 +167,11 @@ def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
     kept = [replace(member, raw_reward=_earned(member)) for member in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
         return kept
-    rewards = [member.reward or 0.0 for member in kept]
+    rewards = [_reward(member) for member in kept]
     mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     if deviation == 0.0:
         return [replace(member, reward=0.0) for member in kept]
-    return [replace(member, reward=((member.reward or 0.0) - mean) / (deviation + EPSILON)) for member in kept]
+    return [replace(member, reward=(_reward(member) - mean) / (deviation + EPSILON)) for member in kept]
 
 
 def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
@@ -190,9 +191,9 @@ def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
 
 def _with_halved_copies(members: Members, missing: int, group_size: int) -> list[Member]:
     scale = group_size / len(members)
-    scaled = [replace(member, reward=(member.reward or 0.0) * scale) for member in members]
+    scaled = [replace(member, reward=_reward(member) * scale) for member in members]
     doubled = min(missing, len(members))
-    halves = [replace(member, reward=(member.reward or 0.0) / 2) for member in scaled[:doubled]]
+    halves = [replace(member, reward=_reward(member) / 2) for member in scaled[:doubled]]
     copies = [replace(half, uid=f"{half.uid}+copy", source_uid=half.uid) for half in halves]
     return [*halves, *scaled[doubled:], *copies]
 
@@ -205,6 +206,13 @@ def _dummy(sibling: Member, ordinal: int) -> Member:
         reward=None,
         remove_sample=True,
     )
+
+
+def _reward(member: Member) -> float:
+    """What a played member got; a missing reward is no zero, and its group cannot be judged."""
+    if member.reward is None:
+        raise GeneratorError(f"trajectory {member.uid} has no reward")
+    return member.reward
 
 
 def _earned(member: Member) -> float | None:

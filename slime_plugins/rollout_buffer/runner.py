@@ -48,7 +48,7 @@ from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.tracing import Attributes, NoTracer, Tracer, traced_by
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Outcome, SamplingParams, Trajectory
 
 __all__ = ["JobRunner"]
 
@@ -530,6 +530,8 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
 
 
 def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
+    if trajectory.outcome is Outcome.ABORTED:
+        raise EpisodeError("the episode was given up from outside: what it earned is unknown, not 0")
     if not math.isfinite(trajectory.reward):
         raise GeneratorError(f"play() returned the reward {trajectory.reward}; a reward is a finite number")
     if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, JudgeError
 from slime_plugins.rollout_buffer.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
@@ -100,6 +100,22 @@ async def test_a_turn_limit_truncates() -> None:
 async def test_an_error_of_the_rollout_server_is_no_reward() -> None:
     async with playing([EngineError("gone")] * 9) as generator:
         with pytest.raises(EnvironmentSetupError, match="ended with an error: turn 1: the trainer answered 503"):
+            await generator.play(episode())
+
+
+@pytest.mark.parametrize("final", [{}, {"ok": True}, {"status": None}, {"status": "COMPLETED", "metrics": 5}])
+async def test_a_rollout_that_does_not_say_how_it_ended_has_no_reward(final: dict[str, Any]) -> None:
+    """A proxy's JSON in place of the final response: the turns were sampled, and nobody knows what became of them."""
+    app = create_app(agent=AgentSide())
+
+    @web.middleware
+    async def other_ending(request: web.Request, handler: Any) -> web.StreamResponse:
+        response: web.StreamResponse = await handler(request)
+        return web.json_response(final) if request.path == "/rollout" else response
+
+    app.middlewares.append(other_ending)
+    async with playing([ANSWER], app) as generator:
+        with pytest.raises(JudgeError, match="final response"):
             await generator.play(episode())
 
 

@@ -179,6 +179,16 @@ def test_a_score_that_is_no_share_is_an_error(score: float) -> None:
         device.score()
 
 
+def test_a_device_that_died_makes_no_solved_task_an_unsolved_one() -> None:
+    """Tasks read files over adb, and take no answer for no file."""
+    package = WrittenPackage()
+    device = device_on(package)
+    device.reset("ClockTimerEntry", 0)
+    package.broken = "the emulator's process is gone"
+    with pytest.raises(DeviceError, match="the emulator's process is gone"):
+        device.score()
+
+
 # ---- connecting ------------------------------------------------------------------------------------------------------
 
 STUBS = {

@@ -12,7 +12,7 @@ import pytest
 
 from slime_plugins.rollout_buffer import payloads, runner
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError
+from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError, JudgeError
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
@@ -161,6 +161,23 @@ async def test_a_broken_device_costs_an_attempt_and_never_a_reward(real_time_buf
     generator = ScriptedGenerator(lambda e: DeviceError("it hung") if e.attempt == 1 else by_slot(e))
     await run(real_time_buffer, job, generator)
     assert real_time_buffer.describe(job)["attempts"] == {"failed": 2, "failed:device": 2, "finished": 2}
+
+
+async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tried_again(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=1)
+
+    def play(episode: EpisodeRequest) -> Any:
+        if episode.attempt > 1:
+            return by_slot(episode)
+        aborted = dataclasses.replace(trajectory_for(episode, 0.0), outcome=Outcome.ABORTED)
+        return JudgeError("it was killed") if episode.slot else aborted
+
+    await run(real_time_buffer, job, ScriptedGenerator(play))
+    described = real_time_buffer.describe(job)
+    assert described["attempts"] == {"failed": 2, "failed:episode": 1, "failed:judge": 1, "finished": 2}
+    assert described["outcomes"] == {"completed": 2}
     delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -252,6 +253,24 @@ class TestSums:
         assert read_question(text) is None
         asked = Conversation(turns=(Turn(role="user", text=text),))
         assert reply_to(asked, **PERFECT) == POLITE_REPLY
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "What is " + "1" * 1990 + "?",
+            "Is it 4." + "1" * 1980 + "?",
+            "Solve x = " + "1" * 1900 + "a",
+            "Solve " + "1" * 1900 + "a = x",
+            "1.5" * 600,
+            "-" * 1900 + "1 + 1",
+            "2^1300" + " * 2^1300" * 200,
+            "9" * 1_000_000,
+        ],
+    )
+    def test_hostile_text_is_answered_in_no_time(self, text: str) -> None:
+        start = time.process_time()
+        assert reply_to(Conversation(turns=(Turn(role="user", text=text),)), **PERFECT)
+        assert time.process_time() - start < 5
 
     def test_the_whole_demo_set_is_answered_right_with_full_skill(self) -> None:
         for line in DEMO_MATH.read_text(encoding="utf-8").splitlines():

@@ -172,7 +172,9 @@ class Gateway:
             if body.scoring_url is not None:
                 reward, more = await score(self._score_asked(session, body.scoring_url))
                 extra_info |= more
-            return await self._finish(session, body, float(reward or 0.0), extra_info)
+            if reward is None:
+                raise InvalidPayloadError("reward is missing: what the trajectory earns")
+            return await self._finish(session, body, reward, extra_info)
 
     async def _finish(
         self, session: Session, body: CloseBody, reward: float, extra_info: Mapping[str, Any]

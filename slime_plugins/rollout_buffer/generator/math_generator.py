@@ -36,10 +36,11 @@ class MathGenerator(SingleTurnGenerator):
         await self._judge.start()
 
     async def reward(self, instance: Instance, text: str) -> float:
-        """Returns 1 for the right answer and 0 for a wrong one, for none, and for one that cannot be compared in time.
+        """Returns 1 for the right answer and 0 for a wrong one, for none, and for one that takes too much to compare.
 
         Raises:
             EnvironmentSetupError: the line has no label to compare with.
+            JudgeError: nobody could compare them: the judge's processes died or fell silent.
         """
         label = instance.data.get("label", instance.data.get("answer"))
         if not isinstance(label, str | int | float) or not str(label).strip():

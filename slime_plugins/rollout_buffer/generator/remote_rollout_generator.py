@@ -26,13 +26,16 @@ from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+from pydantic import ValidationError
 
 from slime_plugins.rollout_buffer.backoff import backoff_s
+from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     EngineError,
     EnvironmentSetupError,
     GeneratorError,
+    JudgeError,
 )
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text
@@ -107,7 +110,7 @@ class RemoteRolloutGenerator:
         """Has one episode played and returns its record.
 
         Raises:
-            EpisodeError: the rollout server broke, stayed silent, or ended the rollout with an error.
+            EpisodeError: the rollout server broke, stayed silent, ended the rollout with an error, or did not say how.
         """
         trainer = self._started()
         messages = SingleTurnGenerator().messages(episode.instance)
@@ -115,8 +118,7 @@ class RemoteRolloutGenerator:
         opening = {"rollout_id": episode.uid, "instance_id": episode.instance.instance_id, "uid": episode.uid}
         session = await trainer.open({**opening, "api_key": key, "tools": await self._shown_tools()})
         try:
-            final = await self._rollout(self._body(episode, messages, key))
-            end = EndBody.model_validate({"reward": 0.0, "final_response": final})
+            end = _end_of(await self._rollout(self._body(episode, messages, key)))
             if end.failed or not session.turns:
                 raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message or 'no turn'}")
             reward = float(await self.reward(episode.instance, messages_of(session, end)))
@@ -219,6 +221,19 @@ class RemoteRolloutGenerator:
         if not isinstance(answer, dict):
             raise EnvironmentSetupError(f"the rollout server's answer to {path} is not one JSON object")
         return answer
+
+
+def _end_of(final: Mapping[str, Any]) -> EndBody:
+    """Reads a final response. What does not say how the rollout ended is none: its reward is unknown, not 0."""
+    try:
+        end = EndBody.model_validate({"final_response": final})
+    except ValidationError as error:
+        raise JudgeError(
+            f"the rollout server's final response cannot be read: {'; '.join(sentences(error))}"
+        ) from error
+    if not end.status and not end.finish_reason:
+        raise JudgeError("the rollout server's final response has neither status nor finish_reason")
+    return end
 
 
 class _BusyError(Exception):

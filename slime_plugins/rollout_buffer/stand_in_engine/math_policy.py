@@ -21,6 +21,7 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fract
     ast.Div: operator.truediv,
 }
 _LARGEST_POWER_BITS: Final = 4096
+_LARGEST_ANSWER_BITS: Final = 1000
 _LONGEST_QUESTION: Final = 2000
 # Letters of other alphabets and signs for the four operations, as people and LaTeX write them.
 _SPELLINGS: Final = (
@@ -33,8 +34,9 @@ _SPELLINGS: Final = (
     (r"(?<=\d),(?=\d{3}\b)", ""),
     (r"(?<=[\d)])\s*(?=[a-z(])(?=\(|[a-z](?![a-z]))", "*"),  # 3x and 2(x + 1) are products
 )
-_TERM: Final = r"(?:\d+(?:\.\d+)?|\b[a-z]\b|[()+\-*/\s])"
-_EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}+)=({_TERM}+)(?![\w=])")
+# A number is taken whole or not at all: tried in all its parts, a long one would take for ever.
+_TERM: Final = r"(?:\d++(?:\.\d++)?+|\b[a-z]\b|[()+\-*/\s])"
+_EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}++)=({_TERM}+)(?![\w=])")
 _EXPRESSION: Final = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|[()+\-*/\s])+")
 
 
@@ -68,7 +70,14 @@ def read_question(text: str) -> MathQuestion | None:
 
 
 def solve(question: MathQuestion) -> Fraction | None:
-    """The exact answer; None where there is none, or more than the one that is asked for, or no rational one."""
+    """The exact answer; None where there is none, more than the one asked for, or none that is rational and short."""
+    answer = _exact_answer(question)
+    if answer is None or max(abs(answer.numerator), answer.denominator).bit_length() > _LARGEST_ANSWER_BITS:
+        return None
+    return answer
+
+
+def _exact_answer(question: MathQuestion) -> Fraction | None:
     try:
         if not question.unknown:
             return _value(question.expression, {})

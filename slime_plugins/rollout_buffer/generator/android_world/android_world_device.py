@@ -104,7 +104,10 @@ class AndroidWorldDevice:
         task = self._running()
         try:
             self._package.await_fresh_tree()  # some tasks read it, and the newest may be from before the last action
-            return _share(task.is_successful(self._package.env))
+            success = _share(task.is_successful(self._package.env))
+            if success < 1.0:
+                self._host.check_alive()  # many tasks take a device that does not answer for one without the file
+            return success
         except EpisodeError:
             raise
         except Exception as error:

@@ -1,19 +1,25 @@
 """The process that compares expressions: one JSON question per line on stdin, one JSON verdict per line on stdout.
 
-Needs nothing of this project, so that it starts fast. Ends when stdin ends, and by SIGALRM when a question takes longer
-than it may: the signal's default action ends even a loop in C that no Python handler could interrupt.
+Needs nothing of this project, so that it starts fast. Ends when stdin ends, and by SIGPROF when a question takes more
+processor time than it may: the signal's default action ends even a loop in C that no Python handler could interrupt.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import mmap
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 MEMORY_LIMIT_BYTES = 2 * 1024**3
+"""An expression that needs more is compared as far as this goes: the library takes it for different then."""
+_SLACK_BYTES = 256 * 1024**2
+_MAP_NORESERVE = 0x4000  # Linux; the module ``mmap`` names it from Python 3.13 on
 
 Compare = Callable[[str, str], bool]
 
@@ -26,21 +32,51 @@ def main() -> int:
     except ImportError as error:
         _say({"error": str(error)})
         return 3
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    _be_the_first_to_be_killed()
+    limit = _limit_memory()
     _say({"ready": are_equal("4", "2 + 2")})
     for line in sys.stdin:
         question = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
-        _say({"equal": _verdict(are_equal, question["label"], question["answer"])})
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
+        verdict = _verdict(are_equal, question["label"], question["answer"], limit)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _say(verdict)
     return 0
 
 
-def _verdict(are_equal: Compare, label: str, answer: str) -> bool:
+def _limit_memory() -> int:
+    """Bounds the address space, also where somebody has bounded it before; returns the bound."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_LIMIT_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return limit
+
+
+def _verdict(are_equal: Compare, label: str, answer: str, limit: int) -> dict[str, object]:
+    """What is to be said; "not equal" of a process that was refused memory is no verdict.
+
+    The library takes its own MemoryError for "not equal". Up to the limit of this process that is the expression's
+    doing; below it the machine's, and another process may come to another verdict.
+    """
     try:
-        return are_equal(label, answer)
+        equal = are_equal(label, answer)
     except Exception:  # noqa: BLE001 - an expression that no library can make sense of is a wrong answer
+        equal = False
+    if not equal and not _may_grow_to(limit):
+        return {"error": "the machine has no memory left for it"}
+    return {"equal": equal}
+
+
+def _may_grow_to(limit: int) -> bool:
+    """Tells whether the kernel would give this process all the memory that it may have; no page of it is touched."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        room = limit - pages * mmap.PAGESIZE - _SLACK_BYTES
+        if room > 0:
+            mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE).close()
+    except (OSError, MemoryError):
         return False
+    return True
 
 
 def _load_comparison() -> Compare:
@@ -49,7 +85,7 @@ def _load_comparison() -> Compare:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
     def are_equal(label: str, answer: str) -> bool:
-        # The library's own timeouts are handlers of the same alarm that ends this process; they are switched off.
+        # The library's own timeouts are by the wall clock, and take a slow machine for a wrong answer: switched off.
         gold, given = (math_verify.parse(f"\\boxed{{{_bare(text)}}}", parsing_timeout=None) for text in (label, answer))
         return bool(math_verify.verify(gold, given, timeout_seconds=None))
 
@@ -60,6 +96,12 @@ def _bare(text: str) -> str:
     """Takes a box off that a label may already have."""
     inside = text.strip()
     return inside[len("\\boxed{") : -1] if inside.startswith("\\boxed{") and inside.endswith("}") else inside
+
+
+def _be_the_first_to_be_killed() -> None:
+    """When memory runs out, losing a judge costs a question asked twice, losing the runner all its episodes."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _say(message: dict[str, object]) -> None:
