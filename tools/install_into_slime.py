@@ -4,10 +4,11 @@
     python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not there
     python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
 
-What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``slime_plugins/rollout_buffer/`` and
-``examples/android_world/``. slime's own types stay. A file that is replaced is kept in ``.rollout_buffer_overlay/`` of
-the checkout, beside a manifest of everything that was put there, and comes back when the overlay goes. Files that
-somebody changed since are never overwritten or removed without ``--force``.
+What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``slime_plugins/rollout_buffer/``,
+``examples/android_world/``, and the scripts that start a training, with what they need. slime's own types stay. A file
+that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of everything that was put
+there, and comes back when the overlay goes. Files that somebody changed since are never overwritten or removed without
+``--force``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,16 @@ PATTERNS = (
     "slime/rollout/agent_rollout*.py",
     "slime/utils/mask_*.py",
     "slime_plugins/rollout_buffer/**/*",
-    "examples/android_world/*.py",
+    "examples/android_world/*",
+    "scripts/cleanup.sh",
+    "scripts/multi_node_ray_start.sh",
+    "scripts/run_agent.sh",
+    "scripts/run_android_world*",
+    "tools/__init__.py",
+    "tools/launch_training.py",
+    "tools/launching/*.py",
+    "data/demo_math.jsonl",
+    "data/tasks.jsonl",
 )
 STATE = ".rollout_buffer_overlay"
 NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {

@@ -8,6 +8,7 @@ The scripts in ``scripts/`` are this program with a kind of run each:
 
 Everything is set by environment variables (``SLIME_SCRIPT_…``, ``--help`` lists them) and by arguments after ``--``,
 which go to slime as they are and win over those composed here. ``--dry-run`` prints the exact commands and runs none.
+What is missing is said before anything is started.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.launching.execution import run
 from tools.launching.models import Kind, LaunchError
+from tools.launching.preconditions import missing
 from tools.launching.settings import VARIABLES, misspelt, read_settings
 from tools.launching.steps import compose, obstacles, show
 
@@ -40,17 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps = compose(settings, extra, only_train=options.only_train)
         if options.dry_run:
             sys.stdout.write(show(steps, [settings.wandb_key, settings.buffer_token]))
-            for obstacle in obstacles(settings):
-                logging.warning("%s", obstacle)
+        problems = [*obstacles(settings), *missing(settings, only_train=options.only_train)]
+        if options.dry_run:
+            for problem in problems:
+                logging.warning("%s", problem)
             return 0
-        for obstacle in obstacles(settings):
-            raise LaunchError(obstacle)
-        if not settings.task_data.is_file():
-            raise LaunchError(f"there is no {settings.task_data}: name the input file in SLIME_SCRIPT_TASK_DATA")
-        return run(steps)
+        return _refuse(problems) if problems else run(steps)
     except (LaunchError, OSError) as error:
-        sys.stderr.write(f"launch_training: {error}\n")
-        return 2
+        return _refuse([str(error)])
+
+
+def _refuse(problems: Sequence[str]) -> int:
+    sys.stderr.writelines(f"launch_training: {problem}\n" for problem in problems)
+    return 2
 
 
 def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

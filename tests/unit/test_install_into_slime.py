@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,9 @@ TREE = {
     "slime/rollout/__init__.py": "",
     "slime/rollout/base_types.py": "class RolloutFnTrainOutput: ...\nclass RolloutFnEvalOutput: ...\n",
     "slime/rollout/data_source.py": "class RolloutDataSourceWithBuffer: ...\n",
+    "slime/utils/arguments.py": '"--train-backend", choices=["megatron"]\n',
+    "scripts/run-qwen3-4B.sh": "# slime's own\n",
+    "tools/convert_hf_to_torch_dist.py": "# slime's own\n",
     "slime/ray/rollout.py": "class RolloutManager: ...\n",
     "slime_plugins/__init__.py": "",
     "slime_plugins/rollout_buffer/buffer.py": "# slime's own\n",
@@ -230,6 +234,70 @@ def test_a_broken_manifest_says_so(checkout: Path, capsys: pytest.CaptureFixture
 
 def test_this_environment_meets_the_requirements() -> None:
     assert missing_requirements() == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "./scripts/run_agent.sh",
+        "./scripts/run_android_world.sh",
+        "examples/android_world/run_android_world.sh",
+        "examples/android_world/run_android_world_history.sh",
+    ],
+)
+def test_the_scripts_start_a_training_from_slimes_own_root(script: str, checkout: Path) -> None:
+    Overlay(checkout).install()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+
+    shown = subprocess.run(
+        [script, "--dry-run"], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"python3 {checkout}/train_async.py" in shown
+    assert "install_into_slime" not in shown
+    assert f"--data-root {checkout}/data" in shown
+
+
+def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(checkout: Path) -> None:
+    Overlay(checkout).install()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+
+    refused = subprocess.run(
+        ["./scripts/run_agent.sh"], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    said = refused.stderr.splitlines()
+    assert all(line.startswith("launch_training: ") for line in said)
+    assert any("SLIME_SCRIPT_MEGATRON_DIR" in line for line in said)
+    assert any("takes converted models only" in line for line in said)
+    assert not (checkout / "home").exists()
+
+
+def test_another_checkout_is_trained_by_its_own_scripts(checkout: Path) -> None:
+    Overlay(checkout).install()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SLIME_DIR": "/elsewhere"}
+
+    refused = subprocess.run(
+        ["./scripts/run_agent.sh"], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert refused.returncode == 2
+    assert "leave SLIME_DIR out" in refused.stderr
+
+
+def test_problems_get_their_ids_with_the_guides_command(checkout: Path) -> None:
+    Overlay(checkout).install()
+    (checkout / "dapo.jsonl").write_text('{"prompt": [{"role": "user", "content": "2 + 2?"}], "label": "4"}\n')
+
+    subprocess.run(
+        [sys.executable, "./slime_plugins/rollout_buffer/tools/assign_instance_id.py", "--input_path", "dapo.jsonl"],
+        cwd=checkout,
+        check=True,
+        capture_output=True,
+    )
+
+    assert json.loads((checkout / "dapo_instance_id.jsonl").read_text())["instance_id"] == "math_0"
 
 
 @pytest.mark.slime

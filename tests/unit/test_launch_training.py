@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tools.launch_training import main
 from tools.launching.execution import run
 from tools.launching.models import Kind, LaunchError
+from tools.launching.preconditions import missing
 from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
 from tools.launching.steps import Step, compose, obstacles
 from tools.launching.train_arguments import train_arguments
@@ -316,6 +323,167 @@ def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
 def test_a_program_that_is_missing_is_named() -> None:
     with pytest.raises(LaunchError, match="no-such-program is not installed"):
         run([Step(says="start", command=("no-such-program",))])
+
+
+# --- what has to be there --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
+    """Settings of a run of mathematics that finds everything it needs; ``ray`` and ``hf`` are never called."""
+    programs, home, model = tmp_path / "bin", tmp_path / "home", tmp_path / "models" / "Qwen3-4B"
+    programs.mkdir()
+    home.mkdir()
+    for name in ("ray", "hf"):
+        (programs / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(home))
+    shutil.copytree(DEMO_TOKENIZER_PATH, model)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    more = {"SLIME_SCRIPT_MODEL_NAME": "Qwen3-4B", "SLIME_SCRIPT_BUFFER_PORT": str(free_port())}
+    for name, value in {**environment, **more}.items():
+        monkeypatch.setenv(name, value)
+    return settings_of({**environment, **more}, Kind.MATH)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_run_that_finds_everything_is_not_held_up(ready: LaunchSettings) -> None:
+    assert missing(ready) == []
+
+
+def lines_of(*values: object) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def only_id(settings: LaunchSettings) -> LaunchSettings:
+    path = settings.models / "problems.jsonl"
+    path.write_text(lines_of({"instance_id": "1", "prompt": "2 + 2?"}))
+    return replace(settings, task_data=path)
+
+
+def no_id(settings: LaunchSettings) -> LaunchSettings:
+    path = settings.models / "problems.jsonl"
+    path.write_text(lines_of({"instance_id": "1", "prompt": "?", "label": "1"}, {"prompt": "2 + 2?", "label": "4"}))
+    return replace(settings, task_data=path)
+
+
+def half_of_the_weights(settings: LaunchSettings) -> LaunchSettings:
+    weights = {"a": "model.safetensors", "b": "model-2.safetensors"}
+    (settings.model_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    return settings
+
+
+def without(name: str) -> Callable[[LaunchSettings], LaunchSettings]:
+    def removed(settings: LaunchSettings) -> LaunchSettings:
+        (settings.model_path / name).unlink()
+        return settings
+
+    return removed
+
+
+def no_model(settings: LaunchSettings) -> LaunchSettings:
+    shutil.rmtree(settings.model_path)
+    os.environ["PATH"] = "/usr/bin:/bin"  # the fixture's monkeypatch sets it back
+    return settings
+
+
+def empty_input(settings: LaunchSettings) -> LaunchSettings:
+    path = settings.models / "empty.jsonl"
+    path.write_text("")
+    return replace(settings, task_data=path)
+
+
+def half_converted(settings: LaunchSettings) -> LaunchSettings:
+    Path(f"{settings.model_path}_torch_dist").mkdir()
+    return replace(settings, backend="megatron")
+
+
+MISSING: dict[str, tuple[Callable[[LaunchSettings], LaunchSettings], str]] = {
+    "input": (lambda settings: replace(settings, task_data=Path("/nowhere.jsonl")), "SLIME_SCRIPT_TASK_DATA"),
+    "lines": (empty_input, "holds no line"),
+    "ids": (no_id, "problems.jsonl line 2 has no instance_id: python .*assign_instance_id.py --input_path .*problems"),
+    "labels": (only_id, "line 1 has no label"),
+    "tokenizer": (without("tokenizer.json"), r"the tokenizer in .* cannot be used .*fetch it with: hf download Qwen"),
+    "chat template": (without("chat_template.jinja"), "it has no chat template"),
+    "config": (without("config.json"), "is no model: it has no config.json; fetch it with"),
+    "weights": (without("model.safetensors"), r"lacks its weights \(\*.safetensors\); fetch it with"),
+    "half of the weights": (half_of_the_weights, r"lacks 1 of 2 weight files \(model-2.safetensors"),
+    "model": (no_model, "no program hf on PATH to fetch it with: pip install huggingface_hub"),
+    "Ray": (no_model, "ray is not on PATH"),
+    "Megatron": (lambda settings: replace(settings, backend="megatron"), "SLIME_SCRIPT_MEGATRON_DIR"),
+    "converted": (lambda settings: replace(settings, backend="megatron"), "takes converted models only.*convert_hf"),
+    "half converted": (half_converted, "is no converted model: delete it and convert again"),
+    "port": (lambda settings: replace(settings, master="192.0.2.1"), "SLIME_SCRIPT_BUFFER_PORT"),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_what_is_missing_is_said_with_its_remedy(
+    what: str, ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil, says = MISSING[what]
+    monkeypatch.setattr("tools.launching.preconditions.TRY_BUFFER", "pass")
+    if what not in ("tokenizer", "chat template"):
+        monkeypatch.setattr("tools.launching.preconditions.TRY_TOKENIZER", "pass")
+
+    found = missing(spoil(ready))
+
+    assert [sentence for sentence in found if re.search(says, sentence)]
+    assert all("\n" not in sentence for sentence in found)
+
+
+def test_math_without_its_judge_is_refused_and_nothing_was_started(
+    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name))
+    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
+        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
+
+    assert main(["math"]) == 2
+
+    assert "pip install math-verify" in capsys.readouterr().err
+    assert not (tmp_path / "started").exists()
+    assert not ready.run_path.exists()
+
+
+def test_a_buffer_that_cannot_run_is_found_before_ray_starts(
+    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.launching.preconditions.TRY_BUFFER", "import no_such_module")
+
+    assert [line for line in missing(ready) if "No module named 'no_such_module'" in line]
+
+
+def test_what_the_guide_downloaded_is_found_where_the_guide_puts_it(ready: LaunchSettings, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    model = home / "hf_models" / "deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
+    converted = home / "megatron_model" / "DeepSeek-R1-Distill-Qwen-7B-25.02"
+    problems = home / "dapo-math-17k" / "dapo-math-17k_instance_id.jsonl"
+    for folder in (model, converted, problems.parent):
+        folder.mkdir(parents=True)
+    problems.write_text(lines_of({"instance_id": "1", "prompt": "2 + 2?", "label": "4"}))
+    settings = read_settings(
+        Kind.MATH, {"SLIME_DIR": str(ready.slime), "SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "HOME": str(home)}
+    )
+
+    values = values_of(train_arguments(settings))
+
+    assert values["--hf-checkpoint"] == str(model)
+    assert values["--ref-load"] == str(converted)
+    assert values["--prompt-data"] == str(problems)
+    serve = next(step for step in compose(settings) if step.says == "serve the rollout buffer")
+    assert {str(model.parent), str(problems.parent)} <= set(serve.command)
+
+
+# --- the scripts -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

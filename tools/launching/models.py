@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MATH_MODELS", "Kind", "LaunchError", "MathModel", "default_model", "math_model", "shape_of"]
+__all__ = ["MATH_MODELS", "Kind", "LaunchError", "MathModel", "default_model", "math_model", "owner_of", "shape_of"]
 
 SIZES = {"2B": "qwen3-1.7B", "4B": "qwen3-4B", "8B": "qwen3-8B"}
 """Qwen3-VL's language model by size, as slime's ``scripts/models`` names its shape."""
@@ -57,6 +57,11 @@ MATH_MODELS: Mapping[str, MathModel] = {
 def default_model(kind: Kind) -> str:
     """Returns the model of a run that names none."""
     return "Qwen3-VL-2B-Instruct" if kind.is_android else "DeepSeek-R1-Distill-Qwen-7B"
+
+
+def owner_of(model: str) -> str:
+    """Returns whose model it is on the model hub."""
+    return "deepseek-ai" if model.startswith("DeepSeek") else "Qwen"
 
 
 def math_model(model: str) -> MathModel:

@@ -7,28 +7,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.launching.models import Kind, LaunchError, default_model, math_model, shape_of
+from tools.launching.models import Kind, LaunchError, default_model, math_model, owner_of, shape_of
 from tools.launching.slime_checkout import backend_of
 
 __all__ = ["ROOT", "VARIABLES", "LaunchSettings", "misspelt", "read_settings"]
 
 ROOT = Path(__file__).resolve().parents[2]
+IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
+"""Whether this program lies in a slime checkout, as a part of the overlay, and not in the project itself."""
+HF_MODELS, MEGATRON_MODELS = Path("~/hf_models"), Path("~/megatron_model")
+MATH_DATA = Path("~/dapo-math-17k/dapo-math-17k_instance_id.jsonl")
+"""Where slime's guide to agent rollouts puts models, converted models and problems."""
 SHORTEST_TOKEN = 16
 """What ``rollout-buffer serve`` asks of a token; said here before anything was started."""
 
 VARIABLES: Mapping[str, tuple[str, str]] = {
-    "SLIME_DIR": ("../slime", "the slime checkout to train with"),
+    "SLIME_DIR": ("../slime", "the slime checkout to train with; in a checkout with the overlay, that checkout"),
     "SLIME_SCRIPT_MODEL_NAME": ("", "Qwen3-VL-2B-Instruct, or for math DeepSeek-R1-Distill-Qwen-7B, when left out"),
     "SLIME_SCRIPT_MODEL_REPOSITORY": (
         "",
         "where `hf download` finds it: Qwen/MODEL, or deepseek-ai/MODEL for a DeepSeek",
     ),
-    "SLIME_SCRIPT_MODELS_DIR": ("~/models", "folder of models: they are downloaded into it, and looked for in it"),
+    "SLIME_SCRIPT_MODELS_DIR": ("~/models", "folder of models: they are looked for in it, and downloaded into it"),
     "SLIME_SCRIPT_SAVE_DIR": ("~/checkpoints", "folder of checkpoints: a run gets KIND-MODEL in it"),
     "SLIME_SCRIPT_NUM_NODES": ("1", "nodes of the training"),
     "SLIME_SCRIPT_NUM_GPUS": ("8", "GPUs of each node"),
     "SLIME_SCRIPT_TRAIN_BACKEND": ("fsdp", "fsdp or megatron; what this slime does not have is refused when named"),
-    "SLIME_SCRIPT_TASK_DATA": ("data/tasks.jsonl", "input file; for math data/demo_math.jsonl"),
+    "SLIME_SCRIPT_TASK_DATA": (
+        "data/tasks.jsonl",
+        "input file; for math ~/dapo-math-17k/dapo-math-17k_instance_id.jsonl where it is, else data/demo_math.jsonl",
+    ),
     "SLIME_SCRIPT_EXTERNAL_RAY": ("0", "1: Ray runs already; neither started nor stopped here"),
     "SLIME_SCRIPT_COLOCATE": (
         "0",
@@ -75,8 +83,17 @@ class LaunchSettings:
 
     @property
     def model_path(self) -> Path:
-        """Where the model is, or will be."""
-        return self.models / self.model
+        """Where the model is, or will be: under its name, or under that of its owner, too."""
+        long_name = f"{owner_of(self.model)}--{self.model}"
+        places = [self.models / self.model, self.models / long_name, HF_MODELS.expanduser() / long_name]
+        return next((place for place in places if place.is_dir()), places[0])
+
+    @property
+    def converted_path(self) -> Path:
+        """Where the model lies converted for Megatron, or would."""
+        beside = Path(f"{self.model_path}_torch_dist")
+        converted = sorted(MEGATRON_MODELS.expanduser().glob(f"{self.model}*"))
+        return beside if beside.is_dir() or not converted else converted[-1]
 
     @property
     def run_path(self) -> Path:
@@ -96,7 +113,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
         LaunchError: one means nothing, or does not go with another.
     """
     values = {name: environment.get(name) or default for name, (default, _) in VARIABLES.items()}
-    slime = _path(values["SLIME_DIR"])
+    slime = _slime(environment.get("SLIME_DIR"))
     asked = environment.get("SLIME_SCRIPT_TRAIN_BACKEND")
     settings = LaunchSettings(
         kind=kind,
@@ -166,7 +183,22 @@ def _nodes(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str]
 
 
 def _task_data(kind: Kind, given: str | None) -> Path:
-    return _path(given) if given else ROOT / "data" / ("tasks.jsonl" if kind.is_android else "demo_math.jsonl")
+    if given:
+        return _path(given)
+    if kind.is_android:
+        return ROOT / "data" / "tasks.jsonl"
+    problems = MATH_DATA.expanduser()
+    return problems if problems.is_file() else ROOT / "data" / "demo_math.jsonl"
+
+
+def _slime(given: str | None) -> Path:
+    slime = _path(given or (str(ROOT) if IS_OVERLAY else VARIABLES["SLIME_DIR"][0]))
+    if IS_OVERLAY and slime != ROOT:
+        raise LaunchError(
+            f"SLIME_DIR is {slime}, but this program is a part of the overlay of {ROOT}: leave SLIME_DIR out, or run "
+            "the script of the other checkout"
+        )
+    return slime
 
 
 def _path(text: str) -> Path:

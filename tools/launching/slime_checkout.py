@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools.launching.models import LaunchError
 
-__all__ = ["backend_of", "has_flag", "loads_qwen3_vl"]
+__all__ = ["backend_of", "has_flag", "loads_hf_weights", "loads_qwen3_vl"]
 
 
 def backend_of(slime: Path, asked: str | None) -> str:
@@ -39,3 +39,8 @@ def loads_qwen3_vl(slime: Path) -> bool:
         return True
     loaders = slime / "slime" / "backends" / "megatron_utils" / "hf_to_megatron" / "__init__.py"
     return loaders.is_file() and '"qwen3_vl"' in loaders.read_text(encoding="utf-8")
+
+
+def loads_hf_weights(slime: Path) -> bool:
+    """Whether its Megatron backend loads a model as it was downloaded; older ones want it converted."""
+    return (slime / "slime" / "backends" / "megatron_utils" / "hf_to_megatron").is_dir()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import yaml
 
-from tools.launching.models import math_model, shape_of
+from tools.launching.models import math_model, owner_of, shape_of
 from tools.launching.settings import ROOT, LaunchSettings
 from tools.launching.slime_checkout import loads_qwen3_vl
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
 
-__all__ = ["Step", "compose", "obstacles", "show"]
+__all__ = ["Step", "compose", "obstacles", "repository_of", "show"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +41,8 @@ class Step:
 
 def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False) -> list[Step]:
     """Returns every step of a run in order: clean up, overlay, Ray, model, buffer, training."""
-    overlay = Step(
-        says="put the rollout buffer into the slime checkout",
-        command=(sys.executable, str(ROOT / "tools" / "install_into_slime.py"), str(settings.slime)),
-    )
     config = yaml.safe_dump(custom_config(settings), sort_keys=False)
-    wanted = [overlay, Step(says="what slime has no flag for", writes=(config_path(settings), config))]
+    wanted = [*_overlay(settings), Step(says="what slime has no flag for", writes=(config_path(settings), config))]
     if not only_train:
         wanted = [*_cleaning(settings), *wanted, *_ray(settings), *_download(settings)]
     if not settings.without_buffer:
@@ -62,12 +58,25 @@ def obstacles(settings: LaunchSettings) -> list[str]:
     return [f"the slime in {settings.slime} cannot load Qwen3-VL into Megatron: take a version that can"]
 
 
+def repository_of(settings: LaunchSettings) -> str:
+    """Returns where the model is downloaded from."""
+    return settings.repository or f"{owner_of(settings.model)}/{settings.model}"
+
+
 def show(steps: Sequence[Step], secrets: Sequence[str]) -> str:
     """Returns the run as a shell script, secrets left out."""
     text = "\n".join(f"# {step.says}\n{step.shown()}" for step in steps) + "\n"
     for secret in filter(None, secrets):
         text = text.replace(secret, "…")
     return text
+
+
+def _overlay(settings: LaunchSettings) -> list[Step]:
+    """Nothing where this program itself is a part of the overlay."""
+    if settings.slime == ROOT:
+        return []
+    command = (sys.executable, str(ROOT / "tools" / "install_into_slime.py"), str(settings.slime))
+    return [Step(says="put the rollout buffer into the slime checkout", command=command)]
 
 
 def _cleaning(settings: LaunchSettings) -> list[Step]:
@@ -86,9 +95,7 @@ def _ray(settings: LaunchSettings) -> list[Step]:
 def _download(settings: LaunchSettings) -> list[Step]:
     if settings.model_path.is_dir():
         return []
-    owner = "deepseek-ai" if settings.model.startswith("DeepSeek") else "Qwen"
-    repository = settings.repository or f"{owner}/{settings.model}"
-    command = ("hf", "download", repository, "--local-dir", str(settings.model_path))
+    command = ("hf", "download", repository_of(settings), "--local-dir", str(settings.model_path))
     return [Step(says="fetch the model", command=command)]
 
 
@@ -107,7 +114,7 @@ def _ray_check(settings: LaunchSettings) -> list[Step]:
 def _buffer(settings: LaunchSettings) -> Step:
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(settings.buffer_port)]
     command += ["--host", settings.master, "--data-dir", str(settings.run_path / "rollout_buffer")]
-    command += ["--data-root", str(settings.task_data.parent), "--data-root", str(settings.models)]
+    command += ["--data-root", str(settings.task_data.parent), "--data-root", str(settings.model_path.parent)]
     if settings.buffer_token_file is not None:
         command += ["--token-file", str(settings.buffer_token_file)]
     if _joins_ray(settings):

@@ -51,7 +51,7 @@ def _checkpoint_arguments(settings: LaunchSettings) -> list[str]:
     arguments = ["--hf-checkpoint", model, "--load", save, "--save", save, "--save-interval", "20"]
     if settings.backend == "megatron":
         # Older slimes want a converted checkpoint here, which tools/convert_hf_to_torch_dist.py of slime makes.
-        converted = Path(f"{model}_torch_dist")
+        converted = settings.converted_path
         arguments += ["--ref-load", str(converted) if converted.is_dir() else model]
     return arguments
 
