@@ -84,6 +84,7 @@ LAYOUT: tuple[Section, ...] = (
         panels=(
             _panel("Waiting for groups", "buffer/wait_s"),
             _panel("Training rows", "buffer/rows"),
+            _panel("Tokens in all rows", "buffer/row_tokens"),
             _panel("Where tokens came from", "buffer/tokens_from_generations", "buffer/tokens_from_messages"),
             _panel(
                 "Not trained",

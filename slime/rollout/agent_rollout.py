@@ -91,6 +91,7 @@ COUNTED = (
     "images",
     "images_missing",
     "malformed_items",
+    "row_tokens",
     "rows",
     "surplus_items",
     "tokens_from_generations",

@@ -1,8 +1,8 @@
 """From delivered items to slime's Samples, and the rewards the loss sees. Pure but for loading a tokenizer.
 
-An item becomes one Sample per training row: from its generations, token by token as they were sampled, or rebuilt from
-its messages when it carries none. Rows that show images get them as the model's own processor makes them, where there
-is one (``agent_rollout_multimodal.py``).
+An item becomes one Sample per training row: from its generations, token by token as they were sampled, or rebuilt turn
+by turn from its messages when it carries none. Rows that show images get them as the model's own processor makes them,
+where there is one (``agent_rollout_multimodal.py``).
 
 An item that cannot be trained becomes a dummy: two tokens, nothing trained, ``remove_sample`` set. A dummy carries the
 mean reward of its group's other members, so that it moves neither the baseline of slime's own normalisation nor the
@@ -12,6 +12,7 @@ logged mean.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 from collections import Counter
@@ -27,7 +28,13 @@ from slime.rollout.agent_rollout_multimodal import (
     VisionFamily,
     shown_in_messages,
 )
-from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow, pack_training_rows
+from slime.utils.mask_utils import (
+    Generation,
+    MultiTurnLossMaskGenerator,
+    TrainingRow,
+    UndecidedReason,
+    pack_training_rows,
+)
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
@@ -52,6 +59,16 @@ TOKENS_FROM_GENERATIONS = "generations"
 TOKENS_FROM_MESSAGES = "messages"
 TOKENS_OF_DUMMY = "dummy"
 
+ROWS_BY_TURN = "turns"
+"""``row_source`` of rows rebuilt from messages turn by turn; ``conversation`` where one mask covers the whole."""
+ROWS_OF_CONVERSATION = "conversation"
+STOPS_THAT_CUT = frozenset({"max_tokens", "max_context", "forbidden_token"})
+"""Stop reasons that say that the last reply itself was cut."""
+STOPS_BETWEEN_TURNS = frozenset({"max_turns", "terminated", "answered"})
+MANY_ROW_TOKENS = 500_000
+"""Tokens in all rows of one rebuilt trajectory from which on their cost is warned of."""
+FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
+
 DUMMY_TOKENS = (0, 0)
 STD_EPSILON = 1e-6
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
@@ -68,6 +85,16 @@ class _Row:
     weight_versions: list[str]
     train_inputs: dict[str, Any] | None = None
     pictures: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Packed:
+    """The rows of a trajectory with the generations that they index, and where they came from."""
+
+    rows: list[TrainingRow]
+    generations: Sequence[Generation]
+    token_source: str
+    row_source: str
 
 
 class SampleConverter:
@@ -118,7 +145,8 @@ class SampleConverter:
             return [_dummy(item, refusal)]
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
         try:
-            source, rows = self._rows(item)
+            packed = self._packed(item)
+            rows = self._rows(item, packed)
         except ImageProblemError as problem:
             logger.warning("trajectory %s is not trained: %s", item.uid, problem)
             self.counts[problem.counter] += 1
@@ -130,31 +158,64 @@ class SampleConverter:
         if not rows:
             self.counts["untrained_trajectories"] += 1
             return [_dummy(item, "no token of it is trained")]
-        self.counts[f"tokens_from_{source}"] += 1
+        self.counts[f"tokens_from_{packed.token_source}"] += 1
         self.counts["rows"] += len(rows)
+        self.counts["row_tokens"] += sum(len(row.tokens) for row in rows)
         self.counts["images"] += sum(len(row.pictures) for row in rows)
         self.counts["image_tensor_bytes"] += sum(_tensor_bytes(row.train_inputs) for row in rows)
-        samples = [_sample(item, row, source=source, number=number, of=len(rows)) for number, row in enumerate(rows)]
+        samples = [_sample(item, row, packed, number=number, of=len(rows)) for number, row in enumerate(rows)]
         if getattr(self._args, "rollout_buffer_keep_images", False):
             _keep_pictures(samples, rows)
         return samples
 
-    def _rows(self, item: RolloutItem) -> tuple[str, list[_Row]]:
-        if item.generations:
-            self._count_drift(item)
-            packed = _told_their_images(pack_training_rows(item.generations), item)
-            source = TOKENS_FROM_GENERATIONS
-        else:
-            token_ids, loss_mask = self._mask_generator().get_loss_mask(list(item.messages), tools=_tools(item))
-            packed = [TrainingRow(token_ids, loss_mask, None, 0, (), images=shown_in_messages(item.messages))]
-            source = TOKENS_FROM_MESSAGES
-        rows = [_response_row(self._with_images(row, item), _versions(item, row)) for row in packed]
-        return source, [row for row in rows if row is not None]
+    def _packed(self, item: RolloutItem) -> _Packed:
+        if not item.generations:
+            return self._rebuilt(item)
+        self._count_drift(item)
+        rows = _told_their_images(pack_training_rows(item.generations), item)
+        return _Packed(
+            rows=rows,
+            generations=item.generations,
+            token_source=TOKENS_FROM_GENERATIONS,
+            row_source=TOKENS_FROM_GENERATIONS,
+        )
 
-    def _with_images(self, row: TrainingRow, item: RolloutItem) -> RowInputs:
+    def _rebuilt(self, item: RolloutItem) -> _Packed:
+        """Rebuilds rows from the messages: all that the policy wrote, in every turn, unless the type says otherwise."""
+        messages = list(item.messages)
+        rebuilt = self._mask_generator().rebuild_rows(
+            messages,
+            _tools(item),
+            cut=_was_cut(item),
+            images_before=lambda index: shown_in_messages(messages[: index + 1]),
+            max_tokens=getattr(self._args, "rollout_buffer_max_row_tokens", None),
+        )
+        row_source = ROWS_BY_TURN if rebuilt.by_turn else ROWS_OF_CONVERSATION
+        self.counts[f"token_drift/rebuilt_{row_source}"] += 1
+        unknown = {one.reason for one in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
+        self.counts["token_drift/undecided"] += bool(unknown)
+        rows = rebuilt.rows
+        row_tokens = sum(len(row.token_ids) for row in rows)
+        if row_tokens > MANY_ROW_TOKENS:
+            _warn_of_long_rows(len(rows), row_tokens)
+        if not rebuilt.by_turn:
+            rows = [replace(row, images=shown_in_messages(messages)) for row in rows]
+        return _Packed(
+            rows=rows,
+            generations=rebuilt.generations,
+            token_source=TOKENS_FROM_MESSAGES,
+            row_source=row_source,
+        )
+
+    def _rows(self, item: RolloutItem, packed: _Packed) -> list[_Row]:
+        inputs = [(self._with_images(row, item, packed.generations), row) for row in packed.rows]
+        rows = [_response_row(with_images, _versions(packed, row)) for with_images, row in inputs]
+        return [row for row in rows if row is not None]
+
+    def _with_images(self, row: TrainingRow, item: RolloutItem, generations: Sequence[Generation]) -> RowInputs:
         if self._row_images is None or not images_of(item):
             return RowInputs(row=row, train_inputs=None, pictures=())
-        return self._row_images.attach(row, item.generations)
+        return self._row_images.attach(row, generations)
 
     def _count_drift(self, item: RolloutItem) -> None:
         """Counts what rebuilding the tokens from messages would have changed; the sampled ones are trained anyway."""
@@ -177,26 +238,46 @@ class SampleConverter:
         """What drift is measured with; None where there is no tokenizer, which sampled tokens do not need."""
         if not self._args.hf_checkpoint:
             return None
-        return _mask_generator_or_none(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
+        return _mask_generator_or_none(*self._mask_choice())
 
     def _mask_generator(self) -> MultiTurnLossMaskGenerator:
-        return mask_generator(self._args.hf_checkpoint, getattr(self._args, "loss_mask_type", None) or "qwen")
+        return mask_generator(*self._mask_choice())
+
+    def _mask_choice(self) -> tuple[str, str, str]:
+        options = getattr(self._args, "apply_chat_template_kwargs", None) or {}
+        loss_mask_type = getattr(self._args, "loss_mask_type", None) or "qwen"
+        return self._args.hf_checkpoint, loss_mask_type, json.dumps(options, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_long_rows(rows: int, tokens: int) -> None:
+    logger.warning(
+        "a trajectory rebuilt from its messages is %d rows of %d tokens in all, because its template drops earlier "
+        "reasoning: rollout_buffer_max_row_tokens bounds that, and rollout/buffer/row_tokens says what rows cost",
+        rows,
+        tokens,
+    )
 
 
 @functools.lru_cache(maxsize=4)
-def mask_generator(tokenizer_path: str, loss_mask_type: str) -> MultiTurnLossMaskGenerator:
-    """Returns the mask generator of a tokenizer, loaded once per process."""
+def mask_generator(
+    tokenizer_path: str, loss_mask_type: str, chat_template_kwargs: str = "{}"
+) -> MultiTurnLossMaskGenerator:
+    """Returns the mask generator of a tokenizer, loaded once per process; the template's options come as JSON."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=True)
-    return MultiTurnLossMaskGenerator(tokenizer, tokenizer_type=loss_mask_type)
+    options = json.loads(chat_template_kwargs)
+    return MultiTurnLossMaskGenerator(tokenizer, tokenizer_type=loss_mask_type, chat_template_kwargs=options)
 
 
 @functools.lru_cache(maxsize=4)
-def _mask_generator_or_none(tokenizer_path: str, loss_mask_type: str) -> MultiTurnLossMaskGenerator | None:
+def _mask_generator_or_none(
+    tokenizer_path: str, loss_mask_type: str, chat_template_kwargs: str
+) -> MultiTurnLossMaskGenerator | None:
     """Returns the mask generator, or None where it cannot be loaded, which is tried once per process and said once."""
     try:
-        return mask_generator(tokenizer_path, loss_mask_type)
+        return mask_generator(tokenizer_path, loss_mask_type, chat_template_kwargs)
     except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
         logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
         return None
@@ -360,11 +441,11 @@ def _tensor_bytes(train_inputs: dict[str, Any] | None) -> int:
     return sum(int(tensor.nbytes) for tensor in (train_inputs or {}).values())
 
 
-def _versions(item: RolloutItem, row: TrainingRow) -> list[str]:
+def _versions(packed: _Packed, row: TrainingRow) -> list[str]:
     """Returns the weight versions that sampled the row's turns, in order; a resumed turn has several."""
     versions: list[str] = []
     for index in row.generation_indices:
-        generation = item.generations[index]
+        generation = packed.generations[index]
         spans = [span.weight_version for span in generation.weight_version_spans]
         versions += spans or ([generation.weight_version] if generation.weight_version is not None else [])
     return versions
@@ -375,7 +456,17 @@ def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
     return tools if isinstance(tools, list) else None
 
 
-def _sample(item: RolloutItem, row: _Row, *, source: str, number: int, of: int) -> Sample:
+def _was_cut(item: RolloutItem) -> bool:
+    """Tells whether the last reply never came to its end of turn, as far as the item says so.
+
+    The buffer calls every truncated episode ``length``, also one that ran out of turns; its stop reason tells.
+    """
+    if item.stop_reason in STOPS_BETWEEN_TURNS:
+        return False
+    return item.stop_reason in STOPS_THAT_CUT or item.extra_info.get("finish_reason") in FINISH_REASONS_THAT_CUT
+
+
+def _sample(item: RolloutItem, row: _Row, packed: _Packed, *, number: int, of: int) -> Sample:
     return Sample(
         index=item.instance_id,
         prompt=item.uid,
@@ -387,7 +478,7 @@ def _sample(item: RolloutItem, row: _Row, *, source: str, number: int, of: int) 
         rollout_log_probs=row.log_probs,
         weight_versions=row.weight_versions,
         status=_status(item),
-        metadata=_metadata(item, source=source, row=number, rows=of),
+        metadata=_metadata(item, source=packed.token_source, row_source=packed.row_source, row=number, rows=of),
         non_generation_time=_non_generation_time(item),
     )
 
@@ -403,12 +494,14 @@ def _dummy(item: RolloutItem, reason: str) -> Sample:
         loss_mask=[0],
         status=Sample.Status.ABORTED,
         remove_sample=True,
-        metadata=_metadata(item, source=TOKENS_OF_DUMMY, row=0, rows=1, dummy_reason=reason),
+        metadata=_metadata(
+            item, source=TOKENS_OF_DUMMY, row_source=TOKENS_OF_DUMMY, row=0, rows=1, dummy_reason=reason
+        ),
     )
 
 
 def _metadata(
-    item: RolloutItem, *, source: str, row: int, rows: int, dummy_reason: str | None = None
+    item: RolloutItem, *, source: str, row_source: str, row: int, rows: int, dummy_reason: str | None = None
 ) -> dict[str, Any]:
     return {
         **item.extra_info,
@@ -420,6 +513,7 @@ def _metadata(
         "stop_reason": item.stop_reason,
         "raw_reward": item.reward if item.raw_reward is None else item.raw_reward,
         "token_source": source,
+        "row_source": row_source,
         "row": row,
         "rows": rows,
         "dummy_reason": dummy_reason,

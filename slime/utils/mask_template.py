@@ -15,18 +15,26 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import reduce
 from itertools import islice
 from types import NoneType
 from typing import Any, Protocol
 
 __all__ = [
+    "THINKING_SWITCHES",
     "ChatTemplate",
     "Dialect",
+    "Message",
+    "Messages",
     "RenderedTurn",
     "Rendering",
+    "Tools",
+    "Undecided",
     "UndecidedError",
+    "UndecidedReason",
     "VisionTokens",
+    "Writer",
     "discover_dialect",
     "discover_vision_tokens",
 ]
@@ -34,11 +42,12 @@ __all__ = [
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 Tools = Sequence[Any] | None
-Writer = Callable[[Messages, Tools], str]
+Writer = Callable[..., str]
+"""Renders messages with tools, as ``ChatTemplate.text`` does and with its keywords."""
 
 _PRIVATE_USE = range(0xE000, 0xF900)
 _RARE_ASCII = "~^`@#$%&!;"
-_THINKING_SWITCHES: tuple[dict[str, bool], ...] = (
+THINKING_SWITCHES: tuple[dict[str, bool], ...] = (
     {},
     {"enable_thinking": True},
     {"enable_thinking": False},
@@ -50,6 +59,31 @@ _PROBE = ("probe-question-one", "probe-answer", "probe-question-two")
 
 class UndecidedError(ValueError):
     """Where the sampled text stands cannot be told from this template and these messages."""
+
+
+class UndecidedReason(StrEnum):
+    """Why something of an assistant turn is not trained although the model may have sampled it."""
+
+    BOUNDARY = "boundary"  # one token holds text of the generation prompt and the first sampled character
+    EMPTY_THINKING = "empty_thinking"  # an empty thinking block, taken for the prompt's; it may have been sampled
+    DROPPED_REASONING = "dropped_reasoning"  # the message has reasoning that the template leaves out
+    DROPPED_CALLS = "dropped_calls"  # the message has tool calls that the template does not write
+    IMAGE = "image"  # an image token in an assistant turn
+    TEMPLATE = "template"  # the turns of this conversation cannot be told apart: nothing of it is trained
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Something that is not trained because nobody can know, or because the render does not hold it, and why.
+
+    ``position`` is a place in ``token_ids``, or None when it concerns a whole message or (``message_index`` None) the
+    whole conversation.
+    """
+
+    reason: UndecidedReason
+    message_index: int | None = None
+    position: int | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,36 +163,22 @@ class ChatTemplate:
         )
         return rendered
 
-    def prompt_for(self, messages: Messages, tools: Tools, continued: str) -> str:
-        """Gives what the engine was shown before the next turn, which stands in ``continued`` as it was written.
-
-        Where thinking can be switched, that is the mode whose prompt the written turn begins with, longest first.
-        """
-        prompts = []
-        for switches in _THINKING_SWITCHES:
-            try:
-                prompts.append(self.text(messages, tools, generation_prompt=True, switches=switches))
-            except Exception:  # a template may refuse a switch; the plain prompt must do
-                if not switches:
-                    raise
-        matching = [prompt for prompt in prompts if continued.startswith(prompt)]
-        return max(matching, key=len, default=prompts[0])
-
     def render(self, dialect: Dialect, messages: Messages, tools: Tools = None) -> Rendering:
-        """Renders a conversation and finds its turns.
-
-        Messages that the template refuses are tried again in the forms it may know: with the nulls that some versions
-        of transformers remove, tool arguments as an object instead of JSON text, ``content`` as text instead of null
-        or a list of texts.
-        """
-        write, messages, text = self._write_acceptable(messages, tools)
+        """Renders a conversation, in a form that the template accepts, and finds its turns."""
+        write, messages, text = self.accepted(messages, tools)
         try:
             shadow = self._shadow(dialect, write, messages, tools, text)
             return Rendering(text, tuple(dialect.locate(shadow, messages)), messages=messages)
         except UndecidedError as error:
             return Rendering(text, problem=str(error), messages=messages)
 
-    def _write_acceptable(self, messages: Messages, tools: Tools) -> tuple[Writer, Messages, str]:
+    def accepted(self, messages: Messages, tools: Tools = None) -> tuple[Writer, Messages, str]:
+        """Returns what renders these messages, the form in which the template accepts them, and their render.
+
+        Messages that the template refuses are tried again in the forms it may know: with the nulls that some versions
+        of transformers remove, tool arguments as an object instead of JSON text, ``content`` as text instead of null
+        or a list of texts. If none does, the template's own error is raised.
+        """
         try:
             return self.text, messages, self.text(messages, tools)
         except Exception as refused:
@@ -170,7 +190,14 @@ class ChatTemplate:
                     continue
             raise refused
 
-    def _text_with_nulls(self, messages: Messages, tools: Tools = None) -> str:
+    def _text_with_nulls(
+        self,
+        messages: Messages,
+        tools: Tools = None,
+        *,
+        generation_prompt: bool = False,
+        switches: Mapping[str, Any] | None = None,
+    ) -> str:
         """Renders messages whose null fields the template must see: transformers 5 removes them on the way."""
         tokenizer: Any = self._tokenizer
         source = tokenizer.get_chat_template(None, tools)
@@ -178,9 +205,10 @@ class ChatTemplate:
             messages,
             tools=tools,
             tokenize=False,
+            add_generation_prompt=generation_prompt,
             chat_template="{%- set messages = messages_with_nulls %}" + source,
             messages_with_nulls=messages,
-            **self._options,
+            **{**(switches or {}), **self._options},
         )
         return rendered
 
@@ -513,7 +541,7 @@ def _generation_prompts(template: ChatTemplate) -> list[str]:
     )
     prompts: list[str] = []
     for conversation in conversations:
-        for switches in _THINKING_SWITCHES:
+        for switches in THINKING_SWITCHES:
             try:
                 without = template.text(conversation, switches=switches)
                 with_prompt = template.text(conversation, generation_prompt=True, switches=switches)

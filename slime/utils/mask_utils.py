@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
+from slime.utils.mask_rebuild import ConversationReader
 from slime.utils.mask_rows import (
     Generation,
     TrainingRow,
@@ -29,12 +29,15 @@ from slime.utils.mask_rows import (
     get_response_lengths,
     pack_training_rows,
     pack_training_rows_within,
+    response_length_of,
 )
 from slime.utils.mask_template import (
     ChatTemplate,
     Dialect,
     RenderedTurn,
     Rendering,
+    Undecided,
+    UndecidedReason,
     VisionTokens,
     discover_dialect,
     discover_vision_tokens,
@@ -48,6 +51,8 @@ __all__ = [
     "MaskedConversation",
     "MaskedTurn",
     "MultiTurnLossMaskGenerator",
+    "RebuiltConversation",
+    "RebuiltRows",
     "TrainingRow",
     "Undecided",
     "UndecidedReason",
@@ -96,30 +101,6 @@ class MaskedTurn:
     trained: bool
 
 
-class UndecidedReason(StrEnum):
-    """Why something of an assistant turn is not trained although the model may have sampled it."""
-
-    BOUNDARY = "boundary"  # one token holds text of the generation prompt and the first sampled character
-    EMPTY_THINKING = "empty_thinking"  # an empty thinking block, taken for the prompt's; it may have been sampled
-    DROPPED_REASONING = "dropped_reasoning"  # the message has reasoning that the template leaves out
-    IMAGE = "image"  # an image token in an assistant turn
-    TEMPLATE = "template"  # the turns of this conversation cannot be told apart: nothing of it is trained
-
-
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """Something that is not trained because nobody can know, or because the render does not hold it, and why.
-
-    ``position`` is a place in ``token_ids``, or None when it concerns a whole message or (``message_index`` None) the
-    whole conversation.
-    """
-
-    reason: UndecidedReason
-    message_index: int | None = None
-    position: int | None = None
-    detail: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class MaskedConversation:
     """A conversation rebuilt from its messages: ids, mask, where each turn stands, and what could not be decided."""
@@ -127,6 +108,29 @@ class MaskedConversation:
     token_ids: list[int]
     loss_mask: list[int]
     turns: tuple[MaskedTurn, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltConversation:
+    """Generations told from messages, the message of each, and what could not be decided."""
+
+    generations: list[Generation]
+    message_indices: tuple[int, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltRows:
+    """Training rows made from messages.
+
+    ``by_turn`` is false where a mask of the whole conversation became the one row: the type is one of somebody's own,
+    or the rows of all turns would have been too long. Then there are no ``generations``.
+    """
+
+    rows: list[TrainingRow]
+    by_turn: bool
+    generations: list[Generation] = field(default_factory=list)
     undecided: tuple[Undecided, ...] = ()
 
 
@@ -172,7 +176,7 @@ class MultiTurnLossMaskGenerator:
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[IdsAndMask]:
         """Does many conversations at once, their tokenising spread over all cores. ``tools`` has one entry for each."""
-        if not self._is_built_in:
+        if not self.is_built_in:
             each = tools if tools is not None else [None] * len(conversations)
             return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
 
@@ -210,18 +214,68 @@ class MultiTurnLossMaskGenerator:
         expanded = _flat(input_ids)
         return input_ids, align_with_expanded(token_ids, loss_mask, expanded, self._placeholder_ids)
 
-    def rebuild_generations(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Generation]:
+    def rebuild_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, cut: bool = False
+    ) -> RebuiltConversation:
         """Rebuilds what an engine would have been shown and would have sampled, turn by turn, without log-probs.
 
-        ``pack_training_rows`` of these trains every turn in full where a template drops earlier reasoning (one row for
-        each stretch that the template left alone) and gives ``get_loss_mask``'s one row where it drops nothing. Text is
-        tokenised anew, so that this is still a fallback for conversations that come without generations.
+        ``pack_training_rows`` of the generations trains everything that the messages say was written, also where the
+        template drops earlier reasoning: one row for each stretch that the template left alone. ``cut`` says that the
+        last message was cut by a limit: no end of turn is trained. Text is tokenised anew, so that this is still a
+        fallback for conversations that come without generations.
+
+        Raises:
+            ValueError: a turn cannot be told apart. Whatever the template raises comes through.
         """
-        return [
-            self._rebuild_generation(messages, at, tools)
-            for at, message in enumerate(messages)
-            if message.get("role") == "assistant"
+        turns = self._reader.turns(messages, tools, cut=cut)
+        chunks = self._chunks.chunks([text for turn in turns for text in (turn.prompt, turn.output)])
+        ids = [[token_id for chunk in own for token_id in chunk.ids] for own in chunks]
+        generations = [
+            Generation(
+                prompt_ids=ids[2 * number],
+                output_ids=ids[2 * number + 1],
+                trained=messages[turn.message_index].get("step_loss_mask", 1) == 1,
+            )
+            for number, turn in enumerate(turns)
         ]
+        undecided = tuple(one for turn in turns for one in turn.undecided)
+        self._tell(undecided)
+        return RebuiltConversation(generations, tuple(turn.message_index for turn in turns), undecided)
+
+    def rebuild_rows(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        cut: bool = False,
+        images_before: Callable[[int], tuple[str, ...]] | None = None,
+        max_tokens: int | None = None,
+    ) -> RebuiltRows:
+        """Makes the training rows of a conversation that came without generations: ``rebuild_conversation``, packed.
+
+        ``images_before`` names the images shown before a message. Rows that would hold more than ``max_tokens`` in all
+        give way to the one row of ``get_loss_mask``, and so does a type that is not built in: it says itself what is
+        trained.
+        """
+        if not self.is_built_in:
+            return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)
+
+        rebuilt = self.rebuild_conversation(messages, tools, cut=cut)
+        generations = rebuilt.generations
+        if images_before is not None:
+            indexed = zip(generations, rebuilt.message_indices, strict=True)
+            generations = [replace(one, images=images_before(index)) for one, index in indexed]
+        rows = pack_training_rows(generations)
+        if max_tokens is not None and len(rows) > 1 and sum(len(row.token_ids) for row in rows) > max_tokens:
+            return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)
+
+        undecided = list(rebuilt.undecided)
+        rows = [self._without_images_trained(row, undecided) for row in rows]
+        return RebuiltRows(rows, True, generations, tuple(undecided))
+
+    def rebuild_generations(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Generation]:
+        """Gives the generations of ``rebuild_conversation``, one for each assistant message."""
+        return self.rebuild_conversation(messages, tools).generations
 
     def report_drift(
         self, messages: Sequence[Message], generations: Sequence[Generation], tools: Sequence[Any] | None = None
@@ -337,6 +391,10 @@ class MultiTurnLossMaskGenerator:
         return discover_dialect(self._template, self._added_tokens)
 
     @cached_property
+    def _reader(self) -> ConversationReader:
+        return ConversationReader(self._template, self._dialect)
+
+    @cached_property
     def _chunks(self) -> ChunkTokenizer:
         dialect = self._dialect
         return ChunkTokenizer(
@@ -344,7 +402,8 @@ class MultiTurnLossMaskGenerator:
         )
 
     @property
-    def _is_built_in(self) -> bool:
+    def is_built_in(self) -> bool:
+        """True for the types that come with this module; false where somebody else says what is trained."""
         plain = type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask
         name = f"gen_multi_turn_loss_mask_{self.tokenizer_type}"
         own, built_in = getattr(type(self), name, None), getattr(MultiTurnLossMaskGenerator, name, None)
@@ -352,7 +411,7 @@ class MultiTurnLossMaskGenerator:
 
     def _masked_by_type(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> MaskedConversation:
         """Gives the mask of this type; for one of somebody's own, with its trained stretches for turns."""
-        if self._is_built_in:
+        if self.is_built_in:
             return self.mask_conversation(messages, tools)
 
         token_ids, loss_mask = self.get_loss_mask(messages, tools)
@@ -379,36 +438,19 @@ class MultiTurnLossMaskGenerator:
         self._tell(masked.undecided)
         return masked.token_ids, masked.loss_mask
 
-    def _rebuild_generation(self, messages: Sequence[Message], at: int, tools: Sequence[Any] | None) -> Generation:
-        message = messages[at]
-        rendering = self._template.render(self._dialect, messages[: at + 1], tools)
-        prompt = self._template.prompt_for(messages[:at], tools, rendering.text)
-        turn = rendering.turns[-1] if rendering.turns else None
-        if turn is None or turn.message_index != at:
-            raise ValueError(f"message {at} cannot be told apart in its render: {rendering.problem}")
+    def _whole_row(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> TrainingRow:
+        token_ids, loss_mask = self.get_loss_mask(messages, tools)
+        return TrainingRow(token_ids, loss_mask, None, response_length_of(loss_mask), ())
 
-        sampled = rendering.text[len(prompt) : turn.end] if rendering.text.startswith(prompt) else None
-        reasoning = _reasoning_of(message)
-        if sampled is None or (reasoning and reasoning not in sampled):
-            sampled = self._sampled_text(message, prompt, rendering.text[turn.start : turn.end])
-        (prompt_chunks, output_chunks) = self._chunks.chunks([prompt, sampled])
-        return Generation(
-            prompt_ids=[token_id for chunk in prompt_chunks for token_id in chunk.ids],
-            output_ids=[token_id for chunk in output_chunks for token_id in chunk.ids],
-            trained=message.get("step_loss_mask", 1) == 1,
-        )
+    def _without_images_trained(self, row: TrainingRow, undecided: list[Undecided]) -> TrainingRow:
+        if self.image_token_ids.isdisjoint(row.token_ids):
+            return row
 
-    def _sampled_text(self, message: Message, prompt: str, rendered: str) -> str:
-        """Puts back the reasoning that the template dropped from what a turn sampled."""
-        reasoning, content = _reasoning_of(message), message.get("content")
-        opened = prompt.endswith("<think>\n")
-        if isinstance(content, str) and "</think>" in content:
-            before, mark, after = content.rpartition("</think>")
-            space = after[: len(after) - len(after.lstrip())]
-            rest = rendered if rendered.startswith(space) else space + rendered.lstrip()
-            return (before.removeprefix("<think>\n") if opened else before) + mark + rest
-
-        return f"{'' if opened else '<think>' + chr(10)}{reasoning}\n</think>\n\n{rendered}" if reasoning else rendered
+        pairs = list(zip(row.token_ids, row.loss_mask, strict=True))
+        places = [at for at, (token_id, trained) in enumerate(pairs) if trained and token_id in self.image_token_ids]
+        undecided += [Undecided(UndecidedReason.IMAGE, position=at) for at in places]
+        loss_mask = [0 if token_id in self.image_token_ids else trained for token_id, trained in pairs]
+        return replace(row, loss_mask=loss_mask, response_length=response_length_of(loss_mask))
 
     def _tell(self, undecided: Sequence[Undecided]) -> None:
         for one in undecided:

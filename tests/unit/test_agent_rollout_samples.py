@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,11 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.trainer_stand_in import check_batch, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
+
+if TYPE_CHECKING:
+    from tests import chat_tokenizers
+else:  # pytest puts the tests folder itself on the path
+    import chat_tokenizers
 
 TWO_TURNS = (
     Generation([1, 2, 3], [10, 11], [-0.5, -0.25], weight_version="7"),
@@ -308,3 +315,97 @@ def test_any_batch_is_one_that_slime_takes(groups: list[list[RolloutItem]], roll
     indices = [{row.group_index for rows in trajectories_of([group]) for row in rows} for group in batch]
     assert all(len(index) == 1 for index in indices)
     assert len(set.union(*indices)) == len(batch)
+
+
+# Trajectories that come as messages only.
+
+
+def checkpoint(name: str, folder: Path) -> str:
+    """A folder with a tokenizer and its chat template, as ``--hf-checkpoint`` names one."""
+    chat_tokenizers.load(name).save_pretrained(folder)
+    return str(folder)
+
+
+def trained_texts(path: str, samples: Sequence[Sample]) -> list[str]:
+    """What each row trains, its stretches joined."""
+    decode = mask_generator(path, "qwen").tokenizer.decode
+    texts = []
+    for sample in samples:
+        response = zip(sample.tokens[-sample.response_length :], sample.loss_mask or (), strict=True)
+        texts.append(decode([token for token, mask in response if mask]))
+    return texts
+
+
+@pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
+def test_a_finished_answer_pushes_its_thinking_as_a_cut_one_does(name: str, tmp_path: Path) -> None:
+    path = checkpoint(name, tmp_path)
+    worker = converter(2, hf_checkpoint=path, loss_mask_type="distill_qwen")
+    thinking = "Two and two. " * 40
+    right, wrong = (f"{thinking}\n</think>\n\n4", thinking)
+    cut = {"extra_info": {"finish_reason": "length"}, "reward": 0.0}
+    ask = MESSAGES[:1]
+    messages = [[*ask, {"role": "assistant", "content": text}] for text in (right, wrong)]
+    (group,) = worker.groups(
+        [
+            item(generations=(), messages=messages[0]),
+            item(uid="b", generations=(), messages=messages[1], **cut),
+        ]
+    )
+
+    assert trained_texts(path, flat_samples(group)) == [f"{right}<｜end▁of▁sentence｜>", wrong]
+    assert [sample.metadata["row_source"] for sample in flat_samples(group)] == ["turns", "turns"]
+    assert worker.counts["token_drift/rebuilt_turns"] == 2
+    assert worker.counts["row_tokens"] == sum(len(sample.tokens) for sample in flat_samples(group))
+
+
+@pytest.mark.parametrize("name", ["small-hybrid", "qwen3-hybrid"])
+def test_every_thought_of_a_conversation_is_trained_in_a_row_of_its_own(name: str, tmp_path: Path) -> None:
+    path = checkpoint(name, tmp_path)
+    replies = [f"<think>\nthought {at}\n</think>\n\nanswer {at}" for at in range(2)]
+    messages = [message for text in replies for message in (MESSAGES[0], {"role": "assistant", "content": text})]
+    worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3")
+    samples = flat_samples(finish_batch(worker.groups([item(generations=(), messages=messages)]), 0))
+
+    assert trained_texts(path, samples) == [f"{text}<|im_end|>" for text in replies]
+    assert {sample.rollout_id for sample in samples} == {0}
+    assert [sample.metadata["rows"] for sample in samples] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_cut"),
+    [
+        ({"extra_info": {"finish_reason": "length"}}, True),
+        ({"extra_info": {"finish_reason": "length"}, "stop_reason": "max_tokens", "outcome": "truncated"}, True),
+        ({"extra_info": {"finish_reason": "length"}, "stop_reason": "max_turns", "outcome": "truncated"}, False),
+        ({"extra_info": {"finish_reason": "stop"}}, False),
+        ({}, False),
+    ],
+)
+def test_only_a_reply_that_was_cut_itself_lacks_its_end_of_turn(changes: dict[str, Any], is_cut: bool) -> None:
+    sample = only_sample(generations=(), **changes)
+
+    assert trained_texts(str(DEMO_TOKENIZER_PATH), [sample]) == ["4" if is_cut else "4<|im_end|>"]
+
+
+def test_options_of_the_chat_template_reach_the_rebuilt_rows(tmp_path: Path) -> None:
+    path = checkpoint("small-thinking", tmp_path)
+    cut = item(generations=(), extra_info={"finish_reason": "length"})
+    prompts = []
+    for options in ({}, {"enable_thinking": False}):
+        worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3_5", apply_chat_template_kwargs=options)
+        (sample,) = flat_samples(worker.groups([cut]))
+        prompts.append(mask_generator(path, "qwen").tokenizer.decode(sample.tokens[: -sample.response_length]))
+
+    assert prompts[0].endswith("<think>\n")
+    assert prompts[1].endswith("<think>\n\n</think>\n\n")
+
+
+def test_rows_that_would_be_too_long_give_way_to_one_and_say_so(tmp_path: Path) -> None:
+    path = checkpoint("small-hybrid", tmp_path)
+    reply = {"role": "assistant", "content": "<think>\nso\n</think>\n\ntwo"}
+    long = item(generations=(), messages=[MESSAGES[0], reply] * 5)
+    worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3", rollout_buffer_max_row_tokens=100)
+    (sample,) = flat_samples(worker.groups([long]))
+
+    assert sample.metadata["row_source"] == "conversation"
+    assert worker.counts["token_drift/rebuilt_conversation"] == 1

@@ -438,12 +438,16 @@ def test_reasoning_of_every_turn_is_trained_turn_by_turn(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
 def test_a_distilled_model_is_trained_on_its_reasoning_turn_by_turn(name: str) -> None:
-    """Its prompt opens the thinking block, so that the model samples what follows, and its end of turn."""
+    """What follows the opening that its prompt writes, and its end of turn; also the opening, where a message has it:
+    nobody but the message says who wrote it, and slime trains it too."""
     end = "<｜end▁of▁sentence｜>"
     wanted = [[f"why\n</think>\n\ntwo{end}"], [f"so\n</think>\n\nfour{end}"]]
-    assert row_texts(name, THINKING) == wanted
     without_opening = [user("one"), said("why\n</think>\n\ntwo"), user("three"), said("so\n</think>\n\nfour")]
     assert row_texts(name, without_opening) == wanted
+    assert row_texts(name, THINKING) == [[f"<think>\n{text}"] for (text,) in wanted]
+    one = generator(name)
+    rows, same = (pack_training_rows(one.rebuild_generations(each)) for each in (THINKING, without_opening))
+    assert [row.token_ids for row in rows] == [row.token_ids for row in same]
 
 
 def test_turn_by_turn_is_one_row_where_the_template_drops_nothing() -> None:

@@ -1,0 +1,306 @@
+"""What a policy was shown and what it wrote, turn by turn, told from the messages of a conversation alone.
+
+Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
+
+A prompt is what the template makes of the messages before a turn. What was written is what the message says: its text
+as it stands, reasoning from a field of its own put back in front, tool calls as the template writes them, and the end
+of turn unless the turn was cut. A template that drops or rewrites earlier reasoning therefore changes prompts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from slime.utils.mask_template import (
+    THINKING_SWITCHES,
+    ChatTemplate,
+    Dialect,
+    Message,
+    Messages,
+    Rendering,
+    Tools,
+    Undecided,
+    UndecidedReason,
+    Writer,
+)
+
+__all__ = ["ConversationReader", "WrittenTurn"]
+
+THINK, THINK_END = "<think>", "</think>"
+_QUESTION = "probe-question"
+_THOUGHT = "probe-thought"
+_ANSWER = "probe-answer"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTurn:
+    """One turn as text: the prompt, and what was written after it. ``undecided`` says what nobody can know of it."""
+
+    message_index: int
+    prompt: str
+    output: str
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptMode:
+    """How the template lets a turn begin under some switches; ``suffix`` is all that it writes for that."""
+
+    switches: Mapping[str, bool]
+    suffix: str
+
+    @property
+    def is_closed(self) -> bool:
+        """True when a thinking block is closed before the model writes anything."""
+        return THINK_END in self.suffix
+
+    @property
+    def opening(self) -> str:
+        """What of a thinking block the prompt has opened: ``<think>`` with its line break, or nothing."""
+        return THINK + self.suffix.rpartition(THINK)[2] if self.suffix.rstrip().endswith(THINK) else ""
+
+    @property
+    def closed_block(self) -> str:
+        """The closed thinking block that the prompt ends in, or nothing."""
+        return THINK + self.suffix.rpartition(THINK)[2] if self.is_closed and THINK in self.suffix else ""
+
+
+class _Thinking(Enum):
+    SHOWN = 1  # the message has reasoning, or the markers of it
+    ABSENT = 2  # it has none, and came to its end
+    UNKNOWN = 3  # it was cut, and may be reasoning or an answer
+
+
+class ConversationReader:
+    """Reads turns from conversations with one chat template. What the template does is probed, never looked up."""
+
+    def __init__(self, template: ChatTemplate, dialect: Dialect) -> None:
+        self._template = template
+        self._dialect = dialect
+
+    def turns(self, messages: Messages, tools: Tools = None, *, cut: bool = False) -> list[WrittenTurn]:
+        """Returns the turns of all assistant messages; ``cut`` says that the last message has no end of turn.
+
+        A message that says ``finish_reason: length`` itself was cut as well. What the template raises comes through.
+        """
+        return _Conversation(self, self._template, self._dialect, messages, tools, cut).turns()
+
+    @cached_property
+    def thinking(self) -> _PromptMode:
+        """How a turn begins in which the model may think: the template's own way, unless that closes the block."""
+        return next((mode for mode in self._modes if not mode.is_closed), self._modes[0])
+
+    @cached_property
+    def answering(self) -> _PromptMode:
+        """How a turn begins in which it may not; as ``thinking`` where the template knows no difference."""
+        return next((mode for mode in self._modes if mode.is_closed), self.thinking)
+
+    @cached_property
+    def takes_reasoning_out(self) -> bool:
+        """True when the template parses ``<think>`` out of a message's text."""
+        reasoned = f"{THINK}\n{_THOUGHT}\n{THINK_END}\n\n{_ANSWER}"
+        return reasoned not in self._probe(_user(), _assistant(reasoned), _user())
+
+    @cached_property
+    def writes_reasoning(self) -> bool:
+        """True when the last turn is rendered with its reasoning."""
+        return _THOUGHT in self._probe(_user(), _assistant(f"{THINK}\n{_THOUGHT}\n{THINK_END}\n\n{_ANSWER}"))
+
+    @cached_property
+    def reads_lists(self) -> bool:
+        """True when the template writes a text that comes as a list of parts."""
+        try:
+            return _ANSWER in self._probe({"role": "user", "content": [{"type": "text", "text": _ANSWER}]})
+        except Exception:  # noqa: BLE001 - a template that raises does not read them
+            return False
+
+    @cached_property
+    def _modes(self) -> list[_PromptMode]:
+        modes = []
+        for switches in THINKING_SWITCHES:
+            try:
+                without = self._template.text([_user()], switches=switches)
+                asked = self._template.text([_user()], generation_prompt=True, switches=switches)
+            except Exception:  # a template may refuse a switch; the plain prompt must do
+                if not switches:
+                    raise
+                continue
+            modes.append(_PromptMode(switches, asked[len(without) :] if asked.startswith(without) else ""))
+        return modes
+
+    def with_calls(self, text: str, message: Message) -> str:
+        """Returns a text with the tool calls of its message behind it, as the template writes them there."""
+        answer = text.rpartition(THINK_END)[2].strip("\n") and text if self.takes_reasoning_out else text
+        spoken = _ANSWER + answer[len(answer.rstrip()) :] if answer else ""
+        rendering = self._template.render(
+            self._dialect, [_user(), {**_assistant(spoken), "tool_calls": message["tool_calls"]}]
+        )
+        if not rendering.turns:
+            return text
+        turn = rendering.turns[-1]
+        body = rendering.text[turn.start : turn.end].removesuffix(self._dialect.end_marker)
+        return text.rstrip() + body.partition(_ANSWER)[2] if answer else text + body
+
+    def _probe(self, *messages: Message) -> str:
+        return self._template.text(messages)
+
+
+class _Conversation:
+    """One conversation, in a form that the template accepts."""
+
+    def __init__(
+        self,
+        reader: ConversationReader,
+        template: ChatTemplate,
+        dialect: Dialect,
+        messages: Messages,
+        tools: Tools,
+        cut: bool,
+    ) -> None:
+        self._reader = reader
+        self._template = template
+        self._dialect = dialect
+        given = messages if reader.reads_lists else [_with_joined_texts(message) for message in messages]
+        self._write: Writer
+        self._write, self._messages, self._text = template.accepted(given, tools)
+        self._tools = tools
+        speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        self._speakers = speakers
+        self._cut = {index for index in speakers if messages[index].get("finish_reason") == "length"}
+        if cut and speakers and speakers[-1] == len(messages) - 1:
+            self._cut.add(speakers[-1])
+        self._thinking = {index: self._thinking_of(index) for index in speakers}
+
+    def turns(self) -> list[WrittenTurn]:
+        return [self._turn(index) for index in self._speakers]
+
+    def _turn(self, index: int) -> WrittenTurn:
+        mode = self._mode(index)
+        prompt = self._prompt(index, mode)
+        written, undecided = self._written(index, mode)
+        opening = mode.opening if prompt.endswith(mode.opening) else ""
+        if opening and written.startswith(opening):
+            if self._reader.writes_reasoning:
+                written = written.removeprefix(opening)  # the template writes it in front of what it was given
+            else:
+                prompt = prompt.removesuffix(opening)  # nobody but the message says who wrote it: it does
+        end = "" if index in self._cut else self._dialect.end_marker
+        output = written if end and written.endswith(end) and self._is_calls_alone(index) else written + end
+        return WrittenTurn(index, prompt, output, tuple(undecided))
+
+    # --- what was shown ----------------------------------------------------------------------------------------------
+
+    def _mode(self, index: int) -> _PromptMode:
+        thinking, answering = self._reader.thinking, self._reader.answering
+        match self._thinking[index]:
+            case _Thinking.SHOWN:
+                return thinking
+            case _Thinking.ABSENT:
+                return answering
+        if not thinking.opening:
+            return answering  # a model that had begun to think would have written the marker
+        seen = set(self._thinking.values())
+        return answering if _Thinking.ABSENT in seen and _Thinking.SHOWN not in seen else thinking
+
+    def _thinking_of(self, index: int) -> _Thinking:
+        message = self._messages[index]
+        text = _text_of(message)
+        block = self._reader.answering.closed_block
+        if _reasoning_of(message):
+            return _Thinking.SHOWN
+        if self._reader.thinking.opening and block and text.startswith(block):
+            return _Thinking.ABSENT
+        if THINK_END in text or text.lstrip().startswith(THINK):
+            return _Thinking.SHOWN
+        return _Thinking.UNKNOWN if index in self._cut else _Thinking.ABSENT
+
+    def _prompt(self, index: int, mode: _PromptMode) -> str:
+        if mode.suffix:
+            try:
+                return self._write(
+                    self._messages[:index], self._tools, generation_prompt=True, switches=dict(mode.switches)
+                )
+            except Exception:  # noqa: BLE001 - a template may refuse a conversation without its question
+                pass
+        rendering, turn = self._located(index)
+        return rendering.text[: turn.start]
+
+    def _located(self, index: int) -> tuple[Rendering, Any]:
+        rendering = self._template.render(self._dialect, self._messages[: index + 1], self._tools)
+        if not rendering.turns or rendering.turns[-1].message_index != index:
+            raise ValueError(f"message {index} cannot be told apart in its render: {rendering.problem}")
+        return rendering, rendering.turns[-1]
+
+    # --- what was written --------------------------------------------------------------------------------------------
+
+    def _written(self, index: int, mode: _PromptMode) -> tuple[str, list[Undecided]]:
+        message = self._messages[index]
+        if self._is_calls_alone(index):
+            rendering, turn = self._located(index)
+            return rendering.text[turn.start : turn.end], []
+        text = _text_of(message)
+        undecided: list[Undecided] = []
+        if mode.is_closed:
+            undecided.append(Undecided(UndecidedReason.EMPTY_THINKING, index))
+            text = text.removeprefix(mode.closed_block) if self._reader.thinking.opening else text
+        if message.get("tool_calls"):
+            bare, text = text, self._reader.with_calls(text, message)
+            if text.rstrip() == bare.rstrip():
+                undecided.append(Undecided(UndecidedReason.DROPPED_CALLS, index))
+        return _with_reasoning(_reasoning_of(message), text, mode, cut=index in self._cut), undecided
+
+    def _is_calls_alone(self, index: int) -> bool:
+        """True for calls without any text, in a template that writes them so that only it can tell how."""
+        message = self._messages[index]
+        return self._dialect.header is None and message.get("content") is None and bool(message.get("tool_calls"))
+
+
+def _with_reasoning(reasoning: str, rest: str, mode: _PromptMode, *, cut: bool) -> str:
+    """Puts reasoning that came in a field of its own back in front, as a model writes it."""
+    if not reasoning:
+        return rest
+    lead = "" if reasoning.startswith("\n") else "\n"
+    opened = reasoning if mode.opening else THINK + lead + reasoning
+    if cut and not rest:
+        return opened
+    close = ("" if reasoning.endswith("\n") else "\n") + THINK_END
+    return opened + close + ("" if rest.startswith("\n") else "\n\n") + rest
+
+
+def _reasoning_of(message: Message) -> str:
+    reasoning = message.get("reasoning_content")
+    return reasoning if isinstance(reasoning, str) and reasoning.strip() else ""
+
+
+def _text_of(message: Message) -> str:
+    """Returns the text of a message, the parts of a list joined; a model writes nothing but text."""
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return "".join(filter(None, map(_text_of_part, content)))
+    if content is not None and not isinstance(content, str):
+        raise ValueError(f"the content of a message is {type(content).__name__} and no text")
+    return content or ""
+
+
+def _text_of_part(part: Any) -> str | None:
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else None
+
+
+def _with_joined_texts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)) or None in map(_text_of_part, content):
+        return message
+    return {**message, "content": _text_of(message)}
+
+
+def _user() -> Message:
+    return {"role": "user", "content": _QUESTION}
+
+
+def _assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}

@@ -1,0 +1,77 @@
+"""Rows rebuilt from messages train everything that was written, once, after what was shown, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow
+from tests.example_counts import examples
+
+if TYPE_CHECKING:
+    from tests import chat_tokenizers, played_conversations
+else:  # pytest puts the tests folder itself on the path
+    import chat_tokenizers
+    import played_conversations
+
+every_family = pytest.mark.parametrize("name", list(played_conversations.FAMILIES))
+
+
+@functools.cache
+def generator_of(name: str) -> MultiTurnLossMaskGenerator:
+    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
+
+
+def trained_stretches(row: TrainingRow) -> list[tuple[int, int]]:
+    """Where the mask is 1, as runs."""
+    starts = [at for at, one in enumerate(row.loss_mask) if one and (at == 0 or not row.loss_mask[at - 1])]
+    ends = [at + 1 for at, one in enumerate(row.loss_mask) if one and not (row.loss_mask[at + 1 :] or [0])[0]]
+    return list(zip(starts, ends, strict=True))
+
+
+def turns_of(tokenizer: Any, rows: list[TrainingRow]) -> list[tuple[str, str]]:
+    """What each trained stretch was sampled after, and what it says."""
+    return [
+        (tokenizer.decode(row.token_ids[:start]), tokenizer.decode(row.token_ids[start:end]))
+        for row in rows
+        for start, end in trained_stretches(row)
+    ]
+
+
+@every_family
+@examples(120, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_every_written_character_is_trained_once_after_what_was_shown(name: str, data: st.DataObject) -> None:
+    tokenizer = chat_tokenizers.load(name)
+    one = data.draw(played_conversations.played(name, tokenizer))
+    rebuilt = generator_of(name).rebuild_rows(one.messages, cut=one.cut)
+
+    turns = zip(one.prompts, one.outputs, one.trained, strict=True)
+    wanted = [(prompt, output) for prompt, output, trained in turns if trained and output]
+    assert turns_of(tokenizer, rebuilt.rows) == wanted
+    assert rebuilt.by_turn
+    assert sum(sum(row.loss_mask) for row in rebuilt.rows) == sum(
+        len(tokenizer(output, add_special_tokens=False)["input_ids"]) for _, output in wanted
+    )
+
+
+@every_family
+@examples(40, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_each_row_holds_the_images_that_its_last_prompt_showed(name: str, data: st.DataObject) -> None:
+    tokenizer = chat_tokenizers.load(name)
+    one = data.draw(played_conversations.played(name, tokenizer))
+    rebuilt = generator_of(name).rebuild_rows(
+        one.messages,
+        cut=one.cut,
+        images_before=lambda index: ("0",) * played_conversations.image_placeholders(one.messages[:index]),
+    )
+
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    for row in rebuilt.rows:
+        assert row.images is not None
+        assert row.token_ids.count(pad) == len(row.images)
