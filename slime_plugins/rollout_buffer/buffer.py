@@ -79,7 +79,9 @@ class Buffer:
 
         Raises:
             ConflictError: a job of that id exists and is a different one.
+            StorageFullError: the disk, or its quota, has no room for it.
         """
+        self.store.check_room()
         with self.store.write() as connection:
             return job_starts.start_job(connection, self._clock(), payload, instances)
 

@@ -16,6 +16,7 @@
     │   ├── UnsupportedEncodingError  415 unsupported_encoding
     │   └── BusyError                 429 busy: as much as may be is under way; the same call may succeed later
     ├── UnavailableError          503 unavailable: try again later, nothing was lost
+    │   └── DatabaseDamagedError      503 database_damaged: nothing goes on until somebody has looked at it
     ├── StorageFullError          507 storage_full: the disk or its quota is used up, nothing was lost
     ├── DamagedError              500 damaged: stored bytes are gone or are not what was written
     ├── ConfigError               a setting is wrong; the process does not start
@@ -150,6 +151,12 @@ class UnavailableError(RolloutBufferError):
 
     code = "unavailable"
     http_status = 503
+
+
+class DatabaseDamagedError(UnavailableError):
+    """The database cannot be read as one; nothing goes on before somebody has looked at it."""
+
+    code = "database_damaged"
 
 
 class StorageFullError(RolloutBufferError):

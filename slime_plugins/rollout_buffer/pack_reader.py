@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.errors import DamagedError
+from slime_plugins.rollout_buffer.errors import DamagedError, UnavailableError
 from slime_plugins.rollout_buffer.packs import BLOCK_BYTES, HEADER, Place, disk_memory, header_of, pack_path
 
 __all__ = ["PackReader", "Reading"]
@@ -28,6 +28,8 @@ WINDOW_BYTES = 2 * 1024 * 1024
 """How much is read at once, when no single record is larger. A delivery holds up to four times as much meanwhile."""
 GAP_BYTES = 64 * 1024
 """Records this close to each other are read together, with what lies between them."""
+NOT_ITS_FAULT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM})
+"""What keeps a process from reading bytes that may be as they were: nothing is given up for it."""
 FREE_BUFFERS = 8
 WINDOWS_AHEAD = 2
 
@@ -65,6 +67,7 @@ class PackReader:
 
         Raises:
             DamagedError: the pack is gone, ends before, or holds something else there.
+            UnavailableError: this process cannot open it now.
         """
         return next(bytes(data) for _, data in self.each([place]))
 
@@ -123,6 +126,8 @@ class PackReader:
                 if got % BLOCK_BYTES:
                     break  # only at the end of the file
         except OSError as error:
+            if error.errno in NOT_ITS_FAULT:
+                raise UnavailableError(f"the bytes at {span.places[0]} cannot be read now: {error.strerror}") from error
             raise DamagedError(f"the bytes at {span.places[0]} cannot be read: {error}") from error
         return got
 

@@ -30,7 +30,7 @@ PACK_LIMIT_BYTES = 256 * 1024 * 1024
 """A pack is sealed once it has grown beyond this."""
 REMEMBERED_NAMES = 16_384
 """Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
-SEALED_MODE = 0o444
+SEALED_MODE = 0o400
 BLOCK_BYTES = 4096
 STAGE_BYTES = 4 * 1024 * 1024
 
@@ -91,7 +91,7 @@ class Disk:
     def open_new(self, path: Path) -> int:
         """Creates a file to write to; raises ``FileExistsError`` when it is there."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, 0o600)
         with contextlib.suppress(OSError):  # tmpfs and some others cannot: through the page cache, then
             fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
         return descriptor

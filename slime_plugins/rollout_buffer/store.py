@@ -10,8 +10,7 @@ in its cache is then what the last writer left there.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
+import os
 import re
 import sqlite3
 import threading
@@ -19,12 +18,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
-from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.data_dir import is_owned, prepare
+from slime_plugins.rollout_buffer.disk_reserve import DiskReserve
+from slime_plugins.rollout_buffer.errors import (
+    ConfigError,
+    DamagedError,
+    RolloutBufferError,
+    StorageFullError,
+)
 from slime_plugins.rollout_buffer.pack_reader import PackReader, Reading
 from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place
+from slime_plugins.rollout_buffer.storage_errors import StorageErrors
+from slime_plugins.rollout_buffer.write_lock import TurnOwner, WriterTurns
 
 __all__ = ["Store"]
 
@@ -37,39 +45,50 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 """One file of SQL for each step from a version to the next. A step that was released never changes again."""
 OLDEST_VERSION = 4
 """Of what was written before it nothing is in use."""
-BUSY_TIMEOUT_S = 30.0
+BUSY_TIMEOUT_S = 8.0
 CHECKPOINT_PAGES = 4000
 """16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
+CHECKPOINT_PAGES_ON_RESERVE = 100
+"""On a full disk the log starts again soon: it is to grow no further."""
 
 
 class Store:
     """The single truth on disk. Safe to use from many threads and processes at once."""
 
-    def __init__(self, data_dir: Path, *, disk: Disk | None = None, max_bytes: int | None = None) -> None:
-        """Opens the store under ``data_dir`` and creates it when it is not there.
+    def __init__(
+        self, data_dir: Path, *, disk: Disk | None = None, max_bytes: int | None = None, owned: bool = False
+    ) -> None:
+        """Opens the store under ``data_dir`` and creates it when it is not there, also on a full disk.
 
-        ``max_bytes`` caps what lies in the folder; None is unlimited.
+        ``max_bytes`` caps what lies in the folder; None is unlimited. ``owned`` says that the caller holds the
+        directory's ``OwnerLock``: what another process holds is never migrated.
 
         Raises:
-            ConfigError: the folder is on a network file system, or was written by a newer version.
+            ConfigError: the folder is on a network file system, or was written by a newer version, or by another
+                version whose supervisor still lives.
+            UnavailableError, StorageFullError: the disk does not let it be opened, or the database is damaged.
         """
         self.data_dir = data_dir.resolve()
         self.packs_dir = self.data_dir / "packs"
         self._max_bytes = max_bytes
         self._used_bytes = (0.0, 0)
-        self.packs_dir.mkdir(parents=True, exist_ok=True)
-        _refuse_network_file_system(self.data_dir)
         self._local = threading.local()
         self._open_connections: list[sqlite3.Connection] = []
         self._writing: sqlite3.Connection | None = None
+        self._on_reserve = False
         self._lock = threading.Lock()
         self._commits: GroupCommit[Work] = GroupCommit(self._commit_batch)
-        self._turns = WriterTurns(self.data_dir)
+        self._errors = StorageErrors(self.data_dir)
+        with self._errors:
+            prepare(self.data_dir)
+            self.packs_dir.mkdir(exist_ok=True, mode=0o700)
+            self._reserve = DiskReserve(self.data_dir)
+            self._reserve.is_used()  # on a full disk: makes room for what is opened now
+            self._turns = WriterTurns(self.data_dir)
         self._writer = PackWriter(self.packs_dir, disk=disk)
         self._reader = PackReader(self.packs_dir)
         try:
-            self._create_or_migrate()
+            self._create_or_migrate(owned=owned)
         except BaseException:
             self.close()
             raise
@@ -80,12 +99,15 @@ class Store:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Runs a block in one write transaction: all of it is durable when the block ends, or none of it happened.
 
+        On a full disk it writes into the room that was kept for it; what takes much room asks ``check_room`` before.
+
         Raises:
             StorageFullError: the disk is full. Nothing of the block was kept.
-            UnavailableError: other writers held the database for longer than ``BUSY_TIMEOUT_S``.
+            UnavailableError: other writers held the turn for too long, or the disk does not work.
         """
-        with _TRANSLATED_ERRORS, self._turns.turn():
+        with self._errors, self._turns.turn():
             connection = self._writing = self._writing or self._connect()
+            self._spare_room(connection)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -94,6 +116,12 @@ class Store:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+
+    def _spare_room(self, connection: sqlite3.Connection) -> None:
+        if (on_reserve := self._reserve.is_used()) != self._on_reserve:
+            self._on_reserve = on_reserve
+            pages = CHECKPOINT_PAGES_ON_RESERVE if on_reserve else CHECKPOINT_PAGES
+            connection.execute(f"PRAGMA wal_autocheckpoint={pages}")
 
     def commit(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """Runs ``work`` as ``write`` would, in one transaction with what other threads bring at the same time.
@@ -119,6 +147,7 @@ class Store:
         return [ticket.result if ticket.error is None else _as_exception(ticket.error) for ticket in tickets]
 
     def _commit_batch(self, batch: Sequence[Ticket[Work]]) -> None:
+        self.check_room()
         with self.write() as connection:
             if len(batch) == 1:
                 batch[0].result = batch[0].work(connection)  # undone with its transaction, should it raise
@@ -129,8 +158,8 @@ class Store:
     @contextlib.contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
         """Runs a block on one consistent snapshot."""
-        connection = self._connection()
-        with _TRANSLATED_ERRORS:
+        with self._errors:
+            connection = self._connection()
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -140,12 +169,14 @@ class Store:
 
     def look(self) -> sqlite3.Connection:
         """Returns a connection for one single SELECT, which needs no transaction around it."""
-        return self._connection()
+        with self._errors:
+            return self._connection()
 
     def data_version(self) -> int:
         """Returns a number that changes when another connection commits: the cheapest way to wait for news."""
-        row = self._connection().execute("PRAGMA data_version").fetchone()
-        return int(row[0])
+        with self._errors:
+            row = self._connection().execute("PRAGMA data_version").fetchone()
+            return int(row[0])
 
     # --- packs -------------------------------------------------------------------------------------------------------
 
@@ -155,12 +186,13 @@ class Store:
         Raises:
             StorageFullError: the disk is full, or its quota used up. Nothing of it was kept.
         """
-        self.check_quota()
-        with _TRANSLATED_ERRORS:
+        self.check_room()
+        with self._errors:
             return self._writer.append(blobs)
 
-    def check_quota(self) -> None:
-        """Raises ``StorageFullError`` when the folder holds more than it may."""
+    def check_room(self) -> None:
+        """Raises ``StorageFullError`` when the disk, or the quota on it, has no room but for small writes."""
+        self._reserve.check()
         if self._max_bytes is not None and (used := self.used_bytes()) >= self._max_bytes:
             raise StorageFullError(
                 f"the data directory holds {used} bytes of the {self._max_bytes} it may: raise --max-data-bytes, or "
@@ -168,16 +200,52 @@ class Store:
             )
 
     def used_bytes(self) -> int:
-        """Returns the size of database and packs; looked up at most once a second."""
+        """Returns the size of database and packs; looked up at most once a second.
+
+        Pages of the database that retention has emptied do not count: they are used again.
+        """
         looked_up, used = self._used_bytes
         if time.monotonic() - looked_up > 1.0:
             files = [*self.data_dir.glob("buffer.sqlite3*"), *self.packs_dir.glob("*.pack")]
-            used = 0
+            used = -self._empty_bytes()
             for path in files:
                 with contextlib.suppress(FileNotFoundError):
                     used += path.stat().st_size
             self._used_bytes = (time.monotonic(), used)
         return used
+
+    def _empty_bytes(self) -> int:
+        with self.read() as connection:
+            pages, size = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size")
+            )
+        return int(pages) * int(size)
+
+    # --- how it is ---------------------------------------------------------------------------------------------------
+
+    def keep_reserve(self) -> bool:
+        """Keeps room for a full disk, where there is room; for the supervisor, now and then. Returns whether it is."""
+        with self._errors:
+            return self._reserve.keep()
+
+    def turn_owner(self) -> TurnOwner | None:
+        """Returns the living process that holds the writers' turn; None when nobody does."""
+        return self._turns.owner()
+
+    def trouble(self) -> str | None:
+        """Says in a sentence why writes are refused, and what to do; None when nothing is wrong."""
+        try:
+            self.check_room()
+            with self.read() as connection:
+                connection.execute("SELECT 1 FROM jobs LIMIT 1").fetchone()
+            with self._errors:
+                os.utime(self.data_dir)  # the least that a read-only file system refuses
+        except RolloutBufferError as error:
+            return error.message
+        except OSError as error:
+            return f"the data directory {self.data_dir} cannot be used: {error.strerror}"
+        owner = self.turn_owner()
+        return f"nothing can be written: {owner}" if owner is not None and owner.held_s > BUSY_TIMEOUT_S else None
 
     def fetch(self, place: Place) -> bytes:
         """Returns bytes that were appended.
@@ -234,87 +302,74 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         # check_same_thread: each thread uses its own connection; only close() reaches into the others, at the end.
-        connection = sqlite3.connect(
-            self.data_dir / "buffer.sqlite3", timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute("PRAGMA temp_store=MEMORY")
-        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        path = self.data_dir / "buffer.sqlite3"
+        if not path.exists():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # what SQLite puts beside it has the same mode
+        connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        try:
+            _set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
         with self._lock:
             self._open_connections.append(connection)
         return connection
 
-    def _create_or_migrate(self) -> None:
+    def _create_or_migrate(self, *, owned: bool) -> None:
+        with self.read() as connection:
+            if _version(connection) == SCHEMA_VERSION:
+                return  # also on a full disk, where nothing could be written
+        if not owned and is_owned(self.data_dir):
+            raise ConfigError(
+                f"{self.data_dir} belongs to a running rollout-buffer serve of another version, and is not changed "
+                "under it: stop it first, or use the version that it is of"
+            )
         with self.write() as connection:
-            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-            if version > SCHEMA_VERSION:
-                raise ConfigError(
-                    f"{self.data_dir} was written by a newer version (schema {version}, this one knows "
-                    f"{SCHEMA_VERSION}): use that version, or another --data-dir"
-                )
-            if version == 0:
-                _run_script(connection, SCHEMA_FILE.read_text("utf-8"))
-            elif version < OLDEST_VERSION:
-                raise ConfigError(
-                    f"{self.data_dir} was written by an early version (schema {version}) that cannot be migrated: "
-                    "use another --data-dir"
-                )
-            else:
-                for step in range(version, SCHEMA_VERSION):
-                    _run_script(connection, (MIGRATIONS / f"from_{step}_to_{step + 1}.sql").read_text("utf-8"))
-            connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            _migrate(connection, self.data_dir)
 
 
-class WriterTurns:
-    """Lets one process after the other write, in turn.
-
-    SQLite's own waiting sleeps longer each time and is not fair. Two locks are: who waits for the second holds the
-    first, so that who has just written cannot overtake. The kernel wakes who waits, and frees what a killed process
-    held. One thread of a process waits for the others; its siblings wait for it, and not for ever.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._thread_lock = threading.Lock()
-        self._next, self._active = ((folder / name).open("wb") for name in ("writer.next", "writer.active"))
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Holds the turn for a block; raises ``UnavailableError`` when it does not come in ``BUSY_TIMEOUT_S``."""
-        if not self._thread_lock.acquire(timeout=BUSY_TIMEOUT_S):
-            raise UnavailableError(f"the store is busy: others wrote for more than {BUSY_TIMEOUT_S:.0f} s")
-        try:
-            with _locked(self._active, before=self._next):
-                yield
-        finally:
-            self._thread_lock.release()
-
-    def close(self) -> None:
-        """Closes the lock files."""
-        self._next.close()
-        self._active.close()
+def _set_up(connection: sqlite3.Connection) -> None:
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA temp_store=MEMORY")
+    connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
 
 
-@contextlib.contextmanager
-def _locked(file: IO[bytes], *, before: IO[bytes]) -> Iterator[None]:
-    fcntl.flock(before, fcntl.LOCK_EX)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    finally:
-        fcntl.flock(before, fcntl.LOCK_UN)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _migrate(connection: sqlite3.Connection, data_dir: Path) -> None:
+    """Takes a database from any version to today's, in the open transaction."""
+    version = _version(connection)
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{data_dir} was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}): use that "
+            "version, or another --data-dir"
+        )
+    if version == 0:
+        _run_script(connection, SCHEMA_FILE.read_text("utf-8"))
+    elif version < OLDEST_VERSION:
+        raise ConfigError(
+            f"{data_dir} was written by an early version (schema {version}) that cannot be migrated: use another "
+            "--data-dir"
+        )
+    else:
+        for step in range(version, SCHEMA_VERSION):
+            _run_script(connection, (MIGRATIONS / f"from_{step}_to_{step + 1}.sql").read_text("utf-8"))
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
 
 def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> None:
     connection.execute("SAVEPOINT one")
     try:
         ticket.result = ticket.work(connection)
-    except sqlite3.OperationalError:
+    except sqlite3.IntegrityError as error:
+        ticket.error = error
+        connection.execute("ROLLBACK TO one")
+    except sqlite3.Error:
         raise  # a full disk or the like: nothing of the batch can be kept
     except BaseException as error:  # noqa: BLE001 - it belongs to the caller who brought the work, and is raised there
         ticket.error = error
@@ -339,43 +394,3 @@ def _run_script(connection: sqlite3.Connection, script: str) -> None:
             if statement.strip() != ";":
                 connection.execute(statement)
             statement = ""
-
-
-class _TranslatedErrors:
-    """Makes the database's and the disk's errors the buffer's; a class, because every write passes it twice."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, sqlite3.OperationalError):
-            if "full" in str(error):
-                raise StorageFullError(f"the disk under the data directory is full: {error}") from error
-            if "locked" in str(error) or "busy" in str(error):
-                raise UnavailableError(f"the store is busy: {error}") from error
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(f"the disk under the data directory is full: {error}") from error
-
-
-_TRANSLATED_ERRORS = _TranslatedErrors()
-
-
-def _refuse_network_file_system(folder: Path) -> None:
-    """SQLite's locks do not hold on network file systems; better to refuse than to corrupt."""
-    kind = _file_system_of(folder)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise ConfigError(f"--data-dir {folder} is on a network file system ({kind}): use a folder on a local disk")
-
-
-def _file_system_of(folder: Path) -> str:
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    best, kind = "", ""
-    for line in mounts:
-        fields = line.split()
-        mount_point = fields[1].replace("\\040", " ")
-        if len(mount_point) >= len(best) and folder.is_relative_to(mount_point):
-            best, kind = mount_point, fields[2]
-    return kind

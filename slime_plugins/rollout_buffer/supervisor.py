@@ -7,7 +7,6 @@ will do.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
-from slime_plugins.rollout_buffer import retention
+from slime_plugins.rollout_buffer import data_dir, retention
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
@@ -83,7 +82,7 @@ class Supervisor:
     settings: ServeSettings
     on_ready: Callable[[str], None] | None = None
     _buffer: Buffer = field(init=False)
-    _lock: IO[str] = field(init=False)
+    _lock: data_dir.OwnerLock = field(init=False)
     _runners: dict[int, _RunnerSlot] = field(init=False, default_factory=dict)
     _server: ChildProcess | None = field(init=False, default=None)
     _server_started_at: float = field(init=False, default=0.0)
@@ -101,11 +100,13 @@ class Supervisor:
         Raises:
             ConfigError: another supervisor has the data directory, or the port is taken.
         """
-        self._buffer = Buffer(Store(self.settings.data_dir))
-        self._lock = _lock_data_dir(self.settings.data_dir)
-        self._records = ChildRecords(self.settings.data_dir / "children.json")
-        self._take_over()
-        mend(self._buffer.store)
+        self._lock = data_dir.own(self.settings.data_dir)
+        os.umask(0o077)  # also for the children: what they write is for this user alone
+        try:
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
@@ -117,6 +118,15 @@ class Supervisor:
             self._loop()
         finally:
             self._stop_all()
+
+    def _open(self) -> None:
+        """Opens what the last supervisor left, once nothing of it runs any more that could still write."""
+        data_dir.tighten(self.settings.data_dir)
+        self._records = ChildRecords(self.settings.data_dir / "children.json")
+        self._take_over()
+        self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
+        self._buffer.store.keep_reserve()
+        mend(self._buffer.store)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -192,6 +202,7 @@ class Supervisor:
         self._buffer.beat(SUPERVISOR, os.getpid(), self._catalog)
 
     def _turn_clock(self) -> None:
+        self._buffer.store.keep_reserve()
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
         for job_id in self._buffer.pause_idle_jobs():
@@ -435,17 +446,6 @@ class Supervisor:
 
     def _say_goodbye(self) -> None:
         self._buffer.forget(SUPERVISOR)
-
-
-def _lock_data_dir(data_dir: Path) -> IO[str]:
-    lock = (data_dir / "supervisor.lock").open("w", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir"
-        ) from error
-    return lock
 
 
 def _wait_for_port(host: str, port: int, patience_s: float) -> None:

@@ -15,7 +15,8 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types overlay_advice backoff",
-    "logs tracing life_signs sampled_json",
+    "logs tracing life_signs sampled_json storage_errors write_lock data_dir",
+    "disk_reserve",
     "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer write_lane "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
     "http_worker evaluation_statistics payloads engine client jobs inputs processes packs inline_images token_rows",

@@ -1,0 +1,150 @@
+"""The data directory: on a local disk, for its own user alone, and owned by one supervisor at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+import time
+from fnmatch import fnmatch
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["OwnerLock", "is_owned", "own", "prepare", "tighten"]
+
+OWNER_LOCK = "supervisor.lock"
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
+OUR_FILES = (
+    "buffer.sqlite3*",
+    "writer.*",
+    OWNER_LOCK,
+    "reserve",
+    "children.*",
+    "*_settings.json",
+    "ray_*",
+    "gateway*",
+    "packs/*.pack",
+    "logs/*",
+    "life_signs/*",
+    "liveness/*",
+)
+"""What lies in a data directory. Anything else in it is somebody else's, and is left as it is."""
+OWN_PATIENCE_S = 2.0
+"""A command that opens the store may hold the lock for a moment."""
+
+logger = logging.getLogger(__name__)
+
+
+class OwnerLock:
+    """Held by the one supervisor of a data directory. The kernel lets go of it when the process dies."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Lets go of the directory; a second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def prepare(data_dir: Path) -> None:
+    """Creates the directory when it is not there, for its user alone.
+
+    Raises:
+        ConfigError: it is on a network file system, or one that all users share.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_network_file_system(data_dir)
+    mode = data_dir.stat().st_mode
+    if mode & stat.S_ISVTX:
+        raise ConfigError(f"--data-dir {data_dir} is shared by all users: give a folder of its own inside it")
+    if mode & 0o077 and _is_ours_alone(data_dir):
+        _close_to_others(data_dir, 0o700)
+
+
+def tighten(data_dir: Path) -> None:
+    """Takes from other users what an earlier version let them read, and says when they may still look inside."""
+    for pattern in OUR_FILES:
+        for path in data_dir.glob(pattern):
+            mode = path.lstat().st_mode
+            if stat.S_ISREG(mode) and mode & 0o077:
+                _close_to_others(path, stat.S_IMODE(mode) & 0o700)
+    if data_dir.stat().st_mode & 0o077:
+        logger.warning("other users of this machine may list %s, which holds other files too: better give a folder of "
+                       "its own", data_dir)  # fmt: skip
+
+
+def _is_ours_alone(data_dir: Path) -> bool:
+    ours = [pattern.partition("/")[0] for pattern in OUR_FILES]
+    return all(any(fnmatch(path.name, pattern) for pattern in ours) for path in data_dir.iterdir())
+
+
+def own(data_dir: Path) -> OwnerLock:
+    """Makes the caller the directory's supervisor, before anything in it is opened or changed.
+
+    Raises:
+        ConfigError: another supervisor has it.
+    """
+    prepare(data_dir)
+    descriptor = _open_lock(data_dir)
+    deadline = time.monotonic() + OWN_PATIENCE_S
+    while not _try_lock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() >= deadline:
+            os.close(descriptor)
+            raise ConfigError(f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir")
+        time.sleep(0.05)
+    return OwnerLock(descriptor)
+
+
+def is_owned(data_dir: Path) -> bool:
+    """Tells whether a living supervisor, of whatever process, has the directory."""
+    descriptor = _open_lock(data_dir)
+    try:
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(data_dir: Path) -> int:
+    return os.open(data_dir / OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    try:
+        path.chmod(mode)
+    except OSError as error:
+        logger.warning("other users of this machine may read %s, and its mode cannot be changed: %s", path, error)
+    else:
+        logger.warning("other users of this machine could read %s: now they cannot", path)
+
+
+def _refuse_network_file_system(folder: Path) -> None:
+    """SQLite's locks do not hold on network file systems; better to refuse than to corrupt."""
+    kind = _file_system_of(folder)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise ConfigError(f"--data-dir {folder} is on a network file system ({kind}): use a folder on a local disk")
+
+
+def _file_system_of(folder: Path) -> str:
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in mounts:
+        fields = line.split()
+        mount_point = fields[1].replace("\\040", " ")
+        if len(mount_point) >= len(best) and folder.is_relative_to(mount_point):
+            best, kind = mount_point, fields[2]
+    return kind

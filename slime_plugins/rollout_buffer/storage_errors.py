@@ -1,0 +1,114 @@
+"""What the database and the disk say, as the buffer's own errors: a sentence with what to do, and a status for HTTP."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.errors import (
+    DatabaseDamagedError,
+    RolloutBufferError,
+    StorageFullError,
+    UnavailableError,
+)
+
+__all__ = ["StorageErrors", "disk_is_full", "storage_error"]
+
+FULL_BYTES = 64 * 1024
+"""With less than this free, a file that cannot be created or grown means a full disk."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_BROKEN = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV})
+_LACKING = {
+    errno.EMFILE: "the process may open no more files: raise its limit (ulimit -n)",
+    errno.ENFILE: "the machine may open no more files: raise fs.file-max",
+    errno.ENOMEM: "the machine is out of memory",
+}
+
+
+class StorageErrors:
+    """Raises, for what the database or the disk raise in its block, the buffer's own error.
+
+    A class, because every write passes it twice.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, sqlite3.Error | OSError) and (told := storage_error(error, self._data_dir)) is not None:
+            raise told from error
+
+
+def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBufferError | None:
+    """Returns what is to be raised for an error of the storage; None for one that is not the storage's."""
+    if isinstance(error, OSError):
+        return _of_the_disk(error, data_dir)
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else _of_the_database(error, code & 0xFF, data_dir)
+
+
+def disk_is_full(data_dir: Path, why: object) -> StorageFullError:
+    """Returns what is said of a full disk."""
+    return StorageFullError(
+        f"the disk under {data_dir} is full ({why}): make room, or let delivered payloads be forgotten with "
+        "--retain-delivered-s; what was acknowledged is safe"
+    )
+
+
+def _of_the_disk(error: OSError, data_dir: Path) -> RolloutBufferError | None:
+    if error.errno in _FULL:
+        return disk_is_full(data_dir, error.strerror)
+    if error.errno == errno.EROFS:
+        return _read_only(data_dir)
+    if error.errno in _BROKEN:
+        return _broken(data_dir, error)
+    if error.errno in _LACKING:
+        return UnavailableError(f"the store cannot be used now: {_LACKING[error.errno]}")
+    return None
+
+
+def _of_the_database(error: sqlite3.Error, code: int, data_dir: Path) -> RolloutBufferError | None:
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return UnavailableError(f"the store is busy: {error}")
+    if code == sqlite3.SQLITE_FULL:
+        return disk_is_full(data_dir, error)
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DatabaseDamagedError(
+            f"the database {data_dir / 'buffer.sqlite3'} is damaged ({error}): stop the service, keep a copy of "
+            f"{data_dir}, and go on with a backup or another --data-dir; docs/troubleshooting.md says what can be saved"
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+        return _why_no_access(error, data_dir)
+    return None
+
+
+def _why_no_access(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
+    """SQLite calls by one name what has several causes: the file system knows which it is."""
+    try:
+        found = os.statvfs(data_dir)
+    except OSError as gone:
+        return UnavailableError(f"the data directory {data_dir} cannot be reached: {gone.strerror}")
+    if found.f_flag & os.ST_RDONLY:
+        return _read_only(data_dir)
+    if found.f_bavail * found.f_frsize < FULL_BYTES:
+        return disk_is_full(data_dir, error)
+    return _broken(data_dir, error)
+
+
+def _read_only(data_dir: Path) -> UnavailableError:
+    return UnavailableError(
+        f"the file system of {data_dir} is read-only: the kernel makes it so after errors of the disk; look at dmesg, "
+        "repair it and mount it read-write again"
+    )
+
+
+def _broken(data_dir: Path, error: object) -> UnavailableError:
+    return UnavailableError(
+        f"the disk under {data_dir} does not work ({error}): look at dmesg and at the rights of the files there; what "
+        "was acknowledged stays where it is"
+    )
