@@ -50,7 +50,7 @@ def rewrite_as(data_dir: Path, version: int) -> None:
     old.execute("ATTACH ? AS newer", (str(newer),))
     for (table,) in old.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
         names = ", ".join(_columns(old, "main", table) & _columns(old, "newer", table))
-        old.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM newer.{table}")
+        old.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM newer.{table}")
     if version < 7:
         old.execute(_REPORTED_IN)
     for _, text in triggers:

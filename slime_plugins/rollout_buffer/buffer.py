@@ -227,7 +227,7 @@ class Buffer:
         body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
         images = {image.sha256: image for image in trajectory.images}
         needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
-        (kept,) = self.contents.keep([Draft(body, needs, images, f"trajectory {trajectory.uid}")])
+        (kept,) = self.contents.keep([Draft(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)])
         return self.store.commit(
             lambda connection: self._add_trajectory(connection, fence, group, slot, attempt, trajectory, kept)
         )

@@ -38,13 +38,14 @@ ALONGSIDE_BODY_BYTES = 2 * 1024
 class Draft:
     """A payload on its way in, the screenshots it needs, and those that came with it, by hash.
 
-    ``name`` stands for it in errors.
+    ``name`` stands for it in errors, ``uid`` is whose it is.
     """
 
     body: bytes
     needs: Sequence[str]
     images: Mapping[str, Image]
     name: str
+    uid: str
 
     @property
     def takes_place(self) -> bool:
@@ -107,7 +108,7 @@ class Contents:
         blobs: list[Blob] = []
         for draft, names, is_packed in zip(drafts, missing, packed, strict=True):
             blobs += _shots(draft, names)
-            blobs += [Blob(draft.body)] if is_packed else []
+            blobs += [Blob(draft.body, owner=draft.uid)] if is_packed else []
         places = iter(self._store.append(blobs))
         return [
             Kept(
@@ -125,7 +126,7 @@ class Contents:
         known = self._known([image.sha256])
         if known and self._is_whole(known[image.sha256]):
             return False
-        (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256))])
+        (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
 
         def record(connection: Connection) -> None:
             content_rows.insert_images(connection, {image.sha256: place}, time.time())

@@ -199,4 +199,4 @@ def _draft(item: wire.WrittenItem) -> Draft:
         body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
         raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or cannot be kept: {error}") from error
-    return Draft(body, wire.image_hashes(body), item.images, f"item {item.uid!r}")
+    return Draft(body, wire.image_hashes(body), item.images, f"item {item.uid!r}", item.uid)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import DamagedError, UnavailableError
-from slime_plugins.rollout_buffer.packs import BLOCK_BYTES, HEADER, Place, disk_memory, header_of, pack_path
+from slime_plugins.rollout_buffer.packs import BLOCK_BYTES, Place, disk_memory, header_of, pack_path
 
 __all__ = ["PackReader", "Reading"]
 
@@ -226,8 +226,8 @@ def _spans(places: Iterable[Place]) -> list[_Span]:
 
 
 def _checked(place: Place, read: memoryview, at: int) -> memoryview:
-    start = at + HEADER.size
+    start = at + place.header_size
     data = read[start : start + place.length]
-    if len(data) != place.length or read[at:start] != header_of(data):
+    if len(data) != place.length or read[at:start] != header_of(place, data):
         raise DamagedError(f"the bytes at {place} are not what was written there")
     return data

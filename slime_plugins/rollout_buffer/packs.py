@@ -1,8 +1,11 @@
 """Pack files: the bytes of payloads and screenshots, appended one after the other and fsynced before anybody is told.
 
-A record is a header (magic, length, crc32) and its data; it is named by its place: (pack, offset, length). Each process
-appends to a pack of its own, which it holds locked for as long as it lives; a full one is sealed (read-only). Appends
-that wait at the same time share one fsync. A pack knows nothing of rows: what no row names is cut off by ``mending``.
+A record is a header (magic, length, crc32, owner) and its data; its place (pack, offset, length, owner) names it.
+The owner is a digest of what the record is: of a screenshot's hash, or of a trajectory's uid and the data's checksum. A
+record with another one, however whole, is not what was written there. Each process appends to a pack of its own, which
+it holds locked for as long as it lives; a full one is sealed (read-only). A number that a pack had is never another's.
+Appends that wait at the same time share one fsync. A pack knows nothing of rows: what no row names is cut off by
+``mending``.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +26,25 @@ from zlib_ng import zlib_ng
 
 from slime_plugins.rollout_buffer.committer import GroupCommit, Ticket
 
-__all__ = ["Blob", "Disk", "PackWriter", "Place", "disk_memory", "header_of", "is_locked", "pack_path", "packs_in"]
+__all__ = [
+    "Blob",
+    "Disk",
+    "PackWriter",
+    "Place",
+    "disk_memory",
+    "header_of",
+    "highest_number",
+    "is_locked",
+    "pack_path",
+    "packs_in",
+]
 
-HEADER = struct.Struct("<4sII")
-MAGIC = b"RBP1"
+HEADER = struct.Struct("<4sII8s")
+MAGIC = b"RBP2"
+OLD_HEADER = struct.Struct("<4sII")
+OLD_MAGIC = b"RBP1"
+"""Records that earlier versions wrote do not name their owner, and neither do their places."""
+OWNER_BYTES = 8
 PACK_LIMIT_BYTES = 256 * 1024 * 1024
 """A pack is sealed once it has grown beyond this."""
 REMEMBERED_NAMES = 16_384
@@ -36,31 +55,46 @@ STAGE_BYTES = 4 * 1024 * 1024
 
 
 class Place(NamedTuple):
-    """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts."""
+    """Where a record is. ``length`` counts the data alone, ``offset`` is where the header starts.
+
+    ``owner`` is empty for a record of an earlier version.
+    """
 
     pack: int
     offset: int
     length: int
+    owner: bytes = b""
+
+    @property
+    def header_size(self) -> int:
+        """How many bytes stand before the data."""
+        return HEADER.size if self.owner else OLD_HEADER.size
 
     @property
     def end(self) -> int:
         """Where the next record starts."""
-        return self.offset + HEADER.size + self.length
+        return self.offset + self.header_size + self.length
 
     def __str__(self) -> str:
-        return f"{self.pack}:{self.offset}:{self.length}"
+        place = f"{self.pack}:{self.offset}:{self.length}"
+        return f"{place}:{self.owner.hex()}" if self.owner else place
 
     @classmethod
     def parse(cls, text: str) -> Place:
         """Reads a place back from its text."""
-        return cls(*map(int, text.split(":")))
+        pack, offset, length, *owner = text.split(":")
+        return cls(int(pack), int(offset), int(length), bytes.fromhex(owner[0]) if owner else b"")
 
 
 class Blob(NamedTuple):
-    """Bytes to keep. A ``name`` (the sha256) says that one copy serves everybody who brings the same."""
+    """Bytes to keep. A ``name`` (the sha256) says that one copy serves everybody who brings the same.
+
+    ``owner`` says whose bytes without a name are: the uid of a trajectory.
+    """
 
     data: bytes | memoryview
     name: bytes | None = None
+    owner: str = ""
 
 
 def disk_memory(size: int) -> mmap.mmap:
@@ -147,8 +181,13 @@ def pack_path(folder: Path, pack: int) -> Path:
 
 
 def packs_in(folder: Path) -> list[int]:
-    """Returns the numbers of the packs that are there, oldest first."""
-    return sorted(int(path.stem) for path in folder.glob("*.pack") if path.stem.isdigit())
+    """Returns the numbers of the packs that are there, oldest first; a folder is none, whatever its name."""
+    return sorted(int(path.stem) for path in folder.glob("*.pack") if path.stem.isdigit() and path.is_file())
+
+
+def highest_number(folder: Path) -> int:
+    """Returns the highest number that any name in the folder takes; 0 for none."""
+    return max((int(path.stem) for path in folder.glob("*.pack") if path.stem.isdigit()), default=0)
 
 
 def is_locked(descriptor: int) -> bool:
@@ -165,13 +204,31 @@ class _Record(NamedTuple):
 
     blob: Blob
     header: bytes
+    owner: bytes
+
+    @classmethod
+    def of(cls, blob: Blob) -> _Record:
+        """Checks the data once, and says whose it is."""
+        checksum = zlib_ng.crc32(blob.data)
+        owner = blob.name if blob.name is not None else _owner(blob.owner, checksum)
+        owner = owner[:OWNER_BYTES]
+        return cls(blob, HEADER.pack(MAGIC, len(blob.data), checksum, owner), owner)
 
 
 class PackWriter:
     """Appends records to this process's own pack. Safe to use from many threads."""
 
-    def __init__(self, folder: Path, *, disk: Disk | None = None, limit_bytes: int = PACK_LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        disk: Disk | None = None,
+        limit_bytes: int = PACK_LIMIT_BYTES,
+        next_number: Callable[[], int] | None = None,
+    ) -> None:
+        """``next_number`` gives a number that no pack ever had; without it, one that none in the folder has."""
         self._folder = folder
+        self._next_number = next_number or (lambda: highest_number(folder) + 1)
         self._disk = disk or Disk()
         self._limit = limit_bytes
         self._commits: GroupCommit[Sequence[_Record]] = GroupCommit(self._append_batch)
@@ -188,7 +245,7 @@ class PackWriter:
         """
         if not blobs:
             return []
-        places: list[Place] = self._commits.run([_Record(blob, header_of(blob.data)) for blob in blobs])
+        places: list[Place] = self._commits.run([_Record.of(blob) for blob in blobs])
         return places
 
     def close(self) -> None:
@@ -224,9 +281,9 @@ class PackWriter:
         blob = record.blob
         if blob.name is not None and (known := fresh.get(blob.name) or self._names.get(blob.name)) is not None:
             return known
-        place = Place(self._pack, self._end, len(blob.data))
+        place = Place(self._pack, self._end, len(blob.data), record.owner)
         pieces += (record.header, blob.data)
-        self._end += HEADER.size + len(blob.data)
+        self._end = place.end
         if blob.name is not None:
             fresh[blob.name] = place
         return place
@@ -251,9 +308,9 @@ class PackWriter:
         self.close()
 
     def _open(self) -> None:
-        """Starts a pack under the next free number, and makes its name durable."""
+        """Starts a pack under a new number, and makes its name durable."""
         while True:
-            number = max(packs_in(self._folder), default=0) + 1
+            number = self._next_number()
             path = pack_path(self._folder, number)
             try:
                 descriptor = self._disk.open_new(path)
@@ -266,6 +323,15 @@ class PackWriter:
         self._descriptor, self._pack, self._end = descriptor, number, 0
 
 
-def header_of(data: bytes | memoryview) -> bytes:
-    """Returns what stands before a record's data: magic, length, checksum."""
-    return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data))
+def header_of(place: Place, data: bytes | memoryview) -> bytes:
+    """Returns what must stand before the data at a place."""
+    if place.owner:
+        return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), place.owner)
+    return OLD_HEADER.pack(OLD_MAGIC, len(data), zlib_ng.crc32(data))
+
+
+def _owner(uid: str, checksum: int) -> bytes:
+    """A digest of whose bytes these are, and of which: no other record has it."""
+    return hashlib.blake2b(
+        uid.encode("utf-8", "surrogatepass") + checksum.to_bytes(4, "little"), digest_size=OWNER_BYTES
+    ).digest()

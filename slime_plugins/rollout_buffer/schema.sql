@@ -119,7 +119,7 @@ CREATE TABLE trajectories (
     played_s     REAL,                          -- seconds of all its phases but the wait for a device
     late         INTEGER NOT NULL DEFAULT 0,    -- came after its group had closed; never delivered
     body         BLOB,                          -- small payloads; large ones are in a pack file
-    body_place   TEXT,                          -- their place there, pack:offset:length
+    body_place   TEXT,                          -- their place there, pack:offset:length:owner
     body_bytes   INTEGER NOT NULL,
     damage       TEXT,                          -- why the payload could not be read when it was to be delivered
     portion      INTEGER,                       -- of what the job reports: see portion_sums
@@ -211,7 +211,7 @@ CREATE INDEX trajectories_late ON trajectories (job_key) WHERE late = 1;
 
 CREATE TABLE images (
     sha256 BLOB PRIMARY KEY,                    -- 32 bytes: a screenshot is kept once, whoever shows it
-    place  TEXT NOT NULL,                       -- in a pack file, pack:offset:length
+    place  TEXT NOT NULL,                       -- in a pack file, pack:offset:length:owner
     last_used REAL NOT NULL                     -- when a trajectory last named it
 ) WITHOUT ROWID;
 
@@ -219,6 +219,13 @@ CREATE TABLE packs (
     number  INTEGER PRIMARY KEY,
     used_to INTEGER NOT NULL                    -- no row names a byte of the pack from here on
 );
+
+-- Numbers that are given once and never again, whatever is lost or removed later.
+CREATE TABLE counters (
+    name TEXT    PRIMARY KEY,                   -- pack
+    last INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO counters VALUES ('pack', 0);
 
 CREATE TABLE members (
     group_key     INTEGER NOT NULL REFERENCES groups (key),

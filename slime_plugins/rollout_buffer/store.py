@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.errors import (
     StorageFullError,
 )
 from slime_plugins.rollout_buffer.pack_reader import PackReader, Reading
-from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place
+from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place, highest_number
 from slime_plugins.rollout_buffer.storage_errors import StorageErrors
 from slime_plugins.rollout_buffer.write_lock import TurnOwner, WriterTurns
 
@@ -39,7 +39,7 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
 """One file of SQL for each step from a version to the next. A step that was released never changes again."""
@@ -85,7 +85,7 @@ class Store:
             self._reserve = DiskReserve(self.data_dir)
             self._reserve.is_used()  # on a full disk: makes room for what is opened now
             self._turns = WriterTurns(self.data_dir)
-        self._writer = PackWriter(self.packs_dir, disk=disk)
+        self._writer = PackWriter(self.packs_dir, disk=disk, next_number=self._next_pack)
         self._reader = PackReader(self.packs_dir)
         try:
             self._create_or_migrate(owned=owned)
@@ -189,6 +189,12 @@ class Store:
         self.check_room()
         with self._errors:
             return self._writer.append(blobs)
+
+    def _next_pack(self) -> int:
+        """Returns a number that no pack ever had, also none that was lost: it is durable before a file has it."""
+        query = "UPDATE counters SET last = max(last, ?) + 1 WHERE name = 'pack' RETURNING last"
+        with self.write() as connection:
+            return int(connection.execute(query, (highest_number(self.packs_dir),)).fetchone()[0])
 
     def check_room(self) -> None:
         """Raises ``StorageFullError`` when the disk, or the quota on it, has no room but for small writes."""
