@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.cli_common import (
     GeneratorDirs,
     RayAddress,
     RayCpus,
+    console,
     errors,
     said_plainly,
 )
@@ -43,6 +44,16 @@ LogFormatOption = Annotated[
 ScoringHosts = Annotated[
     list[str] | None,
     typer.Option("--scoring-host", help="Host that a gateway session's scoring_url may name; repeatable."),
+]
+
+LogMasks = Annotated[bool, typer.Option("--log-masks", help="Log each turn's mask, and the tokens it covers.")]
+TestFile = Annotated[Path, typer.Argument(help="A Python file with test_… functions, async or plain.")]
+TestEngine = Annotated[
+    str | None,
+    typer.Option("--engine-url", help="SGLang server to sample with. [default: a stand-in that calls the calculator]"),
+]
+TestTokenizer = Annotated[
+    Path | None, typer.Option("--tokenizer", help="Folder of the engine's tokenizer. [default: the stand-in's]")
 ]
 
 DataDir = Annotated[Path, typer.Option(help="Everything that must survive: database, payloads, screenshots, logs.")]
@@ -143,6 +154,7 @@ def register(app: typer.Typer) -> None:
     app.command()(gateway)
     app.command("remote-rollout")(remote_rollout)
     app.command()(engine)
+    app.command("mask-tests")(mask_tests)
 
 
 def serve(
@@ -248,6 +260,7 @@ def remote_rollout(
     only_opened: OnlyOpened = False,
     only_exact_counts: OnlyExact = False,
     idle_s: RolloutIdle = 3600.0,
+    log_masks: LogMasks = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Serve the remote rollout protocol: play rollouts for trainers, and with an engine be the trainer."""
@@ -255,6 +268,8 @@ def remote_rollout(
     from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 
     set_up_logging(log_format)
+    if log_masks:
+        logging.getLogger("rollout_server").setLevel(logging.DEBUG)
     with said_plainly():
         settings = remote.RemoteRolloutSettings(
             host=host,
@@ -314,6 +329,22 @@ def engine(
             token_latency_s=token_latency_s,
         )
         stand_in.serve(settings)
+
+
+def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTokenizer = None) -> None:
+    """Run a file with tests of response masks against this rollout server, its trainer, and an engine."""
+    from slime_plugins.rollout_buffer.mask_tests import run_mask_tests
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with said_plainly():
+        failed = run_mask_tests(
+            file,
+            engine_url,
+            tokenizer,
+            lambda said, passed: console.print(said, style=None if passed else "red", highlight=False, markup=False),
+        )
+    if failed:
+        raise typer.Exit(1)
 
 
 def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:

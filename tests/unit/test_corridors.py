@@ -38,7 +38,7 @@ LEVELS = [
     "gateway",
     "supervisor runner_main",
     "trainer_stand_in",
-    "demo",
+    "demo mask_tests",
     "cli_inspect cli_export cli_skip_list cli_prune cli_eval cli_serve",
     "cli",
     "__main__",
@@ -138,7 +138,7 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
         (
             ("slime", "slime_plugins"),
             (f"{BUFFER}.stand_in_engine",),
-            (f"{BUFFER}.stand_in_engine", f"{BUFFER}.cli_serve"),
+            (f"{BUFFER}.stand_in_engine", f"{BUFFER}.cli_serve", f"{BUFFER}.mask_tests"),
         ),
     ],
 )  # fmt: skip

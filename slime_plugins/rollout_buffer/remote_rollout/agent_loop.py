@@ -15,12 +15,12 @@ import aiohttp
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
-from slime_plugins.rollout_buffer.remote_rollout.counting import ExpectedTurn, OwnCount
+from slime_plugins.rollout_buffer.remote_rollout.counting import ExpectedTurn
 from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import ToolCall, calls_of
 from slime_plugins.rollout_buffer.remote_rollout.tools import SeesContext, ToolBox, answer_call
-from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
 
@@ -69,21 +69,11 @@ class _Metrics:
 class RolloutLoop:
     """One rollout under way."""
 
-    def __init__(
-        self,
-        request: RolloutBody,
-        tokens: ConversationTokens,
-        box: ToolBox,
-        calls: TrainerCalls,
-        settings: AgentSettings,
-    ) -> None:
+    def __init__(self, request: RolloutBody, session: RolloutSession, box: ToolBox, settings: AgentSettings) -> None:
         self._request = request
-        self._tokens = tokens
+        self._session = session
         self._box = box
-        self._calls = calls
         self._settings = settings
-        self._count = OwnCount(tokens, request.tools or (), () if request.tools else box.schemas)
-        self._messages: list[Message] = [dict(message) for message in request.messages]
         self._metrics = _Metrics()
 
     async def play(self) -> dict[str, Any]:
@@ -100,62 +90,43 @@ class RolloutLoop:
 
     async def _turns(self) -> FinishReason:
         for turn in range(1, self._request.max_turns + 1):
-            expected = await asyncio.to_thread(self._count.expect, self._messages, turn)
+            expected = await self._session.expect()
             room = self._request.max_tokens_total - len(expected.prompts[expected.preferred])
             if room <= 0:
                 return FinishReason.MAX_TOKENS
-            reply = await self._sample(expected, turn, room)
-            self._messages.append(reply.message)
+            reply = await self._sample(expected, room)
             calls = [] if reply.finish_reason == "length" else calls_of(reply.message, turn)
             if not calls:
                 return FinishReason.MAX_TOKENS if reply.finish_reason == "length" else FinishReason.STOP
             await self._answer(calls)
         return FinishReason.MAX_TURNS
 
-    async def _sample(self, expected: ExpectedTurn, turn: int, room: int) -> TrainerReply:
+    async def _sample(self, expected: ExpectedTurn, room: int) -> TrainerReply:
         start = time.monotonic()
         try:
-            reply = await self._sample_either_way(expected, turn, room)
+            reply = await self._session.sample(expected, _capped(self._request.sampling_params, room))
         finally:
             self._metrics.llm_s += time.monotonic() - start
-        await asyncio.to_thread(self._count.take, self._messages, expected, reply, turn)
+        held = self._session.last_prompt_length
         self._metrics.llm_calls += 1
         self._metrics.response_tokens += len(reply.token_ids)
-        self._metrics.longest = max(self._metrics.longest, self._count.sequence_tokens)
-        self._metrics.prompt_tokens = self._count.sequence_tokens - self._metrics.response_tokens
+        self._metrics.longest = max(self._metrics.longest, held)
+        self._metrics.prompt_tokens = held - self._metrics.response_tokens
         return reply
-
-    async def _sample_either_way(self, expected: ExpectedTurn, turn: int, room: int) -> TrainerReply:
-        """Offers the other count where two are possible and the trainer refuses the first; it has sampled nothing."""
-        first, *other = expected.ways()
-        try:
-            return await self._calls.sample(self._body(expected.mask(first), room), turn)
-        except MaskRefusedError as refusal:
-            if not other:
-                raise
-            logger.info("rollout %s: %s; counting by %s instead", self._request.rollout_id, refusal, other[0].value)
-            return await self._calls.sample(self._body(expected.mask(other[0]), room), turn)
-
-    def _body(self, mask: Sequence[int] | None, room: int) -> dict[str, Any]:
-        return {
-            **_capped(self._request.sampling_params, room),
-            **({"tools": self._request.tools} if self._request.tools else {}),
-            "rollout_id": self._request.rollout_id,
-            "messages": self._messages,
-            "response_mask": mask,
-        }
 
     async def _answer(self, calls: Sequence[ToolCall]) -> None:
         start = time.monotonic()
         timeout_s = self._settings.tool_timeout_s
         if isinstance(self._box, SeesContext):
-            self._box.see_context(self._count.sequence_tokens, lambda text: len(self._tokens.encode(text)))
-        self._messages += await asyncio.gather(*(answer_call(self._box, call, timeout_s) for call in calls))
+            count = self._session.tokens.encode
+            self._box.see_context(self._session.last_prompt_length, lambda text: len(count(text)))
+        results = await asyncio.gather(*(answer_call(self._box, call, timeout_s) for call in calls))
+        self._session.append_tool_outputs(results)
         self._metrics.tool_s += time.monotonic() - start
         self._metrics.tool_calls += len(calls)
 
     def _response(self, reason: FinishReason, error: str | None = None) -> dict[str, Any]:
-        return final_response(self._request, self._messages, reason, error, self._metrics.told())
+        return final_response(self._request, self._session.messages, reason, error, self._metrics.told())
 
 
 async def play_rollout(
@@ -167,9 +138,19 @@ async def play_rollout(
     settings: AgentSettings,
 ) -> dict[str, Any]:
     """Plays one rollout and returns its final response; whatever breaks is in there."""
-    calls = TrainerCalls(session, server_url, request.callback_api_key, settings)
+    rollout = RolloutSession(
+        request.rollout_id,
+        tokens,
+        server_url,
+        http=session,
+        api_key=request.callback_api_key,
+        settings=settings,
+        tools=request.tools or (),
+        optional_tools=() if request.tools else box.schemas,
+    )
+    rollout.messages = [dict(message) for message in request.messages]
     try:
-        return await RolloutLoop(request, tokens, box, calls, settings).play()
+        return await RolloutLoop(request, rollout, box, settings).play()
     except Exception as error:
         logger.exception("rollout %s broke", request.rollout_id)
         broken = TrainerReplyError(f"the rollout server broke: {type(error).__name__}: {error}")

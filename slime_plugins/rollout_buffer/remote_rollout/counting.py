@@ -4,7 +4,8 @@ Two counts exist. By ids: what was held, plus the template's bridge; exact where
 By text: the whole conversation rendered again, minus what was held; the formula of the guide, and exact wherever the
 trainer renders again. They agree unless the sampled ids are not what the tokenizer makes of their text. Where they
 differ the reply says which to trust: ids that decode to its text were sampled as they are, ids that do not were not. A
-trainer that refuses the one is offered the other, once; its next prompt shows which one it used.
+trainer that refuses the one is offered the other, once; its next prompt shows which one it used. Where the conversation
+was edited, the first count is what the new prompt has behind the ids that it shares with those held.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
+from slime_plugins.rollout_buffer.remote_rollout.conversation import (
+    ConversationTokens,
+    common_prefix,
+    is_same_message,
+    is_same_reply,
+)
 from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
@@ -60,6 +66,7 @@ class OwnCount:
         self._asked: list[Message] = []
         self._rendered: list[int] = []
         self._held: list[int] = []
+        self._reply: Message = {}
         self._sampled = 0
         self._trusts_text = False
         self._seen: Way | None = None
@@ -75,7 +82,9 @@ class OwnCount:
         if turn == 1:
             return _first_turn(rendered)
         by_text = len(rendered) - len(self._rendered) - self._sampled
-        if rendered[: len(self._held)] == self._held:
+        if not self._continues(messages):
+            bridged, by_ids = rendered, len(rendered) - common_prefix(self._held, rendered)
+        elif rendered[: len(self._held)] == self._held:
             bridged, by_ids = rendered, len(rendered) - len(self._held)
         else:
             added = messages[len(self._asked) + 1 :]
@@ -100,8 +109,16 @@ class OwnCount:
         self._asked = [dict(message) for message in messages]
         self._rendered = self._tokens.prompt(messages, self._tools)
         self._held = [*prompt, *reply.token_ids]
+        self._reply = reply.message
         self._sampled = len(reply.token_ids)
         self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
+
+    def _continues(self, messages: Sequence[Message]) -> bool:
+        """False where the conversation was edited or cut: then a trainer renders it anew."""
+        at = len(self._asked)
+        if len(messages) <= at or not is_same_reply(self._reply, messages[at]):
+            return False
+        return all(is_same_message(left, right) for left, right in zip(self._asked, messages, strict=False))
 
     def _check_vocabulary(self, reply: TrainerReply, turn: int) -> None:
         size = len(self._tokens.tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -27,7 +27,7 @@ _LOG_PROBS = ("logprobs", "log_probs", "token_logprobs", "output_log_probs")
 class TrainerReply:
     """One sampled turn. ``prompt_ids`` and ``prompt_tokens`` are None where the trainer does not tell.
 
-    ``knows_turns`` is true when the trainer showed that it recognises a repeated turn.
+    ``knows_turns`` is true when the trainer showed that it recognises a repeated turn. ``body`` is all that it sent.
     """
 
     message: Message
@@ -37,6 +37,7 @@ class TrainerReply:
     prompt_tokens: int | None = None
     log_probs: tuple[float, ...] | None = None
     knows_turns: bool = False
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerReply:
@@ -62,6 +63,7 @@ def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerR
         prompt_tokens=told if type(told) is int else None,
         log_probs=_log_probs(_first(_LOG_PROBS, reply, choice), len(token_ids), turn),
         knows_turns=knows_turns,
+        body=reply,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from slime_plugins.rollout_buffer.stand_in_engine.calculator_policy import is_calculator_task, use_calculator
 from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
 from slime_plugins.rollout_buffer.stand_in_engine.document_policy import is_document_task, work_on_document
 from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
@@ -32,6 +33,8 @@ def reply_to(conversation: Conversation, *, skill: float, luck: Luck) -> str:
         return play_phone(conversation, skill=skill, luck=luck)
     if is_document_task(conversation):
         return work_on_document(conversation, skill=skill, luck=luck)
+    if is_calculator_task(conversation):
+        return use_calculator(conversation, skill=skill, luck=luck)
     return _answer_question(conversation, skill=skill, luck=luck)
 
 

@@ -1,0 +1,173 @@
+"""The agent's side of one conversation with a trainer: asks for turns and counts the mask of each.
+
+``RolloutSession`` is what this project's rollout server plays with, and what a rollout server of your own can use:
+
+    session = RolloutSession(rollout_id, tokenizer, server_url)
+    session.messages = [{"role": "user", "content": "Calculate 15 * 23"}]
+    response = await session.call_llm({"temperature": 0.7, "max_tokens": 512})
+    session.append_tool_outputs([{"role": "tool", "tool_call_id": "call_1_0", "content": "345"}])
+    response = await session.call_llm({"temperature": 0.7, "max_tokens": 512})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools, is_same_message
+from slime_plugins.rollout_buffer.remote_rollout.counting import ExpectedTurn, OwnCount, Way
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
+from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["RolloutSession"]
+
+logger = logging.getLogger(__name__)
+mask_logger = logging.getLogger("rollout_server")
+"""Says at DEBUG how each mask was counted, under the name that guides tell people to listen to."""
+
+
+class RolloutSession:
+    """One rollout: ``messages`` as the model sees them, and the tokens behind them.
+
+    Put the first messages into ``messages``. Each reply is appended by ``call_llm``; one that its caller appends once
+    more counts once. What is appended behind it enters with the next call, as zeros of its ``response_mask``.
+    """
+
+    def __init__(
+        self,
+        rollout_id: str,
+        tokenizer: Any,
+        server_url: str,
+        *,
+        http: aiohttp.ClientSession | None = None,
+        api_key: str | None = None,
+        settings: AgentSettings | None = None,
+        tools: Tools = (),
+        optional_tools: Tools = (),
+    ) -> None:
+        """``tokenizer`` is the trainer's own, with its chat template; ``server_url`` the trainer's base URL.
+
+        ``tools`` are sent with every turn. ``optional_tools`` are not, yet the trainer may show them to its model.
+
+        Raises:
+            ConfigError: the tokenizer has no chat template that ends turns with a token of its own.
+        """
+        self.rollout_id = rollout_id
+        self.server_url = server_url.rstrip("/")
+        self.tokens = tokenizer if isinstance(tokenizer, ConversationTokens) else ConversationTokens(tokenizer)
+        self.messages: list[Message] = []
+        self.turns = 0
+        self._tools = tuple(tools)
+        self._count = OwnCount(self.tokens, self._tools, optional_tools)
+        self._http = http
+        self._api_key = api_key
+        self._settings = settings or AgentSettings()
+        self._calls: TrainerCalls | None = None
+        self._asked = 0
+        self._reply: Message | None = None
+
+    @property
+    def last_prompt_length(self) -> int:
+        """Tokens of the last prompt and the reply to it; what the next prompt has more of, entered. 0 at first."""
+        return self._count.sequence_tokens
+
+    async def call_llm(self, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+        """Has the trainer sample the next turn and returns its answer, with ``token_ids`` and ``prompt_token_ids``.
+
+        Raises:
+            TrainerReplyError: the trainer failed, refused, or counts otherwise than this side; names the turn.
+            InvalidPayloadError: the chat template refuses the messages.
+        """
+        reply = await self.sample(await self.expect(), sampling_params)
+        found = {"token_ids": list(reply.token_ids)}
+        if reply.prompt_ids is not None:
+            found["prompt_token_ids"] = list(reply.prompt_ids)
+        return {**reply.body, **found}
+
+    def append_tool_outputs(self, tool_results: Sequence[Message]) -> None:
+        """Appends tool messages; they are counted by the next call."""
+        self.messages.extend(dict(result) for result in tool_results)
+
+    async def expect(self) -> ExpectedTurn:
+        """Returns the next prompt and what enters with it, without asking for it.
+
+        Raises:
+            InvalidPayloadError: the chat template refuses the messages.
+        """
+        self._drop_repeated_reply()
+        return await asyncio.to_thread(self._count.expect, self.messages, self.turns + 1)
+
+    async def sample(self, expected: ExpectedTurn, sampling_params: Mapping[str, Any]) -> TrainerReply:
+        """Has the trainer sample the expected turn, checks its answer, and appends the reply.
+
+        Raises:
+            TrainerReplyError: as ``call_llm``.
+        """
+        turn = self.turns + 1
+        async with self._trainer() as calls:
+            reply = await self._sample_either_way(calls, expected, sampling_params, turn)
+        await asyncio.to_thread(self._count.take, self.messages, expected, reply, turn)
+        self._asked, self._reply, self.turns = len(self.messages), reply.message, turn
+        self.messages.append(reply.message)
+        return reply
+
+    async def _sample_either_way(
+        self, calls: TrainerCalls, expected: ExpectedTurn, sampling_params: Mapping[str, Any], turn: int
+    ) -> TrainerReply:
+        """Offers the other count where two are possible and the trainer refuses the first; it has sampled nothing."""
+        first, *other = expected.ways()
+        try:
+            return await calls.sample(self._body(expected, first, sampling_params, turn), turn)
+        except MaskRefusedError as refusal:
+            if not other:
+                raise
+            logger.info("rollout %s: %s; counting by %s instead", self.rollout_id, refusal, other[0].value)
+            return await calls.sample(self._body(expected, other[0], sampling_params, turn), turn)
+
+    def _body(self, expected: ExpectedTurn, way: Way, sampling_params: Mapping[str, Any], turn: int) -> dict[str, Any]:
+        mask = expected.mask(way)
+        self._log_mask(expected.prompts[way], mask, turn)
+        return {
+            **sampling_params,
+            **({"tools": list(self._tools)} if self._tools else {}),
+            "rollout_id": self.rollout_id,
+            "messages": self.messages,
+            "response_mask": mask,
+        }
+
+    def _log_mask(self, prompt: Sequence[int], mask: Sequence[int] | None, turn: int) -> None:
+        if not mask_logger.isEnabledFor(logging.DEBUG):
+            return
+        entered = len(mask or ())
+        named = {"turn": turn, "rollout_id": self.rollout_id}
+        mask_logger.debug("Turn %d: response_mask=%s, length=%d", turn, mask, entered, extra=named)
+        mask_logger.debug("Tool output tokens: %s", list(prompt[len(prompt) - entered :]), extra=named)
+        before, after = self.last_prompt_length, len(prompt)
+        mask_logger.debug("Prompt length before: %d, after: %d", before, after, extra=named)
+
+    def _drop_repeated_reply(self) -> None:
+        """A caller may have appended the reply as well."""
+        at = self._asked + 1
+        if self._reply is None or len(self.messages) <= at:
+            return
+        first, second = self.messages[at - 1 : at + 1]
+        if is_same_message(first, self._reply) and is_same_message(second, self._reply):
+            del self.messages[at]
+
+    @asynccontextmanager
+    async def _trainer(self) -> AsyncIterator[TrainerCalls]:
+        """The calls to the trainer: over the connections that were given, or over one of this turn."""
+        if self._http is not None:
+            if self._calls is None:
+                self._calls = TrainerCalls(self._http, self.server_url, self._api_key, self._settings)
+            yield self._calls
+            return
+        async with aiohttp.ClientSession() as http:
+            yield TrainerCalls(http, self.server_url, self._api_key, self._settings)

@@ -1,0 +1,275 @@
+"""What a guide to response masks tells people to do: its session, its log lines, its pitfalls, its tests as a file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from slime_plugins.rollout_buffer.cli import app
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
+from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
+from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide
+from slime_plugins.rollout_buffer.stand_in_engine import server as stand_in
+from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+from tests.remote_rollout_serving import call, rollout_body, served, trainer_side
+
+SAMPLING = {"temperature": 0.7, "max_tokens": 128}
+SYSTEM = {"role": "system", "content": "You are a helpful calculator assistant."}
+SUM = {"role": "user", "content": "Calculate 15*23"}
+RESULT = {"role": "tool", "tool_call_id": "call_1_0", "content": "345"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+
+
+@asynccontextmanager
+async def trainer_with_an_engine() -> AsyncIterator[tuple[TrainerSide, str]]:
+    """A trainer on HTTP that samples with a stand-in engine."""
+    async with stand_in.running(StandInSettings(port=0, skill=1.0)) as engine_url:
+        engine = SglangEngine(engine_url)
+        trainer = trainer_side(engine)
+        async with served(create_app(trainer=trainer)) as url:
+            yield trainer, url
+        await engine.close()
+
+
+# --- the session -----------------------------------------------------------------------------------------------------
+
+
+async def test_our_rollout_server_plays_with_the_session(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="rollout_server")
+    agent = AgentSide()
+    async with trainer_with_an_engine() as (_, url):
+        final = await agent.rollout(rollout_body(url, "r", callback_api_key=None))
+    await agent.close()
+
+    assert final["metrics"]["num_tool_calls"] == 1
+    said = [record.getMessage() for record in caplog.records if record.name == "rollout_server"]
+    assert [line[:7] for line in said if line.startswith("Turn")] == ["Turn 1:", "Turn 2:"]
+
+
+@pytest.mark.parametrize("appends", ["nothing", "the reply, too"])
+async def test_a_session_masks_the_tool_outputs_between_two_calls(appends: str, tokenizer: Any) -> None:
+    async with trainer_with_an_engine() as (trainer, url):
+        session = RolloutSession("r", tokenizer, url)
+        session.messages = [SYSTEM, SUM]
+        assert session.last_prompt_length == 0
+        first = await session.call_llm(SAMPLING)
+        held = len(first["prompt_token_ids"]) + len(first["token_ids"])
+        assert session.last_prompt_length == held
+        if appends == "the reply, too":
+            session.messages.append(first["choices"][0]["message"])
+        session.append_tool_outputs([RESULT])
+        assert session.last_prompt_length == held
+        second = await session.call_llm(SAMPLING)
+        kept = trainer.get_session("r")
+
+    entered = len(second["prompt_token_ids"]) - held
+    assert entered > 1
+    assert kept.response_mask == [1] * len(first["token_ids"]) + [0] * entered + [1] * len(second["token_ids"])
+    assert len(kept.response_ids) == len(kept.response_mask)
+    assert [message["role"] for message in session.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert "345" in session.messages[-1]["content"]
+
+
+async def test_a_session_counts_what_an_edited_context_shares_with_the_old_one(tokenizer: Any) -> None:
+    """The mended form of a context that is cut: the mask covers the new prompt behind what is the same."""
+    async with trainer_with_an_engine() as (trainer, url):
+        session = RolloutSession("r", tokenizer, url)
+        session.messages = [SYSTEM, {"role": "user", "content": "Say hello."}]
+        await session.call_llm(SAMPLING)
+        session.messages.append({"role": "user", "content": "And again."})
+        await session.call_llm(SAMPLING)
+        session.messages = [session.messages[0], *session.messages[-2:], {"role": "user", "content": "Once more."}]
+        await session.call_llm(SAMPLING)
+        kept = trainer.get_session("r")
+
+    assert [turn.kind.value for turn in kept.turns] == ["first", "continued", "edited"]
+    assert all(sum(row.loss_mask) > 0 for row in kept.rows())
+
+
+async def test_another_tokenizer_than_the_trainers_is_told_apart(tokenizer: Any) -> None:
+    other = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+    other.chat_template = other.chat_template.replace("<|im_start|>assistant\\n", "<|im_start|>assistant: ")
+    async with trainer_with_an_engine() as (_, url):
+        session = RolloutSession("r", other, url)
+        session.messages = [SUM]
+        with pytest.raises(TrainerReplyError, match="another tokenizer, another chat template"):
+            await session.call_llm(SAMPLING)
+
+
+async def test_masks_are_logged_under_the_name_that_the_guide_gives(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="rollout_server")
+    async with trainer_with_an_engine() as (_, url):
+        session = RolloutSession("r", tokenizer, url)
+        session.messages = [SYSTEM, SUM]
+        first = await session.call_llm(SAMPLING)
+        held = len(first["prompt_token_ids"]) + len(first["token_ids"])
+        session.append_tool_outputs([RESULT])
+        second = await session.call_llm(SAMPLING)
+
+    entered = len(second["prompt_token_ids"]) - held
+    said = [record.getMessage() for record in caplog.records if record.name == "rollout_server"]
+    assert said[0] == "Turn 1: response_mask=None, length=0"
+    assert f"Turn 2: response_mask={[0] * entered}, length={entered}" in said
+    assert f"Tool output tokens: {second['prompt_token_ids'][held:]}" in said
+    assert f"Prompt length before: {held}, after: {held + entered}" in said
+
+
+# --- what is refused, and its mended form ----------------------------------------------------------------------------
+
+
+async def asked(url: str, messages: list[dict[str, Any]], mask: Any) -> tuple[int, Any]:
+    body = {"rollout_id": "r", "messages": messages, "response_mask": mask, "max_tokens": 128}
+    return await call("POST", f"{url}/v1/chat/completions", body)
+
+
+@pytest.mark.parametrize(
+    ("case", "mask"),
+    [
+        ("three zeros for what the template makes more of", [0, 0, 0]),
+        ("as many zeros as the output alone has tokens", "output"),
+        ("a hundred zeros", [0] * 100),
+        ("no mask", None),
+        ("ones", [1, 1, 1]),
+    ],
+)
+async def test_a_mask_of_the_wrong_length_is_refused_and_the_right_one_follows(
+    case: str, mask: Any, tokenizer: Any
+) -> None:
+    """Nothing falls back to all ones: a refused turn samples nothing, and its mended form goes on."""
+    async with trainer_with_an_engine() as (trainer, url):
+        _, first = await asked(url, [SYSTEM, SUM], None)
+        messages = [SYSTEM, SUM, first["choices"][0]["message"], RESULT]
+        wrong = tokenizer.encode("345") if mask == "output" else mask
+        status, refusal = await asked(url, messages, [0] * len(wrong) if mask == "output" else wrong)
+        assert status == 422, case
+        assert refusal["error"]["code"] == "wrong_response_mask"
+        expected = refusal["error"]["detail"]["expected"]
+        assert len(trainer.get_session("r").turns) == 1
+
+        status, second = await asked(url, messages, [0] * expected)
+        assert status == 200
+        assert second["entered_tokens"] == expected
+        assert trainer.get_session("r").response_mask.count(0) == expected
+
+
+async def test_zeros_on_the_first_turn_are_refused() -> None:
+    async with trainer_with_an_engine() as (_, url):
+        status, refusal = await asked(url, [SYSTEM, SUM], [0, 0, 0])
+
+    assert status == 422
+    assert "on the first turn nothing has entered yet: send null" in refusal["error"]["message"]
+
+
+async def test_a_context_that_was_cut_without_a_mask_is_refused() -> None:
+    async with trainer_with_an_engine() as (_, url):
+        _, first = await asked(url, [SYSTEM, SUM], None)
+        status, refusal = await asked(url, [SUM, first["choices"][0]["message"], RESULT], None)
+
+    assert status == 422
+    assert "the context was edited" in refusal["error"]["message"]
+
+
+# --- the tests of the guide, as somebody's file ----------------------------------------------------------------------
+
+TESTS = '''
+"""Three tests that anybody would write who read about masks; bare dots stand where the request says nothing."""
+import logging
+
+logging.basicConfig(level=logging.DEBUG)
+
+
+async def test_one_turn():
+    await rollout_server.rollout({
+        "rollout_id": "one-turn",
+        "messages": [{"role": "user", "content": "Hello"}],
+        ...
+    })
+    session = trainer.get_session("one-turn")
+    assert session.response_mask
+    assert set(session.response_mask) == {1}
+
+
+async def test_two_turns_with_a_tool():
+    response = await rollout_server.rollout({
+        "rollout_id": "two-turns",
+        "messages": [{"role": "user", "content": "Calculate 15*23"}],
+        ...
+    })
+    mask = trainer.get_session("two-turns").response_mask
+    assert 0 in mask, "no tool was called"
+    assert (mask[0], mask[-1]) == (1, 1)
+    assert mask.count(0) == count_tool_output_tokens(response.final_messages)
+
+
+async def test_lengths():
+    await rollout_server.rollout({...})
+    session = trainer.get_session(rollout_id)
+    assert len(session.response_ids) == len(session.response_mask)
+'''
+
+
+def test_a_file_of_mask_tests_runs_against_both_sides_and_a_stand_in(tmp_path: Path) -> None:
+    file = tmp_path / "my_tests.py"
+    file.write_text(TESTS)
+
+    ended = CliRunner().invoke(app, ["mask-tests", str(file)])
+
+    assert ended.exit_code == 0, ended.output
+    assert [line.split()[0] for line in ended.output.splitlines() if "test_" in line] == ["passed"] * 3
+
+
+def test_a_mask_test_that_fails_is_shown_and_fails_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "my_tests.py"
+    file.write_text(
+        TESTS + "\n\nasync def test_wrong():\n    assert trainer.get_session(rollout_id).response_mask == []\n"
+    )
+
+    ended = CliRunner().invoke(app, ["mask-tests", str(file)])
+
+    assert ended.exit_code == 1
+    assert "FAILED test_wrong" in ended.output
+    assert "response_mask == []" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("def x(:", "is no Python"), ("x = 1\n", "test_"), (None, "cannot be read")]
+)
+def test_a_file_without_tests_says_so(tmp_path: Path, text: str | None, says: str) -> None:
+    file = tmp_path / "my_tests.py"
+    if text is not None:
+        file.write_text(text)
+
+    ended = CliRunner().invoke(app, ["mask-tests", str(file)])
+
+    assert ended.exit_code == 2
+    assert says in ended.output + ended.stderr
+
+
+async def test_the_stand_in_calls_the_calculator_only_where_one_is_offered() -> None:
+    async with stand_in.running(StandInSettings(port=0, skill=1.0)) as url:
+
+        async def reply(*messages: dict[str, Any], **more: Any) -> str:
+            _, said = await call("POST", f"{url}/v1/chat/completions", {"messages": list(messages), **more})
+            return str(said["choices"][0]["message"]["content"])
+
+        assert "<tool_call>" in await reply(SUM, tools=list(CALCULATOR_SCHEMAS))
+        assert "<tool_call>" in await reply(SYSTEM, SUM)
+        assert "<tool_call>" not in await reply(SUM)
