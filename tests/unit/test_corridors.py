@@ -14,13 +14,13 @@ ANDROID = f"{GENERATOR}.android_world"
 
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
-    "errors types overlay_advice backoff",
+    "errors types overlay_advice backoff vocabulary",
     "logs tracing life_signs sampled_json storage_errors write_lock data_dir",
     "disk_reserve",
-    "wire config sglang_protocol openai_protocol chat_tokens demo_tokenizer groups staleness committer "
+    "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
-    "connection_limits poll_watcher request_bodies write_batcher wsgi_bridge evaluation_statistics payloads engine "
-    "client jobs inputs processes packs inline_images token_rows",
+    "connection_limits poll_watcher request_bodies write_batcher wsgi_bridge evaluation_statistics openai_protocol "
+    "payloads engine client jobs inputs processes packs inline_images token_rows",
     "evaluation_report openai_engine pack_reader",
     "evaluation_plan store fake_engine engine_contract remote_rollout",
     "tables",
@@ -32,7 +32,7 @@ LEVELS = [
     "openapi_operations",
     "openapi",
     "evaluation generator",
-    "device_watch",
+    "device_watch engine_watch",
     "runner web progress stand_in_engine doctor cli_common",
     "server_inspect server_dashboard data_routes",
     "server",
