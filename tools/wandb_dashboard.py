@@ -92,6 +92,7 @@ LAYOUT: tuple[Section, ...] = (
                 "buffer/malformed_items",
                 "buffer/surplus_items",
                 "buffer/untrained_trajectories",
+                "buffer/without_log_probs",
             ),
             _panel("Screenshots", "buffer/images", "buffer/images_fetched"),
             _panel("Bytes of screenshots", "buffer/image_tensor_bytes"),

@@ -97,6 +97,7 @@ COUNTED = (
     "tokens_from_generations",
     "tokens_from_messages",
     "untrained_trajectories",
+    "without_log_probs",
 )
 """What a rollout counts of the items it received, logged as ``rollout/buffer/<name>``."""
 
@@ -264,7 +265,7 @@ class _TrainingRollout:
             # The next call starts the job again: the buffer reopens one that has failed.
             _progress_by_job.pop(self._key, None)
             raise
-        batch = finish_batch(groups, self._rollout_id)
+        batch = finish_batch(groups, self._rollout_id, self._args)
         if self._settings.pause_between_rollouts:
             await self._feed.pause()
         log_raw_info(self._args, self._all_meta_info, self._rollout_id)

@@ -51,6 +51,7 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/malformed_items": "items that came malformed",
     "rollout/buffer/surplus_items": "members beyond the group's size",
     "rollout/buffer/untrained_trajectories": "trajectories of which no token is trained",
+    "rollout/buffer/without_log_probs": "trajectories not trained because slime computes its loss from log-probs",
     "rollout/buffer/rows": "training rows",
     "rollout/buffer/row_tokens": "tokens in all rows, context included",
     "rollout/buffer/tokens_from_generations": "trajectories with the tokens that were sampled",

@@ -46,6 +46,7 @@ __all__ = [
     "group_normalized_rewards",
     "images_of",
     "is_agent_group",
+    "log_probs_wanted_by",
     "rows_of",
     "trajectories_of",
 ]
@@ -158,6 +159,11 @@ class SampleConverter:
         if not rows:
             self.counts["untrained_trajectories"] += 1
             return [_dummy(item, "no token of it is trained")]
+        wanted_by = log_probs_wanted_by(self._args)
+        if wanted_by is not None and any(row.log_probs is None for row in rows):
+            self.counts["without_log_probs"] += 1
+            _warn_of_missing_log_probs(wanted_by)
+            return [_dummy(item, f"it has no log-probs of the engine, from which {wanted_by} computes the loss")]
         self.counts[f"tokens_from_{packed.token_source}"] += 1
         self.counts["rows"] += len(rows)
         self.counts["row_tokens"] += sum(len(row.tokens) for row in rows)
@@ -250,6 +256,15 @@ class SampleConverter:
 
 
 @functools.lru_cache(maxsize=1)
+def _warn_of_missing_log_probs(flag: str) -> None:
+    logger.warning(
+        "%s computes the loss from the engine's log-probs: trajectories without them are not trained. They come with "
+        "generations, never with messages alone",
+        flag,
+    )
+
+
+@functools.lru_cache(maxsize=1)
 def _warn_of_long_rows(rows: int, tokens: int) -> None:
     logger.warning(
         "a trajectory rebuilt from its messages is %d rows of %d tokens in all, because its template drops earlier "
@@ -286,12 +301,12 @@ def _mask_generator_or_none(
 # --- one batch -------------------------------------------------------------------------------------------------------
 
 
-def finish_batch(groups: Sequence[Group], rollout_id: int) -> list[Group]:
+def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> list[Group]:
     """Makes the groups of one rollout one batch, as slime's RolloutManager wants it.
 
     ``group_index`` and ``rollout_id`` become ints that are unique in the run; the rows of one trajectory share them.
-    Every metadata has the same keys. Log-probs are there on all samples or on none. Where any trajectory has several
-    rows, every trajectory is a list.
+    Every metadata has the same keys, and what slime forwards of it a value of one type on every sample. Log-probs are
+    there on all samples or on none. Where any trajectory has several rows, every trajectory is a list.
     """
     first_trajectory = rollout_id * sum(len(group) for group in groups)
     trajectories = 0
@@ -303,7 +318,9 @@ def finish_batch(groups: Sequence[Group], rollout_id: int) -> list[Group]:
             trajectories += 1
     samples = [sample for group in groups for member in group for sample in rows_of(member)]
     _share_metadata_keys(samples)
-    _agree_on_log_probs(samples)
+    _agree_on_round_number(samples)
+    _agree_on_source_name(samples)
+    _agree_on_log_probs(samples, args)
     nested = len(samples) > trajectories
     return [[rows_of(member) if nested else rows_of(member)[0] for member in group] for group in groups]
 
@@ -343,17 +360,92 @@ def _share_metadata_keys(samples: Sequence[Sample]) -> None:
         sample.metadata = {key: sample.metadata.get(key) for key in keys}
 
 
-def _agree_on_log_probs(samples: Sequence[Sample]) -> None:
+def _agree_on_round_number(samples: Sequence[Sample]) -> None:
+    """slime sums the round numbers of all samples. Who has none, a dummy for instance, gets the others' mean."""
+    given: list[tuple[Sample, Any]] = [(sample, sample.metadata.get("round_number")) for sample in samples]
+    known = [(sample, value) for sample, value in given if _is_finite(value) and not sample.remove_sample]
+    if not known:
+        for sample in samples:
+            sample.metadata.pop("round_number", None)
+        return
+    whole = all(isinstance(value, int) for _, value in known)
+    mean = _mean([float(value) for _, value in known])
+    by_sample = {id(sample): value for sample, value in known}
+    for sample in samples:
+        value = by_sample.get(id(sample), mean)
+        sample.metadata["round_number"] = round(value) if whole else float(value)
+
+
+def _agree_on_source_name(samples: Sequence[Sample]) -> None:
+    """slime takes the name of a sample's source as a text; a dummy has that of its group."""
+    if not any("source_name" in sample.metadata for sample in samples):
+        return
+    by_group = {sample.group_index: _name(sample.metadata["source_name"]) for sample in samples[::-1] if _named(sample)}
+    for sample in samples:
+        own = sample.metadata["source_name"] if _named(sample) else by_group.get(sample.group_index)
+        sample.metadata["source_name"] = _name(own)
+
+
+def _named(sample: Sample) -> bool:
+    return sample.metadata.get("source_name") not in (None, "")
+
+
+def _name(source: Any) -> str:
+    return str(source or "unknown")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def log_probs_wanted_by(args: Any) -> str | None:
+    """Returns the flag with which slime computes its loss from the engine's log-probs; None where it does not."""
+    given = (getattr(args, name, False) for name in ("use_rollout_logprobs", "use_tis", "get_mismatch_metrics"))
+    flags = ("--use-rollout-logprobs", "--use-tis", "--get-mismatch-metrics")
+    return next((flag for flag, is_set in zip(flags, given, strict=True) if is_set), None)
+
+
+def _asks_their_shape(args: Any) -> bool:
+    """Tells whether slime takes the mere shape of its advantages from the engine's log-probs.
+
+    It does so where it computes none of its own before the loss: one step for each rollout, without KL penalty, critic,
+    old actor or teacher.
+    """
+    if getattr(args, "loss_type", None) != "policy_loss" or getattr(args, "kl_coef", None) != 0:
+        return False
+    if any(getattr(args, name, False) for name in ("use_critic", "keep_old_actor", "use_opd")):
+        return False
+    trajectories = args.rollout_batch_size * args.n_samples_per_prompt
+    return bool(trajectories // (getattr(args, "global_batch_size", None) or trajectories) <= 1)
+
+
+def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     """slime reads log-probs of every sample when the first one has them."""
     trained = [sample for sample in samples if not sample.remove_sample]
-    complete = bool(trained) and all(sample.rollout_log_probs is not None for sample in trained)
-    if not complete and any(sample.rollout_log_probs is not None for sample in trained):
-        logger.warning("some trajectories of this batch have no log-probs: the batch goes on without any")
-    for sample in samples:
-        if not complete:
+    lacking = [sample for sample in trained if sample.rollout_log_probs is None]
+    if lacking and _asks_their_shape(args):
+        _warn_of_unknown_log_probs(len(lacking), len(trained))
+        for sample in lacking:
+            sample.rollout_log_probs = [math.nan] * sample.response_length
+    elif lacking or not trained:
+        if len(lacking) < len(trained):
+            logger.warning("some trajectories of this batch have no log-probs: the batch goes on without any")
+        for sample in samples:
             sample.rollout_log_probs = None
-        elif sample.rollout_log_probs is None:
+        return
+    for sample in samples:
+        if sample.rollout_log_probs is None:
             sample.rollout_log_probs = [0.0] * sample.response_length
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_unknown_log_probs(lacking: int, trained: int) -> None:
+    logger.warning(
+        "%d of %d rows have no log-probs of the engine, and slime wants their shape with one step for each rollout and "
+        "no KL penalty: they are NaN, which shows in train_rollout_logprob_abs_diff and is in no loss",
+        lacking,
+        trained,
+    )
 
 
 # --- one item --------------------------------------------------------------------------------------------------------
@@ -473,7 +565,7 @@ def _sample(item: RolloutItem, row: _Row, packed: _Packed, *, number: int, of: i
         tokens=row.tokens,
         multimodal_train_inputs=row.train_inputs,
         response_length=len(row.loss_mask),
-        reward=item.reward,
+        reward=_reward(item.reward),
         loss_mask=row.loss_mask,
         rollout_log_probs=row.log_probs,
         weight_versions=row.weight_versions,
@@ -511,7 +603,7 @@ def _metadata(
         "slot": item.slot,
         "outcome": item.outcome,
         "stop_reason": item.stop_reason,
-        "raw_reward": item.reward if item.raw_reward is None else item.raw_reward,
+        "raw_reward": _reward(item.reward if item.raw_reward is None else item.raw_reward),
         "token_source": source,
         "row_source": row_source,
         "row": row,
@@ -547,6 +639,11 @@ def _neutralize_dummies(members: Sequence[list[Sample]]) -> None:
 
 def _number(reward: Any) -> float:
     return float(reward)
+
+
+def _reward(value: Any) -> float:
+    """slime puts the rewards of a batch into one tensor, and sums the raw ones."""
+    return 0.0 if value is None else float(value)
 
 
 def _mean(values: Sequence[float]) -> float:

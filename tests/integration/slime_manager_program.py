@@ -7,6 +7,7 @@ metrics are slime's own. Prints one JSON object.
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -18,7 +19,7 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
-STUBBED = ("sglang", "sglang_router")
+STUBBED = ("sglang", "sglang_router", "megatron")
 
 
 class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -42,14 +43,19 @@ class _StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 sys.meta_path.insert(0, _StubFinder())
 
 import slime.ray.rollout as slime_rollout  # type: ignore[import-not-found]  # noqa: E402 - slime's own, once sglang is stubbed
-from slime.observability.rollout_metrics import (  # type: ignore[import-not-found]  # noqa: E402 - as above
-    compute_metrics_from_samples,
-)
+
+try:
+    rollout_metrics = importlib.import_module("slime.observability.rollout_metrics")
+    log_rollout = rollout_metrics.log_rollout_data
+except ImportError:  # before August 2026
+    rollout_metrics = slime_rollout
+    log_rollout = slime_rollout._log_rollout_data
 from slime.rollout import agent_rollout  # noqa: E402 - as above
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item  # noqa: E402 - as above
 from slime.rollout.data_source import (  # type: ignore[import-not-found]  # noqa: E402 - as above
     RolloutDataSourceWithBuffer,
 )
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402 - as above
 
 slime_rollout.ray.put = lambda value, **_: value
 
@@ -62,6 +68,35 @@ def several_rows_item(instance_id: str, *, epoch: int, slot: int, group_index: i
     if slot == 1:
         item |= {"remove_sample": True, "reward": None, "raw_reward": None, "generations": [], "messages": []}
         item |= {"outcome": "failed", "extra_info": {}}
+    return item
+
+
+def plain_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
+    """As a plain ``run_rollout`` plugin writes it: messages alone, a round number. Slot 0 could not be played."""
+    item = probe_item(instance_id, epoch=epoch, slot=slot, group_index=group_index)
+    item |= {"generations": [], "extra_info": {"round_number": slot, "finish_reason": "stop", "source_name": "math"}}
+    if slot == 0:
+        item |= {"remove_sample": True, "reward": None, "raw_reward": None, "messages": []}
+        item |= {"outcome": "failed", "extra_info": {"remove_reason": "the item has no label"}}
+    return item
+
+
+def phone_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
+    """As the Android World and the edited contexts' generators write it: generations, facts of many types."""
+    item = several_rows_item(instance_id, epoch=epoch, slot=slot, group_index=group_index)
+    if not item["remove_sample"]:
+        item["extra_info"] = {"success": slot == 2, "turns": 2, "task_name": "Wifi", "steps": None, "timings": {}}
+    return item
+
+
+def external_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
+    """As strangers write it: whole rewards, round numbers of any type, some without log-probs."""
+    item = probe_item(instance_id, epoch=epoch, slot=slot, group_index=group_index)
+    item |= {"reward": slot % 2, "raw_reward": -1, "extra_info": {"round_number": [None, "3", 2, True][slot]}}
+    if slot == 3:
+        item["generations"] = [
+            {key: value for key, value in turn.items() if key != "output_log_probs"} for turn in item["generations"]
+        ]
     return item
 
 
@@ -124,7 +159,7 @@ def one_rollout(manager: Any, rollout_id: int) -> dict[str, Any]:
     samples, metrics = manager._get_rollout_data(rollout_id)
     data = manager._convert_samples_to_train_data(samples)
     shards = [ref.inner for ref in manager._split_train_data_by_dp(data)]
-    logged = compute_metrics_from_samples(manager.args, samples)
+    logged = rollout_metrics.compute_metrics_from_samples(manager.args, samples)
     return {
         "instances": [sample.index for sample in samples],
         "rollout_ids": data["rollout_ids"],
@@ -138,6 +173,76 @@ def one_rollout(manager: Any, rollout_id: int) -> dict[str, Any]:
         "truncated_ratio": logged["truncated_ratio"],
         "metrics": metrics,
     }
+
+
+def logged_by_slime(args: Namespace, shard: dict[str, Any]) -> dict[str, float]:
+    """Returns what slime's own training side logs of one rank's share: its sums over every key that came through.
+
+    Megatron's parallel state says that there is one rank, and slime's gathering over ranks is what that rank has.
+    """
+    import torch
+
+    logged: dict[str, float] = {}
+
+    def gather(name: str, args: Any, rollout_id: int, figures: dict[str, Any]) -> None:
+        for key, value in figures.items():
+            logged[f"{name}/{key}"] = value[0] / value[1] if isinstance(value, tuple) else float(value)
+
+    module = _training_side()
+    module.gather_log_data = gather
+    module.get_sum_of_sample_mean = lambda *_, **__: torch_sum
+    for key in ("loss_masks", "rollout_log_probs"):
+        if key in shard:
+            shard[key] = [torch.as_tensor(value) for value in shard[key]]
+    module.log_rollout_data(0, args, shard)
+    return logged
+
+
+def _training_side() -> Any:
+    """Imports where this slime logs a rank's share, with Megatron's parallel state as it is for one rank."""
+    parallel = importlib.import_module("megatron.core").mpu  # the stub of this program
+    for name in ("context_parallel", "data_parallel", "tensor_model_parallel", "pipeline_model_parallel"):
+        getattr(parallel, f"get_{name}_world_size").return_value = 1
+        getattr(parallel, f"get_{name}_rank").return_value = 0
+    parallel.is_pipeline_last_stage.return_value = True
+    if "slime.observability" not in sys.modules:  # before August 2026
+        return importlib.import_module("slime.backends.megatron_utils.data")
+    cp_utils = MagicMock(get_sum_of_sample_mean=lambda *_, **__: torch_sum)
+    sys.modules["slime.backends.megatron_utils"] = MagicMock(cp_utils=cp_utils)
+    sys.modules["slime.backends.megatron_utils.cp_utils"] = cp_utils
+    return importlib.import_module("slime.observability.train_metric_utils")
+
+
+def torch_sum(tensor: Any) -> Any:
+    """Stands for the mean over trajectories, which wants a process group."""
+    return tensor.sum()
+
+
+def log_of(make_item: Any, **changes: Any) -> dict[str, Any]:
+    """Plays one rollout and returns what slime logs of it, before the training and of each rank's share."""
+    instances = [f"task-{number}" for number in range(6)]
+    with LoopbackBuffer(instances, make_item=make_item) as buffer, tempfile.TemporaryDirectory() as save:
+        logging = {"log_multi_turn": True, "log_passrate": False, "log_correct_samples": False, "ci_test": False}
+        args = manager_args(
+            buffer.url,
+            save,
+            rollout_num_gpus=1,
+            custom_rollout_log_function_path=None,
+            wandb_always_use_train_step=False,
+            use_wandb=False,
+            use_tensorboard=False,
+            hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+            qkv_format="thd",
+            **logging,
+            **changes,
+        )
+        manager = manager_of(args, own_rewards=True)
+        samples, metrics = manager._get_rollout_data(0)
+        log_rollout(0, args, samples, metrics, 1.0)
+        data = manager._convert_samples_to_train_data(samples)
+        types = {key: sorted({type(value).__name__ for value in values}) for key, values in data.items()}
+        shards = [ref.inner for ref in manager._split_train_data_by_dp(data)]
+        return {"types": types, "logged": [logged_by_slime(args, shard) for shard in shards]}
 
 
 def rollout_with_images(manager: Any) -> dict[str, Any]:
@@ -182,6 +287,13 @@ def main() -> None:
     with LoopbackBuffer(instances) as buffer, tempfile.TemporaryDirectory() as save:
         single = manager_args(buffer.url, save, n_samples_per_prompt=1, rollout_batch_size=4, global_batch_size=4)
         report["groups_of_one"] = one_rollout(manager_of(single, own_rewards=True), 0)
+    report["logs"] = {
+        "plain": log_of(plain_item),
+        "phone": log_of(phone_item),
+        "external": log_of(external_item),
+        "one_step": log_of(external_item, loss_type="policy_loss", kl_coef=0),
+        "tis": log_of(external_item, use_tis=True),
+    }
     print(json.dumps(report))  # noqa: T201 - a program that answers on standard output
 
 

@@ -140,3 +140,29 @@ def test_each_row_reaches_its_rank_with_its_own_images_and_a_dummy_with_none(man
 
 def test_groups_of_one_have_finite_rewards(manager_report: dict[str, Any]) -> None:
     assert manager_report["groups_of_one"]["rewards"] == [0.0] * 4
+
+
+@pytest.mark.parametrize("kind", ["plain", "phone", "external", "one_step", "tis"])
+def test_slime_logs_every_batch_with_dummies_in_it(manager_report: dict[str, Any], kind: str) -> None:
+    """Each key that it forwards has values of one type, which it sums on every rank."""
+    log = manager_report["logs"][kind]
+
+    may_be_missing = {"multimodal_train_inputs"}
+    assert {key: types for key, types in log["types"].items() if len(types) > 1 and key not in may_be_missing} == {}
+    assert all("rollout/raw_reward" in logged for logged in log["logged"])
+
+
+def test_a_dummy_moves_no_round_number(manager_report: dict[str, Any]) -> None:
+    """Slots 1 to 3 took so many rounds; slot 0 is a dummy."""
+    logs = manager_report["logs"]
+
+    rounds = [logged["multi_turn/multi_turn_metric/round_number_mean"] for logged in logs["plain"]["logged"]]
+    assert sum(rounds) / len(rounds) == 2
+    assert "round_number" in logs["external"]["types"]
+    assert "round_number" not in logs["phone"]["types"]
+
+
+def test_log_probs_reach_slime_whole_or_not_at_all(manager_report: dict[str, Any]) -> None:
+    logs = manager_report["logs"]
+
+    assert [kind for kind in logs if "rollout_log_probs" in logs[kind]["types"]] == ["phone", "one_step", "tis"]

@@ -256,11 +256,95 @@ def test_groups_are_kept_apart_by_number_not_by_instance() -> None:
 
 
 def test_metadata_has_the_same_keys_on_every_sample() -> None:
-    group = group_of(item(extra_info={"round_number": 1}), item(uid="b", extra_info={"other": 2}))
+    group = group_of(item(extra_info={"tool": 1}), item(uid="b", extra_info={"other": 2}))
     first, second = flat_samples(finish_batch([group], 0))
 
     assert first.metadata.keys() == second.metadata.keys()
-    assert second.metadata["round_number"] is None
+    assert second.metadata["tool"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "filled"),
+    [
+        ([3, None, 4], [3, 4, 4]),
+        ([None, 1, None], [1, 1, 1]),
+        ([2.5, None, 1], [2.5, 1.75, 1.0]),
+        ([2, "many", float("nan")], [2, 2, 2]),
+    ],
+)
+def test_a_dummy_has_the_round_number_that_slime_sums(given: list[Any], filled: list[Any]) -> None:
+    members = [item(uid=f"u-{at}", extra_info={"round_number": value}) for at, value in enumerate(given)]
+    samples = flat_samples(finish_batch([group_of(*members, size=4)], 0))
+    numbers = [sample.metadata["round_number"] for sample in samples]
+
+    assert numbers[:3] == filled
+    assert len({type(number) for number in numbers}) == 1
+    assert sum(numbers) > 0
+
+
+def test_round_numbers_that_no_trajectory_tells_are_not_forwarded() -> None:
+    samples = flat_samples(finish_batch([group_of(item(extra_info={"round_number": "many"}), size=2)], 0))
+
+    assert not any("round_number" in sample.metadata for sample in samples)
+
+
+def test_the_source_of_a_dummy_is_that_of_its_group() -> None:
+    members = [item(extra_info={"source_name": "math"}), item(group_index=4, uid="b", extra_info={"source_name": 7})]
+    groups = converter(2).groups([*members, item(group_index=5, uid="c")])
+
+    names = [sample.metadata["source_name"] for sample in flat_samples(finish_batch(groups, 0))]
+    assert names == ["math", "math", "7", "7", "unknown", "unknown"]
+
+
+def test_rewards_are_numbers_of_one_type() -> None:
+    members = [item(reward=1, raw_reward=True), item(uid="b", reward=0.5), item(uid="c", reward=True, raw_reward=None)]
+    samples = flat_samples(finish_batch([group_of(*members, size=4)], 0))
+
+    assert {type(sample.reward) for sample in samples} == {float}
+    assert {type(sample.metadata["raw_reward"]) for sample in samples} == {float}
+
+
+WITHOUT_LOG_PROBS = tuple(dataclasses.replace(turn, output_log_probs=None) for turn in TWO_TURNS)
+
+
+@pytest.mark.parametrize("flag", ["use_rollout_logprobs", "use_tis", "get_mismatch_metrics"])
+def test_what_slime_would_compute_the_loss_of_is_never_made_up(flag: str) -> None:
+    worker = converter(2, **{flag: True})
+    (group,) = worker.groups([item(), item(uid="b", generations=WITHOUT_LOG_PROBS)])
+    good, bad = flat_samples(finish_batch([group], 0, trainer_args(**{flag: True})))
+
+    assert good.rollout_log_probs == [-0.5, -0.25, 0.0, 0.0, -1.0]
+    assert bad.remove_sample
+    assert bad.rollout_log_probs == [0.0]
+    assert flag.replace("_", "-") in bad.metadata["dummy_reason"]
+    assert worker.counts["without_log_probs"] == 1
+
+
+ONE_STEP = {"loss_type": "policy_loss", "kl_coef": 0, "rollout_batch_size": 1, "n_samples_per_prompt": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_wanted"),
+    [
+        ({"global_batch_size": 2}, True),
+        ({"global_batch_size": 1}, False),
+        ({"global_batch_size": 2, "kl_coef": 0.01}, False),
+        ({"global_batch_size": 2, "use_critic": True}, False),
+    ],
+)
+def test_where_slime_wants_the_shape_of_log_probs_nobody_recorded_it_gets_no_number(
+    changes: dict[str, Any], is_wanted: bool
+) -> None:
+    args = trainer_args(**{**ONE_STEP, **changes})
+    (group,) = converter(2).groups([item(generations=WITHOUT_LOG_PROBS), item(uid="b", remove_sample=True)])
+    played, dummy = flat_samples(finish_batch([group], 0, args))
+
+    if is_wanted:
+        assert len(played.rollout_log_probs or []) == played.response_length
+        assert all(value != value for value in played.rollout_log_probs or [])
+        assert dummy.rollout_log_probs == [0.0]
+    else:
+        assert (played.rollout_log_probs, dummy.rollout_log_probs) == (None, None)
 
 
 def test_log_probs_are_on_all_samples_or_on_none() -> None:
