@@ -215,6 +215,10 @@ class _Record(NamedTuple):
         return cls(blob, HEADER.pack(MAGIC, len(blob.data), checksum, owner), owner)
 
 
+_SEAL: Sequence[_Record] = ()
+"""What is brought to the writer to have its pack sealed."""
+
+
 class PackWriter:
     """Appends records to this process's own pack. Safe to use from many threads."""
 
@@ -248,6 +252,10 @@ class PackWriter:
         places: list[Place] = self._commits.run([_Record.of(blob) for blob in blobs])
         return places
 
+    def seal(self) -> None:
+        """Appends no more to the pack of now, so that retention may remove it; the next append starts another."""
+        self._commits.run(_SEAL)
+
     def close(self) -> None:
         """Lets go of the pack; the next append starts another."""
         descriptor, self._descriptor = self._descriptor, None
@@ -257,6 +265,11 @@ class PackWriter:
 
     def _append_batch(self, batch: Sequence[Ticket[Sequence[_Record]]]) -> None:
         """One write and one fsync for everybody; only then are names remembered and callers answered."""
+        if any(ticket.work is _SEAL for ticket in batch) and self._descriptor is not None:
+            self._seal(self._descriptor)
+        batch = [ticket for ticket in batch if ticket.work is not _SEAL]
+        if not batch:
+            return
         if self._descriptor is None:
             self._open()
         descriptor, start = self._descriptor, self._end

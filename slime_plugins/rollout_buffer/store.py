@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.errors import (
     StorageFullError,
 )
 from slime_plugins.rollout_buffer.pack_reader import PackReader, Reading
-from slime_plugins.rollout_buffer.packs import Blob, Disk, PackWriter, Place, highest_number
+from slime_plugins.rollout_buffer.packs import PACK_LIMIT_BYTES, Blob, Disk, PackWriter, Place, highest_number
 from slime_plugins.rollout_buffer.storage_errors import StorageErrors
 from slime_plugins.rollout_buffer.write_lock import TurnOwner, WriterTurns
 
@@ -46,6 +46,8 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 OLDEST_VERSION = 4
 """Of what was written before it nothing is in use."""
 BUSY_TIMEOUT_S = 8.0
+PACKS_OF_A_QUOTA = 32
+SMALLEST_PACK_BYTES = 1024 * 1024
 CHECKPOINT_PAGES = 4000
 """16 MB of log between checkpoints: pages that change again and again are copied into the database once."""
 CHECKPOINT_PAGES_ON_RESERVE = 100
@@ -85,7 +87,9 @@ class Store:
             self._reserve = DiskReserve(self.data_dir)
             self._reserve.is_used()  # on a full disk: makes room for what is opened now
             self._turns = WriterTurns(self.data_dir)
-        self._writer = PackWriter(self.packs_dir, disk=disk, next_number=self._next_pack)
+        self._writer = PackWriter(
+            self.packs_dir, disk=disk, limit_bytes=self._pack_bytes(), next_number=self._next_pack
+        )
         self._reader = PackReader(self.packs_dir)
         try:
             self._create_or_migrate(owned=owned)
@@ -196,8 +200,21 @@ class Store:
         with self.write() as connection:
             return int(connection.execute(query, (highest_number(self.packs_dir),)).fetchone()[0])
 
+    def _pack_bytes(self) -> int:
+        """How large a pack becomes: under a quota small, since one that is written to is not given back."""
+        if self._max_bytes is None:
+            return PACK_LIMIT_BYTES
+        return min(PACK_LIMIT_BYTES, max(SMALLEST_PACK_BYTES, self._max_bytes // PACKS_OF_A_QUOTA))
+
     def check_room(self) -> None:
         """Raises ``StorageFullError`` when the disk, or the quota on it, has no room but for small writes."""
+        try:
+            self._check_room()
+        except StorageFullError:
+            self._writer.seal()  # retention may now take what it holds
+            raise
+
+    def _check_room(self) -> None:
         self._reserve.check()
         if self._max_bytes is not None and (used := self.used_bytes()) >= self._max_bytes:
             raise StorageFullError(
@@ -241,7 +258,7 @@ class Store:
     def trouble(self) -> str | None:
         """Says in a sentence why writes are refused, and what to do; None when nothing is wrong."""
         try:
-            self.check_room()
+            self._check_room()
             with self.read() as connection:
                 connection.execute("SELECT 1 FROM jobs LIMIT 1").fetchone()
             with self._errors:
