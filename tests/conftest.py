@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext, create_app
+from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext
 from slime_plugins.rollout_buffer.store import Store
+from tests.asgi_client import create_app
 from tests.skips import unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -26,7 +26,9 @@ JSON in, JSON out, whatever the content type says. Every POST and PUT may be sen
 nothing the second time. Bodies are sent uncompressed, up to `--max-body-bytes`. JSON must be strict: no NaN, no
 Infinity, no half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
 
-With `--token-file`, every route but `/health` needs `Authorization: Bearer TOKEN`; the examples leave it out.
+With `--token-file`, every route but `/health` needs `Authorization: Bearer TOKEN`; the examples leave it out. Without,
+the server answers only for hosts of loopback's and of `--allowed-host`. A connection may bring one request after the
+other; slow and idle ones are [closed](operations.md#what-a-stranger-can-do).
 
 ## Errors
 

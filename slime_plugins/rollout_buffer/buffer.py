@@ -47,7 +47,7 @@ from slime_plugins.rollout_buffer.tables import (
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, GroupState, Instance, JobState, Trajectory
 
 __all__ = ["Buffer", "Delivery", "StartedJob"]
 
@@ -119,8 +119,29 @@ class Buffer:
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
-                job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock())
+                cause = "" if target in job_rules.OPEN_STATES else job.cause  # whoever asks for it owns it from now on
+                job_rows.update_job(connection, job.key, state=target.value, cause=cause, updated_at=self._clock())
             return job_rows.get_job(connection, job.key)
+
+    def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
+        """Pauses a running job whose engine answers nobody; ``refusal`` is what it does, said behind "the engine"."""
+        cause = f"{ENGINE_AWAY_CAUSE}: it {refusal}"[:1000]
+        self._change_for_engine(fence, job_key, JobState.RUNNING, JobState.PAUSED, cause)
+
+    def resume_for_engine(self, fence: int, job_key: int) -> None:
+        """Lets a job go on that was paused because of its engine; the pause of somebody else stays."""
+        self._change_for_engine(fence, job_key, JobState.PAUSED, JobState.RUNNING, "")
+
+    def _change_for_engine(self, fence: int, job_key: int, current: JobState, target: JobState, cause: str) -> None:
+        with self.store.write() as connection:
+            self._check_fence(connection, job_key, fence)
+            job = job_rows.get_job(connection, job_key)
+            ours = current is JobState.RUNNING or job.cause.startswith(ENGINE_AWAY_CAUSE)
+            if job.state is not current or not ours:
+                return
+            if target is JobState.RUNNING:
+                group_rows.restart_group_clocks(connection, job_key, self._clock())
+            job_rows.update_job(connection, job_key, state=target.value, cause=cause, updated_at=self._clock())
 
     def fail_job(self, job_key: int, cause: str) -> None:
         """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""

@@ -64,7 +64,16 @@ DataRoots = Annotated[
     ),
 ]
 Workers = Annotated[int, typer.Option(help="gunicorn worker processes.")]
-Threads = Annotated[int, typer.Option(help="Threads of each worker; waiting polls use at most half.")]
+Threads = Annotated[int, typer.Option(help="Threads of each worker for the routes that carry no data.")]
+MaxConnections = Annotated[
+    int, typer.Option(help="Connections of each worker; beyond, whoever keeps the server waiting gives way.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host", help="Name, beside loopback's, that a server without a token answers for; repeatable."
+    ),
+]
 ServeToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token clients must send.")]
 MaxBody = Annotated[int, typer.Option(help="Largest request body.")]
 Retain = Annotated[
@@ -164,6 +173,8 @@ def serve(
     port: Port = DEFAULT_PORT,
     workers: Workers = 2,
     threads: Threads = 16,
+    max_connections: MaxConnections = 2048,
+    allowed_hosts: AllowedHosts = None,
     token_file: ServeToken = None,
     max_body_bytes: MaxBody = 256 * 1024 * 1024,
     retain_delivered_s: Retain = None,
@@ -190,6 +201,8 @@ def serve(
             data_roots=tuple(data_roots or ()),
             workers=workers,
             threads=threads,
+            max_connections=max_connections,
+            allowed_hosts=tuple(allowed_hosts or ()),
             token_file=token_file,
             max_body_bytes=max_body_bytes,
             retain_delivered_s=retain_delivered_s,

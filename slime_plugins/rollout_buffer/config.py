@@ -31,7 +31,12 @@ class ServeSettings(BaseModel):
     """Folders with generator files of the user's own, beside the built-in ones."""
     workers: int = Field(default=2, ge=1, le=64)
     threads: int = Field(default=16, ge=2, le=512)
-    """Threads of each gunicorn worker; waiting polls use at most half of them."""
+    """Threads of each gunicorn worker that make replies of routes that carry no data."""
+    max_connections: int = Field(default=2048, ge=16, le=60_000)
+    """Connections that each worker holds; less when it may not open so many files. When there is no room, whoever keeps
+    the server waiting gives way."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which a server without a token may be asked for, beside loopback's."""
     token_file: Path | None = None
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
     retain_delivered_s: float | None = Field(default=None, gt=0)

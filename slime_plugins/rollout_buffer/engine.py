@@ -28,16 +28,19 @@ from typing import Any, ClassVar, Final, Protocol
 import aiohttp
 
 from slime_plugins.rollout_buffer.backoff import backoff_s
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.sglang_protocol import (
     PASSING_STATUSES,
+    ForeignReplyError,
     SampledPart,
     engine_sentence,
     generate_body,
+    is_refusal_of_request,
     parse_generate_reply,
     urls_of_workers,
 )
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.vocabulary import first_beyond
 
 __all__ = [
     "Engine",
@@ -58,6 +61,8 @@ SESSION_HEADER: Final = "X-SMG-Routing-Key"
 KEEP_ALIVE_S: Final = 3.0  # SGLang closes idle connections after 5 s; a request on a closed one would be lost
 WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
 WARNING_INTERVAL_S: Final = 30.0
+MAX_REPLY_BYTES: Final = 256 * 1024 * 1024
+PROBE_TIMEOUT_S: Final = 30.0
 SILENCE_WORTH_SAYING_S: Final = 30.0
 """An engine that has calls and answered none of them for this long is said to be silent."""
 
@@ -100,7 +105,8 @@ class Engine(Protocol):
         """Returns what was sampled after ``request.input_ids``.
 
         Raises:
-            EngineError: the engine refused the request or stayed out of reach for longer than the client's patience.
+            EngineError: the engine refused the request or sent nonsense; an ``EngineAwayError`` when it stayed out of
+                reach, for this and for any other request, for longer than the client's patience.
         """
         ...
 
@@ -114,7 +120,8 @@ class EngineSettings:
     """How patient the client is. There is no read timeout: a paused engine holds a healthy request for minutes.
 
     ``patience_s`` bounds the pauses between refused tries of one turn, summed since it last got a token; an engine that
-    restarts or loads weights may refuse for that long. ``deadline_s`` bounds a whole turn, held requests included; None
+    restarts or loads weights may refuse for that long, and what answers in its place (a proxy's page, a redirect, an
+    empty body) is waited out as long. ``deadline_s`` bounds a whole turn, held requests included; None
     = no bound. ``server_error_tries`` is how often HTTP 500 is tried: a router reports a lost worker that way, an
     engine a request it cannot digest. ``connection_limit`` caps open connections; None = unlimited. A generation that
     the engine aborted goes on from its partial tokens, unless ``resume_aborted`` is false: then it is returned as it
@@ -165,6 +172,8 @@ class HttpEngine:
         self._refusal = ""
         self._refused_since: float | None = None
         self._last_sign_at = time.monotonic()
+        self._answered_at = -math.inf
+        self._probing: asyncio.Task[bool] | None = None
 
     @property
     def base_url(self) -> str:
@@ -181,8 +190,29 @@ class HttpEngine:
         if checked == self._base_url:
             return
         self._base_url = checked
+        self._refused_since = None
         for call in tuple(self._in_flight):
             call.cancel()
+
+    @property
+    def is_away(self) -> bool:
+        """True since a call was refused and none was answered after it; not while weights are updated."""
+        return self._refused_since is not None and self._refusal != ABORTED
+
+    @property
+    def refusal(self) -> str:
+        """What was said last in place of an answer, as what follows "the engine"; empty when nothing was."""
+        return self._refusal
+
+    async def answers(self) -> bool:
+        """Asks for one token, and returns whether it came.
+
+        Calls at the same time share one question. An engine that holds it, as while its weights are updated, is given
+        half a minute.
+        """
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe())
+        return await asyncio.shield(self._probing)
 
     def report(self) -> dict[str, Any]:
         """Says how the engine is, as JSON: ``says`` is what it answers instead of tokens, empty while it is well.
@@ -204,7 +234,8 @@ class HttpEngine:
         """Returns what was sampled, resumed across aborts; cancelling it also ends the work on the engine.
 
         Raises:
-            EngineError: the engine refused the request, sent nonsense, or ran over patience or deadline.
+            EngineError: the engine refused the request, sent nonsense, or ran over patience or deadline. An
+                ``EngineAwayError`` when that is not about this request: it gives no answer to any other either.
         """
         try:
             async with asyncio.timeout(self._settings.deadline_s):
@@ -217,6 +248,9 @@ class HttpEngine:
     async def close(self) -> None:
         """Ends open connections; a second call does nothing."""
         self._closed = True
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -239,6 +273,18 @@ class HttpEngine:
         """
         raise NotImplementedError
 
+    def _check(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
+        """Looks at what came after ``sampled`` before it is taken.
+
+        Raises:
+            EngineError: a turn of ``request`` cannot go on like that.
+        """
+
+    def _probe_request(self) -> GenerateRequest:
+        """The smallest turn that an engine can be asked for."""
+        sampling = SamplingParams(max_new_tokens=1)
+        return GenerateRequest(input_ids=(0,), sampling_params=sampling, session_id="probe")
+
     def _given_up(self, base_url: str, rid: str) -> None:
         """Called when nobody waits for a call any more; a server that can be told to drop it is told."""
 
@@ -249,6 +295,7 @@ class HttpEngine:
         patience = _Patience(settings=self._settings, randomness=self._random)
         while len(sampled.ids) < request.sampling_params.max_new_tokens:
             part = await self._sample_part(request, sampled.ids, patience)
+            self._check(part, request, sampled.ids)
             sampled.append(part)
             if part.finish_reason != "abort" or not self._settings.resume_aborted:
                 return sampled.reply(part.finish_reason)
@@ -260,15 +307,41 @@ class HttpEngine:
     async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], patience: _Patience) -> SampledPart:
         """What one answered call sampled after ``sampled``; refused calls are made again."""
         while True:
-            rid = uuid.uuid4().hex  # a new one each time: the engine may still be busy with a call that broke off
             try:
-                answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
-                self._last_sign_at = time.monotonic()
-                part = self._part(answer)
-                self._refused_since = self._refused_since if part.finish_reason == "abort" else None
-                return part
+                return await self._answered_part(request, sampled)
             except RefusalError as refusal:
                 await self._wait(patience, refusal)
+
+    async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
+        """What one call sampled after ``sampled``.
+
+        Raises:
+            RefusalError: it was not answered by an engine that works.
+            EngineError: the engine refused it, or sent nonsense.
+        """
+        rid = uuid.uuid4().hex  # a new one each time: the engine may still be busy with a call that broke off
+        answer = await self._post(self._body(request, sampled, rid), request.session_id, rid)
+        self._last_sign_at = time.monotonic()
+        try:
+            part = self._part(answer)
+        except EngineError:
+            self._note_answer()
+            raise
+        if part.finish_reason != "abort":
+            self._note_answer()
+        return part
+
+    def _note_answer(self) -> None:
+        """An engine answered: whatever is refused from now on is refused since now."""
+        self._answered_at, self._refused_since = time.monotonic(), None
+
+    async def _probe(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._answered_part(self._probe_request(), ())
+        except (RefusalError, EngineError, TimeoutError):
+            return False
+        return True
 
     async def _post(self, body: bytes, session_id: str, rid: str) -> HttpAnswer:
         """The engine's answer to one call.
@@ -296,12 +369,16 @@ class HttpEngine:
         headers = {"Content-Type": "application/json", **self._headers(session_id)}
         try:
             # As a stream, so that the megabytes of a long episode's screenshots do not hold up the event loop.
-            async with self._open_session().post(url, data=io.BytesIO(body), headers=headers) as response:
-                return HttpAnswer(status=response.status, body=await response.read())
+            async with self._open_session().post(
+                url, data=io.BytesIO(body), headers=headers, allow_redirects=False
+            ) as response:
+                return HttpAnswer(status=response.status, body=await _whole_body(response))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             raise RefusalError(f"cannot be reached ({type(error).__name__}: {error})") from error
+        except aiohttp.InvalidURL as error:
+            raise EngineError("the engine's address is no URL that can be asked") from error
         except aiohttp.ClientError as error:
-            raise EngineError(f"{url} does not speak HTTP as an engine does: {error}") from error
+            raise RefusalError(f"does not speak HTTP as an engine does ({type(error).__name__})") from error
 
     async def _wait(self, patience: _Patience, refusal: RefusalError) -> None:
         now = time.monotonic()
@@ -312,9 +389,26 @@ class HttpEngine:
         self._refusal = str(refusal)
         self._waiting += 1
         try:
-            await patience.wait(self._base_url, refusal)
+            if patience.is_spent_on(refusal):
+                await self._end_or_renew(patience, refusal)
+            await patience.pause()
         finally:
             self._waiting -= 1
+
+    async def _end_or_renew(self, patience: _Patience, refusal: RefusalError) -> None:
+        """Ends a turn that was refused too often; a server error that everybody gets is not the turn's, and waited out.
+
+        Raises:
+            EngineError: others are answered.
+            EngineAwayError: nobody is, for longer than the patience.
+        """
+        spent = f"({patience.tries + 1} tries, {patience.waited_s:.0f} s of waiting)"
+        said = f"the engine at {self._base_url} {refusal} {spent}"
+        if patience.is_older_than(self._answered_at) or await self.answers():
+            raise EngineError(said) from refusal
+        if patience.is_over:
+            raise EngineAwayError(said) from refusal
+        patience.server_errors = 0
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -336,9 +430,16 @@ class SglangEngine(HttpEngine):
     route = "/generate"
 
     def __init__(
-        self, base_url: str, settings: EngineSettings | None = None, *, randomness: random.Random | None = None
+        self,
+        base_url: str,
+        settings: EngineSettings | None = None,
+        *,
+        vocabulary_size: int | None = None,
+        randomness: random.Random | None = None,
     ) -> None:
+        """``vocabulary_size`` is how many token ids the model has; without it only absurd ones are refused."""
         super().__init__(base_url, settings, randomness=randomness)
+        self._vocabulary_size = vocabulary_size
         self._aborts: set[asyncio.Task[None]] = set()
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
 
@@ -363,6 +464,17 @@ class SglangEngine(HttpEngine):
     def _part(self, answer: HttpAnswer) -> SampledPart:
         return part_of_answer(answer, parse_generate_reply)
 
+    def _check(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
+        cap = request.sampling_params.max_new_tokens - len(sampled)
+        if len(part.ids) > cap:
+            raise EngineError(f"the engine sent {len(part.ids)} tokens for a cap of {cap}")
+        if not part.ids and not sampled and part.finish_reason != "abort":
+            raise EngineError(f"the engine sent no token and calls that {part.finish_reason!r}")
+        beyond = first_beyond(part.ids, self._vocabulary_size)
+        if beyond is not None:
+            of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
+            raise EngineError(f"the engine sent the token id {beyond}, which is not in the vocabulary{of}")
+
     def _given_up(self, base_url: str, rid: str) -> None:
         if self._closed:
             return
@@ -376,7 +488,7 @@ class SglangEngine(HttpEngine):
             async with asyncio.timeout(self._settings.abort_timeout_s):
                 urls = await self._worker_urls(base_url)
                 await asyncio.gather(*(self._post_abort(url, rid) for url in urls))
-        except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
             logger.debug("the abort of %s did not reach %s: %s", rid, base_url, error)
 
     async def _post_abort(self, worker_url: str, rid: str) -> None:
@@ -426,23 +538,30 @@ class _Patience:
     tries: int = 0
     server_errors: int = 0
     waited_s: float = 0.0
+    refused_at: float | None = None
+    """When it was refused first since it last got a token."""
 
     def renew(self) -> None:
         """Forgets earlier refusals: the engine has sampled something."""
-        self.tries, self.server_errors, self.waited_s = 0, 0, 0.0
+        self.tries, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, None
 
-    async def wait(self, base_url: str, refusal: RefusalError) -> None:
-        """Pauses before the next try.
+    def is_older_than(self, moment: float) -> bool:
+        """Tells whether it was refused before ``moment``."""
+        return self.refused_at is not None and self.refused_at <= moment
 
-        Raises:
-            EngineError: the patience, or the number of tries for a server error, is used up.
-        """
+    @property
+    def is_over(self) -> bool:
+        """True when there is no time left to wait."""
+        return self.waited_s >= self.settings.patience_s
+
+    def is_spent_on(self, refusal: RefusalError) -> bool:
+        """Counts a refusal, and tells whether it was one too many."""
+        self.refused_at = time.monotonic() if self.refused_at is None else self.refused_at
         self.server_errors += refusal.server_error
-        spent = self.waited_s >= self.settings.patience_s
-        if spent or self.server_errors >= self.settings.server_error_tries:
-            raise EngineError(
-                f"the engine at {base_url} {refusal} ({self.tries + 1} tries, {self.waited_s:.0f} s of waiting)"
-            ) from refusal
+        return self.is_over or self.server_errors >= self.settings.server_error_tries
+
+    async def pause(self) -> None:
+        """Pauses before the next try."""
         pause_s = self._next_pause_s()
         self.tries += 1
         self.waited_s += pause_s
@@ -508,27 +627,42 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
     """Returns what an answer sampled, read by ``parse``.
 
     Raises:
-        RefusalError: it says nothing against the request.
-        EngineError: it does, or ``parse`` cannot read it.
+        RefusalError: it says nothing against the request, or is no engine's.
+        EngineError: it does, or ``parse`` finds nonsense in it.
     """
     if answer.status == 200:
-        return parse(answer.body)
+        try:
+            return parse(answer.body)
+        except ForeignReplyError as error:
+            raise RefusalError(f"answers HTTP 200 with what no engine says: {error}") from error
     if answer.status == 503 and (partial := _partial_output(answer.body)) is not None:
         return partial
     sentence = engine_sentence(answer.body)
     if answer.status in PASSING_STATUSES:
         raise RefusalError(f"answers HTTP {answer.status}: {sentence}")
-    if answer.status == 500:
+    if answer.status == 500 and not answer.body.lstrip().startswith(b"<"):
         raise RefusalError(f"answers HTTP 500: {sentence}", server_error=True)
-    raise EngineError(f"the engine refused the request: {sentence}", {"status": answer.status})
+    if is_refusal_of_request(answer.status, answer.body):
+        raise EngineError(f"the engine refused the request: {sentence}", {"status": answer.status})
+    raise RefusalError(f"answers HTTP {answer.status}, not as an engine does: {sentence}")
 
 
 def _partial_output(body: bytes) -> SampledPart | None:
     """What an abort that came as HTTP 503 carries of its output; None when it carries nothing, as is usual."""
     try:
         return replace(parse_generate_reply(body), finish_reason="abort")
-    except EngineError:
+    except (EngineError, ForeignReplyError):
         return None
+
+
+async def _whole_body(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer; what is longer than any engine's is none."""
+    content = bytearray()
+    async for piece in response.content.iter_any():
+        content += piece
+        if len(content) > MAX_REPLY_BYTES:
+            raise RefusalError(f"answers with more than {MAX_REPLY_BYTES} bytes")
+    return bytes(content)
 
 
 def _checked_base_url(base_url: str) -> str:

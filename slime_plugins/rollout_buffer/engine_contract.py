@@ -6,25 +6,28 @@
 
 ``EngineContract`` holds for any engine; ``SglangServerContract`` for the client together with a server that speaks
 SGLang's HTTP, ``VisionContract`` where that server also sees. The fake, the stand-in and a real SGLang pass them.
+``HttpClientContract`` is for a client alone: what it makes of a proxy between it and its engine.
 Nothing here imports pytest; the methods are plain coroutines that assert.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, GenerateReply, GenerateRequest, HttpEngine
+from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
-__all__ = ["EngineContract", "SglangServerContract", "VisionContract"]
+__all__ = ["EngineContract", "HttpClientContract", "SglangServerContract", "VisionContract", "http_answer"]
 
 WAIT_S = 60.0
 
@@ -194,6 +197,176 @@ class VisionContract:
     async def test_bytes_that_are_no_image_are_refused(self, engine: Engine) -> None:
         broken = (self.images[0], Image(data=b"no picture"))
         await assert_refused(engine.generate(self.image_request(broken)), "Could not decode image")
+
+
+class HttpClientContract:
+    """What a client makes of answers that are not its engine's, over real sockets.
+
+    ``own_reply`` is the body of an engine's HTTP 200, ``own_refusal`` that of its HTTP 400 about one request.
+    """
+
+    own_reply: ClassVar[bytes]
+    own_refusal: ClassVar[bytes] = b'{"error": {"message": "the prompt is too long"}}'
+    quick: ClassVar[EngineSettings] = EngineSettings(patience_s=30.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+    impatient: ClassVar[EngineSettings] = EngineSettings(
+        patience_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.02, server_error_tries=2
+    )
+
+    def connect(self, base_url: str, settings: EngineSettings) -> HttpEngine:
+        """A client of an engine at ``base_url``."""
+        raise NotImplementedError
+
+    def turn(self, max_new_tokens: int = 20) -> GenerateRequest:
+        """A turn that ``own_reply`` answers."""
+        sampling = SamplingParams(max_new_tokens=max_new_tokens)
+        return GenerateRequest(input_ids=(1, 2, 3), sampling_params=sampling, session_id="contract")
+
+    async def played(self, answer: Answer, settings: EngineSettings | None = None) -> GenerateReply:
+        """The reply to one turn, of an engine behind a server that answers with ``answer``."""
+        async with answering(answer) as base_url:
+            engine = self.connect(base_url, settings or self.quick)
+            try:
+                return await asyncio.wait_for(engine.generate(self.turn()), WAIT_S)
+            finally:
+                await engine.close()
+
+    async def test_what_is_not_the_engines_answer_is_waited_out(self) -> None:
+        for foreign in FOREIGN_ANSWERS:
+            script = [foreign, foreign, foreign, http_answer(200, self.own_reply)]
+            reply = await self.played(lambda _, script=script: script.pop(0))  # type: ignore[misc]  # bound here
+            assert (bool(reply.output_ids), script) == (True, []), foreign
+
+    async def test_waiting_has_an_end_that_says_nothing_against_the_turn(self) -> None:
+        for foreign in FOREIGN_ANSWERS:
+            turn = self.played(lambda _, foreign=foreign: foreign, self.impatient)  # type: ignore[misc]  # bound here
+            (outcome,) = await asyncio.gather(turn, return_exceptions=True)
+            assert isinstance(outcome, EngineAwayError), (foreign, outcome)
+
+    async def test_a_turn_that_alone_gets_no_answer_has_failed_by_itself(self) -> None:
+        """A proxy may refuse one long prompt for ever, while the engine answers everybody else."""
+        page = FOREIGN_ANSWERS[0]
+        proper = http_answer(200, self.own_reply)
+        one_token = (b":1,", b":1}")  # what the client asks for to see whether anybody is there
+        turn = self.played(lambda body: proper if any(mark in body for mark in one_token) else page, self.impatient)
+        (outcome,) = await asyncio.gather(turn, return_exceptions=True)
+        assert isinstance(outcome, EngineError)
+        assert not isinstance(outcome, EngineAwayError)
+
+    async def test_the_engines_own_refusal_ends_the_turn_at_once(self) -> None:
+        asked: list[bytes] = []
+
+        def refuse(body: bytes) -> bytes:
+            asked.append(body)
+            return http_answer(400, self.own_refusal)
+
+        await assert_refused(self.played(refuse), "the prompt is too long")
+        assert len(asked) == 1
+
+    async def test_a_body_that_is_too_large_for_a_proxy_ends_the_turn_at_once(self) -> None:
+        page = http_answer(413, b"<html>413 Request Entity Too Large</html>", "text/html")
+        await assert_refused(self.played(lambda _: page), "413 Request Entity Too Large")
+
+    async def test_a_redirect_is_not_followed(self) -> None:
+        asked: list[bytes] = []
+
+        def note(body: bytes) -> bytes:
+            asked.append(body)
+            return http_answer(200, self.own_reply)
+
+        async with answering(note) as elsewhere:
+            moved = http_answer(307, b"", "text/html", location=f"{elsewhere}/generate")
+            turn = self.played(lambda _: moved, self.impatient)
+            (outcome,) = await asyncio.gather(turn, return_exceptions=True)
+        assert isinstance(outcome, EngineAwayError)
+        assert asked == []
+
+    async def test_it_is_away_until_an_engine_answers_again(self) -> None:
+        answers = [FOREIGN_ANSWERS[0]]
+        async with answering(lambda _: answers[0]) as base_url:
+            engine = self.connect(base_url, self.impatient)
+            away = [engine.is_away]
+            await asyncio.gather(engine.generate(self.turn()), return_exceptions=True)
+            away.append(engine.is_away)
+            assert not await engine.answers()
+            answers[0] = http_answer(400, self.own_refusal)
+            assert not await engine.answers(), "an engine that refuses one token does not work"
+            answers[0] = http_answer(200, self.own_reply)
+            assert await engine.answers()
+            assert [*away, engine.is_away] == [False, True, False]
+            await engine.close()
+
+
+Answer = Callable[[bytes], bytes]
+"""From the body of a request to the bytes of a whole HTTP answer."""
+
+
+def http_answer(status: int, body: bytes, content_type: str = "application/json", location: str = "") -> bytes:
+    """An HTTP answer as it goes over the wire; the connection ends with it."""
+    headers = {"Content-Type": content_type, "Content-Length": str(len(body)), "Connection": "close"}
+    if location:
+        headers["Location"] = location
+    lines = [f"HTTP/1.1 {status} X", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+_PAGE: Final = b"<html><body>Not here</body></html>"
+FOREIGN_ANSWERS: Final = (
+    http_answer(404, _PAGE, "text/html"),
+    http_answer(200, _PAGE, "text/html"),
+    http_answer(200, _PAGE),
+    http_answer(200, b""),
+    http_answer(200, b"null"),
+    http_answer(200, b"[]"),
+    http_answer(200, b'{"status": "ok"}'),
+    http_answer(200, b'{"meta_info": 5, "choices": 5}'),
+    http_answer(200, b"[" * 100_000),
+    http_answer(202, b"{}"),
+    http_answer(204, b""),
+    http_answer(302, b"", "text/html", location="/login"),
+    http_answer(400, _PAGE, "text/html"),
+    http_answer(401, _PAGE, "text/html"),
+    http_answer(403, b'{"message": "Forbidden"}'),
+    http_answer(404, b'{"detail": "Not Found"}'),
+    http_answer(404, b"404 page not found", "text/plain"),
+    http_answer(405, b'{"detail": "Method Not Allowed"}'),
+    http_answer(500, _PAGE, "text/html"),
+    http_answer(502, _PAGE, "text/html"),
+    http_answer(504, b"upstream request timeout", "text/plain"),
+    http_answer(521, _PAGE, "text/html"),
+    b"SSH-2.0-OpenSSH_9.6\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{",
+    b"",
+)
+"""What proxies, other programs and broken connections answer in an engine's place."""
+
+
+@asynccontextmanager
+async def answering(answer: Answer) -> AsyncIterator[str]:
+    """A server on a port of its own that answers every request with what ``answer`` makes of its body."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            body = await reader.readexactly(int(lengths[0].split(b":")[1])) if lengths else b""
+            writer.write(answer(body))
+            await writer.drain()
+
+    server = await asyncio.start_server(_forgiving(serve), "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def _forgiving(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A client may hang up at any time."""
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            await serve(reader, writer)
+
+    return served
 
 
 def assert_spans_cover(reply: GenerateReply) -> None:

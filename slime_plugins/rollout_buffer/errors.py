@@ -24,6 +24,7 @@
     └── EpisodeError              an attempt died of its surroundings; never a reward, retried in a new attempt
         ├── DeviceError
         ├── EngineError
+        │   └── EngineAwayError    no attempt is counted for it: nobody got an answer of the engine
         ├── JudgeError
         └── EnvironmentSetupError
 
@@ -200,6 +201,12 @@ class EngineError(EpisodeError):
     """The inference engine refused a request, or stayed out of reach for longer than its patience."""
 
     code = "engine"
+
+
+class EngineAwayError(EngineError):
+    """Whatever answers at the engine's address has answered nobody as an engine does, for longer than the patience."""
+
+    code = "engine_away"
 
 
 class JudgeError(EpisodeError):

@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.evaluation_plan import (
 from slime_plugins.rollout_buffer.evaluation_report import AttemptRecord, TaskRecord, build_report
 from slime_plugins.rollout_buffer.openai_engine import KEY_URL_VARIABLE, KEY_VARIABLE
 from slime_plugins.rollout_buffer.processes import ChildProcess
-from slime_plugins.rollout_buffer.types import Instance, Outcome
+from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, Instance, Outcome
 
 __all__ = ["REPORT_FILE", "EvaluationError", "EvaluationStoppedError", "evaluate"]
 
@@ -143,7 +143,7 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
                 raise EvaluationError(f"the buffer does not answer any more: {error}") from error
         else:
             watch(job)
-            if job["state"] == "paused":
+            if job["state"] == "paused" and not job["cause"].startswith(ENGINE_AWAY_CAUSE):
                 client.resume(job_id)
             elif job["state"] not in OPEN:
                 break

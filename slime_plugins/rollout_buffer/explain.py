@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime_plugins.rollout_buffer.types import GroupState, JobState
+from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, GroupState, JobState
 
 __all__ = ["Explanation", "Severity", "Situation", "explain_group", "explain_job", "explain_service"]
 
@@ -62,6 +62,7 @@ class Situation:
     has_runner: bool = True
     has_input: bool = True
     group_size: int = 1
+    engine_url: str = ""
     groups: Mapping[str, int] = field(default_factory=dict)
     supervisor_age_s: float | None = None
     began_s: float = 0.0
@@ -166,6 +167,14 @@ def _paused(at: Situation) -> Explanation:
             says=f"The job paused itself: groups were ready and no trainer asked for them{patience}.",
             advice="It goes on by itself at the trainer's next poll. Is the trainer still running?",
         )
+    if at.cause.startswith(ENGINE_AWAY_CAUSE):
+        why = at.cause.removeprefix(ENGINE_AWAY_CAUSE)
+        return Explanation(
+            code="paused_engine",
+            severity=Severity.STOPPED,
+            says=f"The job paused itself, because the engine at {at.engine_url} gives no tokens{why}.",
+            advice=f"It goes on by itself when the engine answers again. {_AWAY_IS}",
+        )
     return Explanation(
         code="paused",
         severity=Severity.STOPPED,
@@ -269,7 +278,8 @@ def _engine_trouble(at: Situation) -> Iterator[Explanation]:
     )
 
 
-_AWAY = "Is it up, and is the address right as seen from the buffer host? Episodes wait for it, none is lost."
+_AWAY_IS = "Is it up, and is the address right as seen from the buffer host?"
+_AWAY = f"{_AWAY_IS} Episodes wait for it, none is lost."
 _SILENT = (
     "It holds requests while its weights are updated. When that takes minutes, look at its log. No episode is lost."
 )
@@ -314,6 +324,7 @@ def _failures(at: Situation) -> Iterator[Explanation]:
 
 _FAILURE_ADVICE = {
     "device": "rollout-buffer doctor says what this machine lacks. A failure costs an attempt, never a reward.",
+    "engine_away": _AWAY,
     "engine": "Ask the engine itself: its log says why it refuses.",
     "environment_setup": "The task's set-up does not work: is its name and params_idx in the input right?",
     "judge": "What scores the answers died or fell silent, and no verdict is no reward. Is the memory used up?",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -84,6 +85,9 @@ class OpenAiEngine(HttpEngine):
             sampling_params=request.sampling_params,
             token_limit_name=self._token_limit_name,
         )
+
+    def _probe_request(self) -> GenerateRequest:
+        return replace(super()._probe_request(), input_ids=self._envelope.question_ids("Say OK."))
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
         if answer.status == 400 and is_context_overflow(answer.body):

@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.sglang_protocol import ForeignReplyError
 from slime_plugins.rollout_buffer.types import Image, Message, SamplingParams
 
 __all__ = ["Envelope", "chat_body", "is_context_overflow", "read_reply", "wants_other_token_limit"]
@@ -50,6 +51,10 @@ class Envelope:
         if sum(1 for _ in pictures):
             raise EngineError(f"the prompt has fewer image placeholders than its {len(images)} images")
         return messages
+
+    def question_ids(self, text: str) -> tuple[int, ...]:
+        """Returns the prompt of a conversation in which a user has said ``text``."""
+        return (self._begin, *self._ids(f"user\n{text}"), self._end, self._begin, *self._ids("assistant\n"))
 
     def reply_ids(self, text: str, *, closed: bool) -> tuple[int, ...]:
         """Returns a reply as ids; ``closed`` says that it came to its own end, which is then its last id.
@@ -126,7 +131,8 @@ def read_reply(body: bytes) -> tuple[str, str]:
     """Returns what an answer says and its finish reason, ``stop`` or ``length``.
 
     Raises:
-        EngineError: it is no chat completion, or ended in a way that is no end of a turn (a content filter).
+        ForeignReplyError: it is no chat completion.
+        EngineError: it ended in a way that is no end of a turn (a content filter).
     """
     choice = _first_choice(body)
     reason = choice.get("finish_reason")
@@ -174,8 +180,8 @@ def _first_choice(body: bytes) -> Mapping[str, Any]:
         choices = orjson.loads(body)["choices"]
         choice = choices[0]
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-        shown = body[:300].decode("utf-8", errors="replace")
-        raise EngineError(f"the server's reply is no chat completion: {shown}") from error
+        shown = " ".join(body[:300].decode("utf-8", errors="replace").split())
+        raise ForeignReplyError(f"no chat completion: {shown or '(an empty body)'}") from error
     if not isinstance(choice, dict):
         raise EngineError("the server's reply is no chat completion: its choice is no object")
     return choice

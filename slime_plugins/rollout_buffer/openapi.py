@@ -146,11 +146,9 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 
 def _error_statuses(operation: Operation) -> set[int]:
-    statuses = set(operation.errors)
+    statuses = {403, *operation.errors}
     if operation.needs_token:
         statuses.add(401)
-    if operation.method != "get":
-        statuses.add(403)
     if operation.body is not None:
         statuses |= {413, 415}
     return statuses

@@ -31,12 +31,12 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 ERRORS: Mapping[int, str] = {
     400: "A field is missing or wrong; the message names it. Nothing was changed.",
     401: "The bearer token is missing or wrong.",
-    403: "A page of another site made a browser send it.",
+    403: "A page of another site made a browser send it, or the server does not answer for that host.",
     404: "There is no such thing.",
     409: "The request contradicts what is stored, or names too little to choose by.",
     413: "The body, or the list in it, is larger than the server takes.",
     415: "The body is compressed; send it as it is.",
-    503: "Cannot be done now; the same request may succeed later. Nothing was lost.",
+    503: "Cannot be done now; the same request may succeed later (Retry-After says when). Nothing was lost.",
     507: "The disk is full. What was acknowledged is safe.",
 }
 

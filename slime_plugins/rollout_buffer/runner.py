@@ -23,6 +23,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import groups as group_rules
@@ -31,7 +32,10 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.device_reports import keep_report
 from slime_plugins.rollout_buffer.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.engine import HttpEngine, SglangEngine
+from slime_plugins.rollout_buffer.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.errors import (
+    EngineAwayError,
+    EngineError,
     EpisodeError,
     GeneratorError,
     StaleAttemptError,
@@ -48,7 +52,16 @@ from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.tracing import Attributes, NoTracer, Tracer, traced_by
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Outcome, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import (
+    ENGINE_AWAY_CAUSE,
+    EpisodeRequest,
+    Instance,
+    JobState,
+    Outcome,
+    SamplingParams,
+    Trajectory,
+)
+from slime_plugins.rollout_buffer.vocabulary import vocabulary_size
 
 __all__ = ["JobRunner"]
 
@@ -66,6 +79,14 @@ Result = TypeVar("Result")
 
 class _FencedError(Exception):
     """Another runner has taken over: this one stops at once and writes nothing more."""
+
+
+class _Tried(Enum):
+    """What an attempt was for its slot."""
+
+    SETTLED = auto()  # it needs no other
+    FAILED = auto()
+    NOT_COUNTED = auto()  # nobody's engine answered: it is as if the attempt had not been
 
 
 @dataclass(slots=True)
@@ -113,6 +134,7 @@ class JobRunner:
         self._engine: HttpEngine | None = None
         self._engine_told_at = -math.inf
         self._engine_was_away = False
+        self._engine_watch: EngineWatch | None = None
 
     async def run(self) -> None:
         """Plays until every group is closed or the job is over.
@@ -144,6 +166,7 @@ class JobRunner:
         try:
             tokenizer = await asyncio.to_thread(_load_tokenizer, tokenizer_path)
             engine = self._engine = self._connect(tokenizer)
+            self._engine_watch = EngineWatch(engine)
             generator = create_generator()
             devices = DeviceWatch(generator, self._job.job_id, self._keep_device_report)
             watching = asyncio.create_task(devices.watch())
@@ -156,8 +179,7 @@ class JobRunner:
         except Exception as error:
             # Whatever keeps a generator from starting is the job's cause.
             logger.exception("job %s: the generator does not start", self._job.job_id)
-            if self._engine is not None:
-                await self._engine.close()
+            await self._close_engine()
             cause = f"the generator of {self._job.task_type} does not start: {type(error).__name__}: {error}"
             await self._stored(self._buffer.fail_job, self._job.key, cause[:2000])
             return
@@ -167,7 +189,7 @@ class JobRunner:
         finally:
             watching.cancel()
             await self._close_generator(generator)
-            await engine.close()
+            await self._close_engine()
 
     async def _keep_device_report(self, farm: Mapping[str, Any]) -> None:
         await self._stored(lambda: keep_report(self._buffer.store, self._job.key, os.getpid(), farm))
@@ -180,7 +202,7 @@ class JobRunner:
     def _connect(self, tokenizer: Any) -> HttpEngine:
         url = str(self._job.engine_url)
         if self._is_exact:
-            return SglangEngine(url)
+            return SglangEngine(url, vocabulary_size=vocabulary_size(self._settings.tokenizer_path, tokenizer))
         model = str(self._settings.engine_model)
         return OpenAiEngine(url, model=model, tokenizer=tokenizer, api_key=api_key_for(url))
 
@@ -200,6 +222,12 @@ class JobRunner:
         except Exception:
             # What it holds ends with this process at the latest; the job's end must not depend on it.
             logger.exception("job %s: the generator does not close", self._job.job_id)
+
+    async def _close_engine(self) -> None:
+        if self._engine_watch is not None:
+            await self._engine_watch.close()
+        if self._engine is not None:
+            await self._engine.close()
 
     async def _until_over(self, work: Awaitable[None]) -> None:
         """Runs the work beside the watcher; the first to end ends the other."""
@@ -267,9 +295,10 @@ class JobRunner:
         try:
             while failures < self._settings.max_attempts:
                 await self._may_play.wait()
-                if await self._attempt(group, slot, instance, generator):
+                tried = await self._attempt(group, slot, instance, generator)
+                if tried is _Tried.SETTLED:
                     break
-                failures += 1
+                failures += tried is _Tried.FAILED
                 await asyncio.sleep(_retry_delay(failures) if failures < self._settings.max_attempts else 0)
         except asyncio.CancelledError:
             if group.record.key in self._groups:
@@ -281,17 +310,17 @@ class JobRunner:
         if group.unsettled == 0 and group.record.key in self._groups:
             await self._close_group(group, timed_out=False)
 
-    async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance, generator: Generator) -> bool:
-        """Plays one attempt; returns whether the slot needs no other."""
+    async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance, generator: Generator) -> _Tried:
+        """Plays one attempt."""
         record = group.record
         number = await self._stored(self._buffer.begin_attempt, self._fence, record, slot)
         if number is None:
-            return True
+            return _Tried.SETTLED
         request = self._episode_request(record, slot, number, instance)
         with _said_of(record, request):
             return await self._play(group, request, generator)
 
-    async def _play(self, group: _RunningGroup, request: EpisodeRequest, generator: Generator) -> bool:
+    async def _play(self, group: _RunningGroup, request: EpisodeRequest, generator: Generator) -> _Tried:
         """Plays an attempt that has begun and keeps what came of it."""
         record, slot, number = group.record, request.slot, request.attempt
         try:
@@ -305,8 +334,11 @@ class JobRunner:
         except _FencedError:
             raise
         except EpisodeError as error:
-            await self._give_up(record, slot, number, error.code, error.message)
-            return False
+            away = isinstance(error, EngineAwayError)
+            if self._engine_watch is not None and isinstance(error, EngineError):
+                self._engine_watch.failed(record.instance_id, error)
+            await self._give_up(record, slot, number, error.code, error.message, given_up=away)
+            return _Tried.NOT_COUNTED if away else _Tried.FAILED
         except asyncio.CancelledError:
             await asyncio.shield(self._give_up(record, slot, number, "aborted", "stopped", given_up=True))
             raise
@@ -315,9 +347,11 @@ class JobRunner:
             logger.exception("job %s: episode %s raised", self._job.job_id, request.uid)
             reason = "".join(traceback.format_exception_only(error)).strip()
             await self._give_up(record, slot, number, GeneratorError.code, reason)
-            return False
+            return _Tried.FAILED
         group.quiet_s, group.has_members = 0.0, True
-        return True
+        if self._engine_watch is not None:
+            self._engine_watch.succeeded()
+        return _Tried.SETTLED
 
     def _episode_request(self, record: GroupRecord, slot: int, attempt: int, instance: Instance) -> EpisodeRequest:
         return EpisodeRequest(
@@ -437,14 +471,30 @@ class JobRunner:
                 raise _FencedError
             if job.state in FINAL_STATES:
                 return
-            self._set_pause(job.state)
             if self._engine is not None and job.engine_url and job.engine_url != self._job.engine_url:
                 logger.info("job %s: the engine is now at %s", job.job_id, job.engine_url)
                 self._engine.set_base_url(job.engine_url)
             self._job = job
+            await self._follow_engine()
+            self._set_pause(self._job.state)
             await self._time_groups_out()
             await self._tell_of_engine()
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _follow_engine(self) -> None:
+        """Pauses the job when its engine answers nobody, and lets it go on when it does again."""
+        job, watch = self._job, self._engine_watch
+        if watch is None:
+            return
+        if job.state is JobState.RUNNING and (trouble := watch.trouble()):
+            logger.warning("job %s is paused: the engine %s", job.job_id, trouble)
+            await self._stored(self._buffer.pause_for_engine, self._fence, job.key, trouble)
+        elif job.state is JobState.PAUSED and job.cause.startswith(ENGINE_AWAY_CAUSE) and watch.has_recovered():
+            logger.info("job %s goes on: the engine answers again", job.job_id)
+            await self._stored(self._buffer.resume_for_engine, self._fence, job.key)
+        else:
+            return
+        self._job = await self._stored(self._buffer.job_by_key, job.key)
 
     async def _tell_of_engine(self) -> None:
         """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""

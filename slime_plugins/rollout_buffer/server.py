@@ -6,7 +6,6 @@ The server holds no state of its own, so several gunicorn workers are as good as
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from flask import Blueprint, Flask, Response
 
 from slime_plugins.rollout_buffer import inputs, payloads, server_dashboard, server_inspect, wire
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.data_routes import ShortWay, TakeTogether, give_data, take_items
+from slime_plugins.rollout_buffer.data_routes import HEARTBEAT_LIMIT_S
 from slime_plugins.rollout_buffer.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
@@ -22,14 +21,12 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     UnknownTaskTypeError,
 )
-from slime_plugins.rollout_buffer.http_worker import KEEPER
 from slime_plugins.rollout_buffer.payloads import AckPayload, StartPayload
 from slime_plugins.rollout_buffer.types import Image, Instance
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
     IdConverter,
     ServerContext,
-    as_response,
     check_before_route,
     error_reply,
     json_reply,
@@ -39,10 +36,7 @@ from slime_plugins.rollout_buffer.web import (
     the_context,
 )
 
-__all__ = ["SUPERVISOR", "ServerContext", "create_app", "create_app_from_environment"]
-
-SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
-HEARTBEAT_PATIENCE_S = 15.0
+__all__ = ["SUPERVISOR", "ServerContext", "create_app"]
 
 routes = Blueprint("rollout_buffer", __name__)
 
@@ -52,22 +46,13 @@ def create_app(settings: ServeSettings) -> Flask:
     app = Flask("rollout_buffer", static_folder=None)
     app.url_map.merge_slashes = False  # an id may hold slashes, also two in a row
     app.url_map.converters["id"] = IdConverter
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
-    context = app.extensions["rollout_buffer"] = ServerContext(settings)
+    app.extensions["rollout_buffer"] = ServerContext(settings)
     app.before_request(check_before_route)
     app.register_blueprint(routes)
     app.register_blueprint(server_inspect.routes)
     app.register_blueprint(server_dashboard.routes)
     app.register_error_handler(Exception, error_reply)
-    app.extensions[KEEPER] = TakeTogether(context)
-    app.wsgi_app = ShortWay(context, app.wsgi_app)  # type: ignore[method-assign]  # how Flask wants it wrapped
     return app
-
-
-def create_app_from_environment() -> Flask:
-    """What gunicorn calls: reads the settings file that the supervisor named in the environment."""
-    path = Path(os.environ[SETTINGS_VARIABLE])
-    return create_app(ServeSettings.model_validate_json(path.read_bytes()))
 
 
 # --- starting --------------------------------------------------------------------------------------------------------
@@ -99,7 +84,7 @@ def start_rollout() -> Response:
 def _check_task_type(task_type: Any) -> None:
     """Accepts only work that somebody will do: a supervisor lives, and knows the task type."""
     beat = the_buffer().heartbeat(SUPERVISOR)
-    if beat is None or beat[0] > HEARTBEAT_PATIENCE_S:
+    if beat is None or beat[0] > HEARTBEAT_LIMIT_S:
         raise UnavailableError(
             "the supervisor does not answer: nobody would play this job. Is rollout-buffer serve up?"
         )
@@ -143,13 +128,6 @@ def _instances(payload: StartPayload) -> list[Instance]:
 # --- delivery --------------------------------------------------------------------------------------------------------
 
 
-@routes.post("/get_rollout_data")
-def get_rollout_data() -> Response:
-    """Hands out finished groups, waiting for some when asked to."""
-    content = read_bytes()
-    return as_response(give_data(the_context(), content, len(content)))
-
-
 @routes.post("/ack")
 def ack() -> Response:
     """Counts deliveries as received."""
@@ -158,16 +136,6 @@ def ack() -> Response:
     if result["unknown"] and not result["acked"] and not result["expired"]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
     return json_reply(result)
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
-@routes.post("/buffer/write")
-def write() -> Response:
-    """Takes finished items from any generator anywhere: one item, or a list under ``items``."""
-    content = read_bytes()
-    return as_response(take_items(the_context(), content, len(content)))
 
 
 # --- looking ---------------------------------------------------------------------------------------------------------
@@ -217,16 +185,3 @@ def change_job(job_id: str, verb: str) -> Response:
     """Cancels, pauses or resumes a job."""
     buffer = the_buffer()
     return json_reply(buffer.describe(buffer.change_job(job_id, verb)))
-
-
-@routes.get("/health")
-def health() -> Response:
-    """Says whether the server can read its store and whether a supervisor lives. Needs no token and tells no secret."""
-    beat = the_buffer().heartbeat(SUPERVISOR)
-    alive = beat is not None and beat[0] <= HEARTBEAT_PATIENCE_S
-    report = {
-        "status": "ok" if alive else "degraded",
-        "supervisor": "alive" if alive else "not seen",
-        "task_types": sorted(beat[1].get("task_types", {})) if beat is not None and alive else [],
-    }
-    return json_reply(report, 200 if alive else 503)

@@ -6,7 +6,7 @@ Pure functions. The only file that spells the JSON keys of SGLang's ``/generate`
 from __future__ import annotations
 
 import base64
-import math
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,13 +15,16 @@ import orjson
 
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.vocabulary import checked_log_prob
 
 __all__ = [
     "FINISH_REASONS",
     "PASSING_STATUSES",
+    "ForeignReplyError",
     "SampledPart",
     "engine_sentence",
     "generate_body",
+    "is_refusal_of_request",
     "parse_generate_reply",
     "sampling_params_body",
     "urls_of_workers",
@@ -30,6 +33,10 @@ __all__ = [
 FINISH_REASONS: Final = ("stop", "length", "abort")
 PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses that say nothing against the request: the same one may succeed later."""
+
+
+class ForeignReplyError(Exception):
+    """A body that no engine sends: something between answered in its place. Ends in ``part_of_answer``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,12 +87,13 @@ def parse_generate_reply(body: bytes) -> SampledPart:
     """The sampled part in the body of an HTTP 200.
 
     Raises:
-        EngineError: not the reply that SGLang documents, or log-probs that are missing, too few or not finite.
+        ForeignReplyError: not an engine's reply at all.
+        EngineError: not the one that SGLang documents, or log-probs that are missing, too few, or none.
     """
     reply = _json_object(body)
     meta = reply.get("meta_info")
     if not isinstance(meta, dict):
-        raise EngineError("the engine's reply has no meta_info", {"reply": _shortened(body)})
+        raise ForeignReplyError(f"no meta_info: {_shortened(body)}")
     ids, log_probs = _sampled_tokens(reply, meta)
     version = meta.get("weight_version")
     version = None if version is None else str(version)
@@ -112,11 +120,31 @@ def engine_sentence(body: bytes) -> str:
     return str(reply)[:1000]
 
 
+def is_refusal_of_request(status: int, body: bytes) -> bool:
+    """Tells whether an HTTP error is the engine's word about this one request: the same one would fail again.
+
+    Any other says something about the way to the engine: a proxy's page, a route or an address that is not there yet,
+    a missing permission. A body that is too large (413) is the request's fault whoever says so.
+    """
+    if status == 413:
+        return True
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    if not 400 <= status < 500 or not isinstance(reply, dict):
+        return False
+    error = reply.get("error")
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return True
+    return status in (400, 422) and any(reply.get(key) for key in ("error", "message", "detail"))
+
+
 def urls_of_workers(body: bytes) -> tuple[str, ...]:
     """The addresses in a router's reply to ``GET /workers``.
 
     Raises:
-        EngineError: not a JSON object.
+        ForeignReplyError: not a JSON object.
     """
     workers = _json_object(body).get("workers")
     found = [worker.get("url") for worker in workers if isinstance(worker, dict)] if isinstance(workers, list) else []
@@ -148,11 +176,12 @@ def _token(entry: Any) -> tuple[int, float]:
     """Id and log-prob of one entry ``[log_prob, id, text]``."""
     if not isinstance(entry, list) or len(entry) < 2 or type(entry[1]) is not int:
         raise EngineError(f"an entry of output_token_logprobs is {str(entry)[:100]}, not [log-prob, id, text]")
-    log_prob, token_id = entry[:2]
+    log_prob = checked_log_prob(entry[0])
     # JSON has no NaN or infinity: SGLang writes them as null.
-    if type(log_prob) not in (int, float) or not math.isfinite(log_prob):
-        raise EngineError(f"the log-prob of sampled token {token_id} is {log_prob}, not a finite number")
-    return token_id, float(log_prob)
+    if log_prob is None:
+        said = str(entry[0])[:100]
+        raise EngineError(f"the log-prob of sampled token {entry[1]} is {said}, not a finite number of at most 0")
+    return entry[1], log_prob
 
 
 def _finish_reason(meta: Mapping[str, Any]) -> str:
@@ -192,12 +221,21 @@ def _optional_int(meta: Mapping[str, Any], key: str) -> int | None:
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
         reply = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise EngineError(f"the engine's reply is not JSON: {error}", {"reply": _shortened(body)}) from error
+    except orjson.JSONDecodeError:
+        reply = _lax_json(body)
     if not isinstance(reply, dict):
-        raise EngineError("the engine's reply is not one JSON object", {"reply": _shortened(body)})
+        raise ForeignReplyError(f"not one JSON object: {_shortened(body)}")
     return reply
 
 
+def _lax_json(body: bytes) -> Any:
+    """JSON as Python writes it, with NaN and Infinity: an engine's own nonsense, and no proxy's page."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ForeignReplyError(f"not JSON: {_shortened(body) or '(an empty body)'}") from error
+
+
 def _shortened(body: bytes) -> str:
-    return body[:500].decode("utf-8", errors="replace").strip()
+    """The beginning of a body on one line, for a person."""
+    return " ".join(body[:500].decode("utf-8", errors="replace").split())[:300]

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import ipaddress
+from collections.abc import Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedError
 
-__all__ = ["SESSION_LENGTH_S", "check_access", "cookie_name", "is_token", "issue_session"]
+__all__ = ["SESSION_LENGTH_S", "check_access", "check_host", "cookie_name", "host_name", "is_token", "issue_session"]
 
 SESSION_LENGTH_S = 7 * 86_400
 OPEN_ROUTES = frozenset({"/health", "/", "/sign_in", "/sign_out"})
@@ -27,26 +28,64 @@ OPEN_FOLDER = "/dashboard/"
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> None:
+def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> bool:
     """Lets a request pass that carries the token, or the cookie of a browser that has signed in with it.
 
-    ``environ`` is the request as WSGI has it; ``token`` is None when the server asks for none.
+    ``environ`` is the request as WSGI has it; ``token`` is None when the server asks for none. Returns False for a
+    request that passes only because its route is open to everybody.
 
     Raises:
         UnauthorizedError: it carries neither.
         ForbiddenError: it would change something, and a page of another site made a browser send it.
     """
     if token is not None and _bears(environ, token):
-        return
+        return True
     _check_origin(environ)
+    if token is None:
+        return True
     path = environ["PATH_INFO"]
-    if token is None or path in OPEN_ROUTES or path.startswith(OPEN_FOLDER):
-        return
+    if path in OPEN_ROUTES or path.startswith(OPEN_FOLDER):
+        return False
     cookie = _cookie(environ, cookie_name(token))
     if not _session_holds(cookie, token, now):
         raise UnauthorizedError("send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)")
     if environ["REQUEST_METHOD"] not in READING and "HTTP_ORIGIN" not in environ:
         raise ForbiddenError("a request with a cookie must say which page it comes from (Origin)")
+    return True
+
+
+def check_host(environ: Mapping[str, Any], allowed: Collection[str]) -> None:
+    """Lets a request pass that asks for this machine by a name of loopback's, or by one of ``allowed``.
+
+    A page of another site can have its own name resolve to loopback; its requests then carry that name.
+
+    Raises:
+        ForbiddenError: it asks for another host.
+    """
+    given = environ.get("HTTP_HOST")
+    if given is None:  # every browser sends one
+        return
+    name = host_name(given)
+    if name != "localhost" and not name.endswith(".localhost") and name not in allowed and not _is_loopback(name):
+        raise ForbiddenError(
+            f"this server does not answer for the host {given[:200]!r}: ask for 127.0.0.1, or start it with "
+            "--allowed-host NAME or --token-file FILE"
+        )
+
+
+def host_name(given: str) -> str:
+    """Returns the name in a Host header, without its port."""
+    name = given.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() and ":" in name else name
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def is_token(given: str, token: str) -> bool:

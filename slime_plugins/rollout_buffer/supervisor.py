@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from slime_plugins.rollout_buffer import data_dir, retention
+from slime_plugins.rollout_buffer.asgi import SETTINGS_VARIABLE
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
@@ -32,7 +33,7 @@ from slime_plugins.rollout_buffer.life_signs import Silence
 from slime_plugins.rollout_buffer.mending import mend
 from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
-from slime_plugins.rollout_buffer.server import SETTINGS_VARIABLE, SUPERVISOR
+from slime_plugins.rollout_buffer.server import SUPERVISOR
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 
@@ -312,13 +313,13 @@ class Supervisor:
         settings_file = self.settings.data_dir / "serve_settings.json"
         settings_file.write_text(self.settings.model_dump_json(), encoding="utf-8")
         command = [
-            sys.executable, "-m", "gunicorn", "slime_plugins.rollout_buffer.server:create_app_from_environment()",
+            sys.executable, "-m", "gunicorn", "slime_plugins.rollout_buffer.asgi:create_application_from_environment()",
             "--bind", f"{self.settings.host}:{self.settings.port}",
-            "--worker-class", "slime_plugins.rollout_buffer.http_worker.Worker",
-            "--workers", str(self.settings.workers), "--threads", str(self.settings.threads),
-            "--timeout", "120", "--graceful-timeout", "5", "--keep-alive", "30",
+            "--worker-class", "slime_plugins.rollout_buffer.asgi_worker.Worker",
+            "--workers", str(self.settings.workers),
+            "--timeout", "120", "--graceful-timeout", "5",
             "--error-logfile", "-", "--no-control-socket",
-            "--logger-class", "slime_plugins.rollout_buffer.http_worker.Logger",
+            "--logger-class", "slime_plugins.rollout_buffer.asgi_worker.Logger",
         ]  # fmt: skip
         environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
         self._server_started_at = time.monotonic()

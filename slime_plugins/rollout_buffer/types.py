@@ -15,6 +15,7 @@ from typing import Any
 from slime.utils.mask_utils import Generation, TrainingRow, WeightVersionSpan
 
 __all__ = [
+    "ENGINE_AWAY_CAUSE",
     "EpisodeRequest",
     "Generation",
     "GroupState",
@@ -42,6 +43,10 @@ class JobState(StrEnum):
     FINISHED = "finished"  # every group is ready, delivered, filtered, failed or skipped
     CANCELLED = "cancelled"  # somebody asked for it; running episodes were given up
     FAILED = "failed"  # the job could not go on: its generator does not load, its tokenizer is missing …
+
+
+ENGINE_AWAY_CAUSE = "the engine is away; the job goes on by itself when it answers again"
+"""How the ``cause`` of a job begins that paused itself because its engine answers nobody."""
 
 
 class GroupState(StrEnum):

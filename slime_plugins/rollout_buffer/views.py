@@ -122,6 +122,7 @@ class Views:
             has_runner=job.has_runner,
             has_input=job.has_input,
             group_size=job.group_size,
+            engine_url=job.engine_url or "",
             groups=groups,
             supervisor_age_s=None if beat is None else abs(now - beat[0]),
             began_s=max(0.0, now - max(job.created_at, job.updated_at)),

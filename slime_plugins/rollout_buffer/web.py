@@ -6,16 +6,14 @@ Route files (``server``, ``server_inspect`` …) import from here and never from
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from flask import Response, current_app, request
-from werkzeug.exceptions import ClientDisconnected, HTTPException, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
@@ -24,13 +22,12 @@ from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     PayloadTooLargeError,
     RolloutBufferError,
-    UnreadableBodyError,
+    UnavailableError,
     UnsupportedEncodingError,
 )
-from slime_plugins.rollout_buffer.http_worker import RECEIVE_ERRORS, Part, grant_time, receive_body, stop_clock
 from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.payloads import PollPayload
-from slime_plugins.rollout_buffer.sign_in import check_access
+from slime_plugins.rollout_buffer.sign_in import check_access, check_host
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.views import Views
@@ -39,6 +36,7 @@ __all__ = [
     "SUPERVISOR",
     "Answer",
     "IdConverter",
+    "Part",
     "ServerContext",
     "as_json",
     "as_response",
@@ -51,7 +49,6 @@ __all__ = [
     "json_reply",
     "read_body",
     "read_bytes",
-    "receive",
     "the_buffer",
     "the_context",
     "the_inspection",
@@ -63,6 +60,11 @@ SUPERVISOR = "supervisor"
 
 CHUNK_BYTES = 512 * 1024
 """A reply goes out in about such parts."""
+RETRY_AFTER_S = 2
+"""When to come again to a server that could not do it now."""
+
+Part = Sequence[bytes | memoryview]
+"""A part of a long reply, in the order of the pieces it consists of."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class IdConverter(PathConverter):
 
 
 class ServerContext:
-    """What every request of one process needs: settings, the buffer, views of it, the token, places to wait."""
+    """What every request of one process needs: settings, the buffer, views of it, the token."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
@@ -84,17 +86,6 @@ class ServerContext:
         self.views = Views(self.buffer.store, SUPERVISOR)
         self.token_texts = TokenTexts()
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
-        self._waiting = threading.BoundedSemaphore(max(1, settings.threads // 2))
-
-    @contextmanager
-    def place_to_wait(self) -> Iterator[bool]:
-        """Gives one of the places for waiting polls; False when all are taken, so that other routes stay answered."""
-        taken = self._waiting.acquire(blocking=False)
-        try:
-            yield taken
-        finally:
-            if taken:
-                self._waiting.release()
 
 
 def the_context() -> ServerContext:
@@ -113,18 +104,21 @@ def the_inspection() -> Inspection:
     return the_context().inspection
 
 
-def check_request(context: ServerContext, environ: Mapping[str, Any]) -> None:
-    """Lets a request pass that may ask (see ``check_access``) and whose body is as it is.
+def check_request(context: ServerContext, environ: Mapping[str, Any]) -> bool:
+    """Lets a request pass that may ask (see ``check_access``, whose answer it returns) and whose body is as it is.
 
     Raises:
         UnauthorizedError: it carries neither the token nor the cookie of a browser that signed in.
         ForbiddenError: a page of another site made a browser send it.
         UnsupportedEncodingError: its body is compressed.
     """
-    check_access(environ, context.token, time.time())
+    if context.token is None:
+        check_host(environ, context.settings.allowed_hosts)
+    may_ask = check_access(environ, context.token, time.time())
     encoding = environ.get("HTTP_CONTENT_ENCODING", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+    return may_ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +127,12 @@ class Answer:
 
     content: bytes | Iterator[Part]
     status: int = 200
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """What its head says besides its size."""
+        retry = [("Retry-After", str(RETRY_AFTER_S))] if self.status == 503 else []
+        return [("Content-Type", "application/json"), *retry]
 
 
 def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
@@ -144,6 +144,9 @@ def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
         if error.http_status >= 500:
             logger.warning("%s: %s", what, error.message)
         return _error(error.http_status, error.code, error.message, error.detail)
+    if isinstance(error, MemoryError):
+        logger.error("%s: the server is out of memory", what, exc_info=error)
+        return error_answer(context, what, UnavailableError("the server is out of memory: send it again later"))
     if isinstance(error, HTTPException):
         code = PayloadTooLargeError.code if error.code == 413 else (error.name or "error").lower().replace(" ", "_")
         return _error(error.code or 500, code, _http_message(context, what, error))
@@ -183,7 +186,7 @@ def check_before_route() -> None:
 def as_response(answer: Answer) -> Response:
     """Makes an answer Flask's."""
     content = answer.content if isinstance(answer.content, bytes) else map(b"".join, answer.content)
-    return Response(content, status=answer.status, mimetype="application/json")
+    return Response(content, status=answer.status, headers=answer.headers)
 
 
 def error_reply(error: Exception) -> Response:
@@ -202,47 +205,8 @@ def read_body() -> dict[str, Any]:
 
 
 def read_bytes() -> bytes:
-    """Returns the body as it came.
-
-    Raises:
-        UnreadableBodyError: it did not come whole, or not in time.
-        RequestEntityTooLarge: it is larger than the server takes.
-    """
-    limit = the_context().settings.max_body_bytes
-    with _arriving(request.environ, request.content_length):
-        content = request.get_data(cache=False)
-        # A body of unknown length is silently cut at the limit: is there more?
-        if request.content_length is None and len(content) >= limit and request.environ["wsgi.input"].read(1):
-            raise RequestEntityTooLarge
-    return content
-
-
-def receive(environ: Mapping[str, Any], size: int) -> tuple[bytes | bytearray, int]:
-    """Returns a buffer whose first ``size`` bytes are the body, valid until this thread's next call.
-
-    Raises:
-        UnreadableBodyError: it did not come whole, or not in time.
-    """
-    with _arriving(environ, size):
-        received = receive_body(environ, size)
-        if received is None:
-            content = environ["wsgi.input"].read(size)
-            if len(content) < size:
-                raise ClientDisconnected
-            received = content, size
-    return received
-
-
-@contextmanager
-def _arriving(environ: Mapping[str, Any], size: int | None) -> Iterator[None]:
-    """Gives a body the time that its size deserves."""
-    grant_time(environ, size)
-    try:
-        yield
-    except (*RECEIVE_ERRORS, ClientDisconnected) as error:
-        raise UnreadableBodyError(f"the body did not come whole and in time: {error}; send it again") from error
-    finally:
-        stop_clock(environ)
+    """Returns the body as it came; it is here whole before Flask is asked."""
+    return request.get_data(cache=False)
 
 
 def json_object(content: bytes | bytearray) -> dict[str, Any]:
@@ -256,6 +220,8 @@ def json_object(content: bytes | bytearray) -> dict[str, Any]:
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:
+        if "memory" in str(error):
+            raise MemoryError(str(error)) from error
         raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise InvalidPayloadError("the body must be a JSON object")

@@ -10,12 +10,18 @@ from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, SglangEngine
-from slime_plugins.rollout_buffer.engine_contract import EngineContract, SglangServerContract, VisionContract
+from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine_contract import (
+    EngineContract,
+    HttpClientContract,
+    SglangServerContract,
+    VisionContract,
+)
 from slime_plugins.rollout_buffer.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.openai_engine import OpenAiEngine
 from slime_plugins.rollout_buffer.stand_in_engine.server import running
 from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.types import Image
+from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(patience_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)
@@ -57,3 +63,24 @@ class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
         engine = SglangEngine(base_url, QUICK)
         yield engine
         await engine.close()
+
+
+class TestSglangEngineBehindAProxy(HttpClientContract):
+    own_reply = (
+        b'{"text": "", "output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}, '
+        b'"output_token_logprobs": [[-0.5, 7, null]]}}'
+    )
+
+    def connect(self, base_url: str, settings: EngineSettings) -> SglangEngine:
+        return SglangEngine(base_url, settings)
+
+
+class TestOpenAiEngineBehindAProxy(HttpClientContract):
+    own_reply = b'{"choices": [{"message": {"content": "seven"}, "finish_reason": "stop"}]}'
+
+    def connect(self, base_url: str, settings: EngineSettings) -> OpenAiEngine:
+        return OpenAiEngine(base_url, settings, model="m", tokenizer=TOKENIZER)
+
+    def turn(self, max_new_tokens: int = 20) -> GenerateRequest:
+        sampling = SamplingParams(max_new_tokens=max_new_tokens)
+        return GenerateRequest(input_ids=chat_ids("Say seven."), sampling_params=sampling, session_id="contract")

@@ -48,7 +48,7 @@ def talk(buffer: BufferProcess, request: bytes, patience_s: float = 10.0) -> byt
 
 
 def post(headers: str, body: bytes) -> bytes:
-    return f"POST /buffer/write HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n".encode() + body
+    return f"POST /buffer/write HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n".encode() + body
 
 
 def still_well(buffer: BufferProcess) -> None:
@@ -80,9 +80,9 @@ def test_a_chunked_body_is_taken(served: BufferProcess) -> None:
         (post("Content-Length: -1", b"{}"), (b"400",)),
         (post("Content-Length: 99999999999999999999", b"{}"), (b"413", b"400")),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n", (b"400",)),
-        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", (b"400", b"414")),
-        (b"GET /jobs HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 500 + b"\r\n", (b"400", b"431")),
-        (b"GET /jobs HTTP/1.1\r\nHost: x\r\nX-A: " + b"b" * 100_000 + b"\r\n\r\n", (b"400", b"431")),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", (b"400", b"414")),
+        (b"GET /jobs HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * 500 + b"\r\n", (b"400", b"431")),
+        (b"GET /jobs HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"b" * 100_000 + b"\r\n\r\n", (b"400", b"431")),
     ],
 )
 def test_a_request_that_lies_about_itself_is_refused(
@@ -108,7 +108,7 @@ def test_slow_senders_do_not_keep_others_waiting(served: BufferProcess) -> None:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=5)) for _ in range(12)]
         for at, connection in enumerate(slow):
             if at % 3 == 0:
-                connection.sendall(b"POST /buffer/write HTTP/1.1\r\nHost: x\r\n")
+                connection.sendall(b"POST /buffer/write HTTP/1.1\r\nHost: localhost\r\n")
             elif at % 3 == 1:
                 connection.sendall(post("Content-Length: 50000", b'{"uid": "'))
         time.sleep(1.0)

@@ -90,7 +90,7 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
     began = time.monotonic()
     buffer.start()
     assert time.monotonic() - began < 40  # a second or two with nothing else to do; the polls wait for a minute
-    assert server.members() == []
+    wait_until(lambda: server.members() == [], 30, "end of the frozen worker")
     wait_until(lambda: runner.members() == [], 30, "end of the frozen runner")
 
 

@@ -21,9 +21,9 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.server import create_app
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from tests.asgi_client import create_app
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTANCES = [f"task-{number}" for number in range(12)]

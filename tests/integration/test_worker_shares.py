@@ -16,7 +16,7 @@ from tests.integration.conftest import BufferProcess, process_table, wait_until
 StartBuffer = Callable[..., BufferProcess]
 pytestmark = pytest.mark.timeout(120)
 
-REQUEST = b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n"
+REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ESTABLISHED = "01"
 
 

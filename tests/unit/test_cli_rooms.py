@@ -27,7 +27,8 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.retention import forget, would_forget
-from slime_plugins.rollout_buffer.server import SUPERVISOR, create_app
+from slime_plugins.rollout_buffer.server import SUPERVISOR
+from tests.asgi_client import create_app
 from tests.support import PNG, PNG_HASH, stored_image, written
 
 ANSWER = (

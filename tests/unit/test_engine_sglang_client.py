@@ -245,13 +245,22 @@ class TestRetries:
             await play(*busy, settings=settings)
 
     async def test_a_server_error_is_tried_a_few_times_only(self) -> None:
-        server = ScriptedSglang([web.Response(status=500, text="Internal Server Error") for _ in range(9)])
+        broken = [web.Response(status=500, text="Internal Server Error") for _ in range(QUICK.server_error_tries)]
+        server = ScriptedSglang([*broken, answered([7])])
         async with server.serving() as url:
             engine = SglangEngine(url, QUICK)
             with pytest.raises(EngineError, match="HTTP 500: Internal Server Error"):
                 await engine.generate(turn())
             await engine.close()
-        assert len(server.bodies) == QUICK.server_error_tries
+        *tries, question = server.bodies
+        assert len(tries) == QUICK.server_error_tries
+        assert question["sampling_params"]["max_new_tokens"] == 1, "others are answered: the request is to blame"
+
+    async def test_a_server_error_that_everybody_gets_is_waited_out(self) -> None:
+        broken = [web.Response(status=500, text="Internal Server Error") for _ in range(20)]
+        reply, server = await play(*broken, answered([7]))
+        assert reply.output_ids == (7,)
+        assert len(server.bodies) == 21
 
     async def test_one_server_error_is_survived(self) -> None:
         reply, _ = await play(web.Response(status=500), answered([7]))
@@ -320,18 +329,25 @@ class TestNonsense:
     @pytest.mark.parametrize(
         ("answer", "complaint"),
         [
-            (web.Response(text="<html>"), "not JSON"),
-            (web.json_response([1]), "not one JSON object"),
-            (web.json_response({"text": "hello"}), "no meta_info"),
             (web.json_response({"output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}}}), "logprobs"),
             (answered([7, 8], output_ids=[7]), "1 output ids and log-probs of 2"),
             (answered([7, 8], output_ids=[7, 9]), "do not belong together"),
             (answered([7], output_token_logprobs=[[None, 7, None]]), "not a finite number"),
-            (web.Response(text=json.dumps({"meta_info": {"output_token_logprobs": [[float("nan"), 7]]}})), "not JSON"),
             (
-                web.Response(text='{"meta_info": {"output_token_logprobs": [[-1e999, 7]]}}'),
-                "not (JSON|a finite number)",
+                web.Response(text=json.dumps({"meta_info": {"output_token_logprobs": [[float("nan"), 7]]}})),
+                "is nan, not",
             ),
+            (web.Response(text='{"meta_info": {"output_token_logprobs": [[-1e999, 7]]}}'), "is -inf, not"),
+            (web.Response(text='{"meta_info": {"output_token_logprobs": [[-1e99, 7]]}}'), "is -1e[+]99, not"),
+            (answered([7], output_token_logprobs=[[0.5, 7, None]]), "is 0.5, not a finite number of at most 0"),
+            (answered([7], output_token_logprobs=[["-0.5", 7, None]]), "not a finite number"),
+            (answered([10**12]), "the token id 1000000000000, which is not in the vocabulary$"),
+            (answered([2**24]), "not in the vocabulary"),
+            (answered([-1]), "the token id -1, which is not in the vocabulary"),
+            (answered([7] * 21), "21 tokens for a cap of 20"),
+            (answered([7] * 5021), "5021 tokens for a cap of 20"),
+            (answered([]), "no token and calls that 'stop'"),
+            (answered([], finish="length"), "no token and calls that 'length'"),
             (answered([7], output_token_logprobs=[[-0.1, "7", None]]), "not \\[log-prob, id, text\\]"),
             (answered([7], output_token_logprobs=[[-0.1, True, None]]), "not \\[log-prob, id, text\\]"),
             (answered([7], output_token_logprobs=[7]), "not \\[log-prob, id, text\\]"),
@@ -342,6 +358,27 @@ class TestNonsense:
     async def test_a_reply_that_cannot_be_trained_on_is_an_error(self, answer: web.Response, complaint: str) -> None:
         with pytest.raises(EngineError, match=complaint):
             await play(answer)
+
+    @pytest.mark.parametrize(("token", "is_taken"), [(151_935, True), (151_936, False)])
+    async def test_an_id_of_the_vocabularys_padding_is_taken_and_none_beyond(self, token: int, is_taken: bool) -> None:
+        server = ScriptedSglang([answered([token])])
+        async with server.serving() as url:
+            engine = SglangEngine(url, QUICK, vocabulary_size=151_936)
+            (outcome,) = await asyncio.gather(engine.generate(turn()), return_exceptions=True)
+            await engine.close()
+        if is_taken:
+            assert isinstance(outcome, GenerateReply)
+        else:
+            assert isinstance(outcome, EngineError)
+            assert "151936, which is not in the vocabulary of 151936 ids" in outcome.message
+
+    async def test_the_cap_holds_over_all_parts_of_a_turn(self) -> None:
+        with pytest.raises(EngineError, match="19 tokens for a cap of 18"):
+            await play(answered([7, 8], finish="abort"), answered([7] * 19))
+
+    async def test_rounding_above_zero_is_a_log_prob_of_zero(self) -> None:
+        reply, _ = await play(answered([7], output_token_logprobs=[[1e-6, 7, None]]))
+        assert reply.output_log_probs == (0.0,)
 
     @pytest.mark.parametrize("url", ["", "localhost:30000", "http://", "ftp://host"])
     def test_an_address_that_is_none_is_refused(self, url: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.explain import Severity, Situation, explain_group, explain_job, explain_service
-from slime_plugins.rollout_buffer.types import GroupState, JobState
+from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, GroupState, JobState
 
 AT_WORK = Situation(
     state=JobState.RUNNING,
@@ -40,6 +40,11 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         {"state": JobState.PAUSED, "cause": "nobody polls it; the next poll resumes it", "pause_when_idle_s": 3600.0},
         "paused_idle",
         "no trainer asked for them for 60 min",
+    ),
+    (
+        {"state": JobState.PAUSED, "cause": f"{ENGINE_AWAY_CAUSE}: it answers HTTP 404: x", "engine_url": "http://e"},
+        "paused_engine",
+        "the engine at http://e gives no tokens: it answers HTTP 404: x",
     ),
     ({"max_groups_ahead": 2}, "backpressure", "2 groups wait for the trainer"),
     ({"groups": {"open": 0, "ready": 1}}, "all_played", "1 group waits to be fetched"),

@@ -17,7 +17,8 @@ from slime_plugins.rollout_buffer.cli import app as command_line
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
-from slime_plugins.rollout_buffer.server import SUPERVISOR, create_app
+from slime_plugins.rollout_buffer.server import SUPERVISOR
+from tests.asgi_client import create_app
 from tests.support import stored_image, written
 
 JOB = "/runs/a b//1"

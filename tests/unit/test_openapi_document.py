@@ -9,6 +9,7 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel
 
 from slime_plugins.rollout_buffer import payloads, queries
+from slime_plugins.rollout_buffer.asgi import OWN_ROUTES
 from slime_plugins.rollout_buffer.openapi import openapi_document
 from slime_plugins.rollout_buffer.openapi_operations import OPERATIONS
 
@@ -22,6 +23,7 @@ def test_every_route_is_described_and_every_description_has_its_route(client: Fl
     for rule in client.application.url_map.iter_rules():
         path = re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", str(rule))
         there |= {(method.lower(), path) for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}}
+    there |= {(methods[0].lower(), path) for path, methods in OWN_ROUTES.items()}
     assert there == described_routes()
 
 

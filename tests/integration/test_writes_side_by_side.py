@@ -22,7 +22,7 @@ def start(buffer: BufferProcess, n: int = 2) -> None:
 
 
 def head(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: here", *headers]).encode() + b"\r\n\r\n"
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *headers]).encode() + b"\r\n\r\n"
 
 
 def whole(item: dict[str, Any], *headers: str) -> bytes:
@@ -82,7 +82,7 @@ def test_one_connection_may_write_in_every_way_there_is(start_buffer: StartBuffe
         assert statuses(client.hear()[1]) == ["stored"]
         client.say(whole(written("expected", "expected"), "Expect: 100-continue"))
         assert statuses(client.hear()[1]) == ["stored"]
-        client.say(b"GET /jobs/job HTTP/1.1\r\nHost: here\r\n\r\n")
+        client.say(b"GET /jobs/job HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert client.hear()[1]["job_id"] == "job"
         client.say(whole(written("large", "large", extra_info={"note": "x" * 9_000_000})))
         assert statuses(client.hear()[1]) == ["stored"]

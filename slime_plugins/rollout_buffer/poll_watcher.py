@@ -1,0 +1,97 @@
+"""Polls that wait: one look at the database for all of them, whenever somebody has committed.
+
+A waiting poll is a future, not a thread. While there is one, a single thread asks every few milliseconds whether the
+database has changed, and only then what that means for each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+
+__all__ = ["MOST_WAITING", "PollWatcher"]
+
+LOOK_INTERVAL_S = 0.01
+MOST_WAITING = 1024
+"""Polls of one worker that may wait; one more is answered at once."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Waiting:
+    look: Callable[[], bool | None]
+    news: asyncio.Future[bool]
+
+
+class PollWatcher:
+    """Wakes polls when there is something for them, or when waiting has become pointless."""
+
+    def __init__(self, data_version: Callable[[], int]) -> None:
+        """``data_version`` returns a number that changes whenever somebody commits."""
+        self._data_version = data_version
+        self._waiting: set[_Waiting] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="waiting polls")
+        self._task: asyncio.Task[None] | None = None
+        self._seen: int | None = None
+        self._stopping = False
+
+    def has_room(self) -> bool:
+        """Tells whether one more poll may wait."""
+        return len(self._waiting) < MOST_WAITING and not self._stopping
+
+    async def wait(self, look: Callable[[], bool | None], limit_s: float) -> bool:
+        """Returns True as soon as ``look`` does, and False when it does, after ``limit_s``, or when the server stops.
+
+        ``look`` is called in a thread, once now and then whenever the database has changed; None says: wait on.
+        """
+        waiting = _Waiting(look, asyncio.get_running_loop().create_future())
+        self._waiting.add(waiting)
+        self._seen = None  # what was committed before it began to wait is news to it
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch())
+        try:
+            return await asyncio.wait_for(waiting.news, limit_s)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(waiting)
+
+    def stop(self) -> None:
+        """Answers everybody: the server stops."""
+        self._stopping = True
+        for waiting in self._waiting:
+            _tell(waiting, False)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(wait=False)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            for waiting, news in await loop.run_in_executor(self._thread, self._look):
+                _tell(waiting, news)
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _look(self) -> list[tuple[_Waiting, bool]]:
+        try:
+            version = self._data_version()
+            if version == self._seen:
+                return []
+            self._seen = version
+            looks = [(waiting, waiting.look()) for waiting in list(self._waiting)]
+        except RolloutBufferError as error:
+            logger.warning("waiting polls look for themselves: %s", error.message)
+            return [(waiting, True) for waiting in list(self._waiting)]
+        return [(waiting, news) for waiting, news in looks if news is not None]
+
+
+def _tell(waiting: _Waiting, news: bool) -> None:
+    if not waiting.news.done():
+        waiting.news.set_result(news)
