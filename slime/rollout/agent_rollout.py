@@ -12,6 +12,7 @@ the buffer hands out the others again.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import logging
 import time
@@ -19,7 +20,6 @@ import uuid
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from slime.rollout.agent_rollout_eval import evaluate
@@ -191,6 +191,8 @@ def start_rollout(
         RequestError: the buffer refuses the payload; its sentence says what to fix.
         RetriesUsedUpError: it could not be reached as often as ``--fetch-trajectory-retry-times`` allows.
     """
+    args = copy.copy(args)
+    args.agent_rollout_buffer_url = api_base_url
     settings = read_settings(args)
     payload = start_payload(
         args,
@@ -199,7 +201,7 @@ def start_rollout(
         fresh=fresh,
         start_id=start_id or uuid.uuid4().hex,
     )
-    return send_start(replace(settings, buffer_url=api_base_url), payload)
+    return send_start(settings, payload)
 
 
 def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
