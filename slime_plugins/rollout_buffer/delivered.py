@@ -101,7 +101,7 @@ class DeliveredMembers:
     def _bodies(self, run: Sequence[_Wanted]) -> list[_Read]:
         bodies = self._fetch([place for _, _, place in run if place is not None])
         return [
-            (job_key, member, bodies[place] if place is not None else member.body or EMPTY_BODY)
+            (job_key, member, bodies[place] if place is not None else _body_of_row(member))
             for job_key, member, place in run
         ]
 
@@ -127,6 +127,8 @@ class DeliveredMembers:
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
         """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
+        if _is_forgotten(member):
+            return _light(member, damaged=True), [_dummy_body(error.message)]
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
         try:
             with self._store.write() as connection:
@@ -193,6 +195,17 @@ def _dummy_body(error: str | None = None) -> bytes:
 
 
 EMPTY_BODY = _dummy_body()
+
+
+def _is_forgotten(member: DeliveredMember) -> bool:
+    """A dummy never had a payload; what was played and has none was forgotten by retention."""
+    return member.source_uid is not None and member.body is None and member.body_place is None
+
+
+def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
+    if _is_forgotten(member):
+        return DamagedError("the payload of this trajectory was forgotten: retention does not keep it any more")
+    return member.body or EMPTY_BODY
 
 
 def _light(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:

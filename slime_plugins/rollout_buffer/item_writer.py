@@ -107,7 +107,8 @@ class ItemWriter:
     def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
         """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
         if job_id is not None and len(items) == 1:
-            known = trajectory_rows.has_trajectory_of_job(self._store.look(), job_id, items[0].uid)
+            with self._store.look() as connection:
+                known = trajectory_rows.has_trajectory_of_job(connection, job_id, items[0].uid)
             if known is not None:
                 return {items[0].uid} if known else set()
         with self._store.read() as connection:

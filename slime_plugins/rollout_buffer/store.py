@@ -171,10 +171,11 @@ class Store:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
-    def look(self) -> sqlite3.Connection:
-        """Returns a connection for one single SELECT, which needs no transaction around it."""
+    @contextlib.contextmanager
+    def look(self) -> Iterator[sqlite3.Connection]:
+        """Runs a block that makes one single SELECT, which needs no transaction around it."""
         with self._errors:
-            return self._connection()
+            yield self._connection()
 
     def data_version(self) -> int:
         """Returns a number that changes when another connection commits: the cheapest way to wait for news."""

@@ -164,3 +164,14 @@ def test_watching_in_json_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch, 
         cli._tell_in_json(lambda: [{"job_id": "j"}], watch=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [[{"job_id": "j"}]] * 3
     assert ticks == [1.0] * 3
+
+
+@pytest.mark.parametrize("command", ["serve", "prune", "gateway"])
+def test_a_damaged_database_is_one_sentence_with_what_to_do(tmp_path: Path, command: str) -> None:
+    (tmp_path / "buffer.sqlite3").write_bytes(b"this is no database" * 1000)
+    arguments = {"prune": ["--older-than", "1d"], "gateway": ["--port", "0"], "serve": ["--port", "18889"]}[command]
+    program = [sys.executable, "-m", "slime_plugins.rollout_buffer", command, "--data-dir", str(tmp_path), *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert "docs/troubleshooting.md says what can be saved" in done.stderr

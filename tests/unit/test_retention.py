@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from slime_plugins.rollout_buffer import wire
@@ -118,3 +119,20 @@ def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path)
     assert stored
     assert [uid for uid, _ in buffer.items_of(job)] == stored
     buffer.store.close()
+
+
+def test_what_was_forgotten_comes_as_a_dummy_that_says_so_and_never_looks_played(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, 2)
+    write(buffer, job, written("a"), written("b", reward=0.0))
+    asked = {"consumer_id": "c", "poll_id": "p"}
+    assert uids(buffer, poll(buffer, job, **asked)) == ["a", "b"]
+    clock.advance(100.0)
+    assert forget(buffer.store, now=clock.now, retain_s=50.0).payloads == 2
+    again = poll(buffer, job, **asked)  # whoever lost the reply asks once more
+    assert again is not None
+    for light, body in buffer.delivered_items(again):
+        assert (light["remove_sample"], light["outcome"], light["reward"]) == (True, "failed", 0.0)
+        assert "was forgotten" in orjson.loads(body)["extra_info"]["error"]
+    assert buffer.describe(job)["damaged"] == 0, "the disk is not at fault"

@@ -108,7 +108,7 @@ def test_a_broken_disk_fails_every_write_and_keeps_none(buffer: Buffer, disk: Co
     job = start_external(buffer, n=1)
     writes = [a_write(job.job_id, written(f"u{n}", f"i{n}", extra_info=LONG)) for n in range(3)]
     disk.broken = True
-    assert told(buffer.write_together(writes)) == ["OSError"] * 3
+    assert told(buffer.write_together(writes)) == ["UnavailableError"] * 3
     assert slots(buffer, job).get("ready", 0) == 0
 
     disk.broken = False
