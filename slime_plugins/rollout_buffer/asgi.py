@@ -13,7 +13,6 @@ import os
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from flask import Flask
@@ -310,9 +309,8 @@ def create_application(settings: ServeSettings) -> Application:
 
 
 def create_application_from_environment() -> Application:
-    """What gunicorn calls: reads the settings file that the supervisor named in the environment."""
-    path = Path(os.environ[SETTINGS_VARIABLE])
-    return create_application(ServeSettings.model_validate_json(path.read_bytes()))
+    """What gunicorn calls: reads the settings that the supervisor put into the environment, as JSON."""
+    return create_application(ServeSettings.model_validate_json(os.environ[SETTINGS_VARIABLE]))
 
 
 def _check_head(exchange: Exchange) -> None:

@@ -85,6 +85,9 @@ MaxData = Annotated[
 RunnerPatience = Annotated[
     float, typer.Option(help="Seconds after which a runner that shows no life is killed and started again.")
 ]
+ServicePatience = Annotated[
+    float, typer.Option(help="The same for the gateway, for gunicorn's parent process and for the local Ray.")
+]
 GatewayPort = Annotated[
     int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
 ]
@@ -180,6 +183,7 @@ def serve(
     retain_delivered_s: Retain = None,
     max_data_bytes: MaxData = None,
     runner_patience_s: RunnerPatience = 120.0,
+    service_patience_s: ServicePatience = 60.0,
     generator_dirs: GeneratorDirs = None,
     ray_address: RayAddress = None,
     ray_num_cpus: RayCpus = None,
@@ -208,6 +212,7 @@ def serve(
             retain_delivered_s=retain_delivered_s,
             max_data_bytes=max_data_bytes,
             runner_patience_s=runner_patience_s,
+            service_patience_s=service_patience_s,
             generator_dirs=tuple(generator_dirs or ()),
             ray_address=ray_address,
             ray_num_cpus=ray_num_cpus,

@@ -46,6 +46,8 @@ class ServeSettings(BaseModel):
     """Writes beyond answer 507, and runners hold what they have until there is room. None is unlimited."""
     runner_patience_s: float = Field(default=120.0, gt=0)
     """A runner whose event loop has not turned for so long is killed and started again; its slots stay open."""
+    service_patience_s: float = Field(default=60.0, gt=0)
+    """The same for the gateway, for gunicorn's parent process and for the local Ray."""
     ray_address: str | None = None
     """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
     ray_num_cpus: int | None = Field(default=None, ge=1)

@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooL
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.item_writer import Write, WriteResult
 from slime_plugins.rollout_buffer.payloads import PollPayload
+from slime_plugins.rollout_buffer.supervisor_state import look_at_supervisor
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
@@ -31,7 +32,6 @@ from slime_plugins.rollout_buffer.web import (
 __all__ = ["Poll", "answer_poll", "begin_poll", "describe_health", "has_news", "keep_bodies", "take_again"]
 
 POLL_NOTE_INTERVAL_S = 5.0
-HEARTBEAT_LIMIT_S = 15.0
 
 
 # --- items in --------------------------------------------------------------------------------------------------------
@@ -158,12 +158,12 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
 
 
 def describe_health(context: ServerContext) -> Answer:
-    """Says whether the server can read its store and whether a supervisor lives. Needs no token and tells no secret."""
-    beat = context.buffer.heartbeat(SUPERVISOR)
-    alive = beat is not None and beat[0] <= HEARTBEAT_LIMIT_S
+    """Says whether the store can be read and written and a supervisor lives. Needs no token and tells no secret."""
+    seen = look_at_supervisor(context)
     report = {
-        "status": "ok" if alive else "degraded",
-        "supervisor": "alive" if alive else "not seen",
-        "task_types": sorted(beat[1].get("task_types", {})) if beat is not None and alive else [],
+        "status": "ok" if seen.reason is None else "degraded",
+        "reason": seen.reason,
+        "supervisor": "alive" if seen.alive else "not seen",
+        "task_types": sorted(seen.catalog.get("task_types", {})) if seen.alive else [],
     }
-    return Answer(as_json(report), 200 if alive else 503)
+    return Answer(as_json(report), 200 if seen.serving else 503)

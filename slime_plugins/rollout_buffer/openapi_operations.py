@@ -357,10 +357,17 @@ OPERATIONS: tuple[Operation, ...] = (
         method="get",
         path="/health",
         summary="Is it well",
-        says="Needs no token. Well means: the store can be read, and a supervisor lives that plays jobs.",
+        says="Needs no token. Well means: the store can be read and written, and a supervisor lives that plays jobs. "
+        "A service that only reads, because its disk is full, is degraded and still answers 200: polls and "
+        "acknowledgements work, writes answer 507.",
         reply=ref("Health"),
-        reply_says="It is well.",
-        other_replies={503: ("It is not well: nobody would play a job.", {"anyOf": [ref("Health"), ref("Error")]})},
+        reply_says="It is well, or degraded and serving: `reason` says why.",
+        other_replies={
+            503: (
+                "No supervisor lives, or it is frozen, or starts: nobody would play a job.",
+                {"anyOf": [ref("Health"), ref("Error")]},
+            )
+        },
         needs_token=False,
         example="URL/health",
     ),

@@ -416,8 +416,9 @@ COMPONENTS: Mapping[str, Schema] = {
     ),
     "SignedIn": _object("signed_in", signed_in={"type": "boolean"}),
     "Health": _object(
-        "status supervisor task_types",
+        "status reason supervisor task_types",
         status=text(enum=["ok", "degraded"]),
+        reason=_nullable(text("What is not well, and since when; null when all is")),
         supervisor=text("`alive` or `not seen`"),
         task_types=_array(text(), "What can be started"),
     ),

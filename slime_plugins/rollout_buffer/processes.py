@@ -1,7 +1,8 @@
 """Child processes that never outlive their parent for long, and are ended by id and start time, never by name.
 
 The kernel tells a child when its parent dies. A child that cannot hear it (stopped, or waiting for its last requests)
-is ended by the parent's successor, which reads in ``ChildRecords`` what was left running.
+is ended by the parent's successor, which reads in ``ChildRecords`` what was left running. Nothing here needs room on
+the disk: on a full one records are overwritten in place, and a child whose log cannot be opened logs to its parent's.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 __all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "kill_forks_with_parent"]
 
 PR_SET_PDEATHSIG = 1
+RESERVED_BYTES = 65536
+TAIL_BYTES = 16384
 KILL_PATIENCE_S = 10.0
 
 logger = logging.getLogger(__name__)
@@ -50,12 +55,17 @@ class ProcessMark:
         return [pid for pid, status in _all_statuses() if status.session == self.pid and status.lives]
 
     def kill(self) -> None:
-        """Kills its whole session and waits until it is gone."""
+        """Kills its whole session and waits until it is gone, but not for ever."""
         deadline = time.monotonic() + KILL_PATIENCE_S
-        while (left := self.members()) and time.monotonic() < deadline:
-            for pid in left:
-                _signal(pid, signal.SIGKILL)
+        while self.send_kill() and time.monotonic() < deadline:
             time.sleep(0.01)
+
+    def send_kill(self) -> bool:
+        """Sends SIGKILL to all of its session, without waiting; tells whether any process of it was still there."""
+        left = self.members()
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        return bool(left)
 
 
 class ChildRecords:
@@ -75,31 +85,58 @@ class ChildRecords:
             return []
 
     def keep(self, marks: Iterable[ProcessMark]) -> None:
-        """Records these children and no others."""
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps([asdict(mark) for mark in marks]), encoding="utf-8")
-        partial.replace(self._path)
+        """Records these children and no others; where that is not possible, a later call may do it.
+
+        In place, into blocks that were reserved: a full disk has no room for a second file. A power cut may tear it,
+        but then none of these processes runs any more.
+        """
+        page = json.dumps([asdict(mark) for mark in marks]).encode().ljust(RESERVED_BYTES)
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        except OSError as error:
+            self._warn(error)
+            return
+        try:
+            os.pwrite(descriptor, page, 0)
+            os.ftruncate(descriptor, len(page))
+        except OSError as error:
+            self._warn(error)
+        finally:
+            os.close(descriptor)
 
     def forget(self) -> None:
-        """Says that all of them were ended."""
-        self._path.unlink(missing_ok=True)
+        """Says that all of them were ended; keeps the room for the next ones."""
+        self.keep([])
+
+    def _warn(self, error: OSError) -> None:
+        logger.warning("the children are not recorded in %s, they are known to this process alone: %s",
+                       self._path, error)  # fmt: skip
 
 
 class ChildProcess:
     """One child in a session of its own, with its output in a log file."""
 
     def __init__(
-        self, name: str, command: Sequence[str], *, log_file: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> None:
-        """Starts the command; the kernel sends it SIGTERM when this process dies, however it dies."""
+        """Starts the command; the kernel sends it SIGTERM when this process dies, however it dies.
+
+        It inherits ``descriptors`` under their numbers.
+        """
         self.name = name
         self.log_file = log_file
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as log:
+        with _open_log(log_file) as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
+                pass_fds=descriptors,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
@@ -116,6 +153,11 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """Returns the exit code; None while it runs."""
         return self._process.poll()
+
+    def is_stopped(self) -> bool:
+        """Tells whether the kernel has it stopped: by SIGSTOP, or by a debugger."""
+        found = _status(self.pid)
+        return found is not None and found.stopped
 
     def ask_to_stop(self) -> None:
         """Sends SIGTERM, if it still runs."""
@@ -134,12 +176,18 @@ class ChildProcess:
     def kill(self) -> None:
         """Kills it with everything it started in its session, also what outlived it, and collects it."""
         self.mark.kill()
-        self._process.wait()
+        try:
+            self._process.wait(KILL_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            logger.error("%s (process %d) does not end: it waits in the kernel, for a disk perhaps",
+                         self.name, self.pid)  # fmt: skip
 
     def last_words(self, lines: int = 5) -> str:
         """Returns the last lines of its log, for messages."""
         try:
-            text = self.log_file.read_text(encoding="utf-8", errors="replace")
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+                text = log.read().decode(errors="replace")
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
@@ -161,6 +209,7 @@ class _Status:
     session: int
     started: int
     lives: bool
+    stopped: bool
 
 
 def _status(pid: int) -> _Status | None:
@@ -168,12 +217,24 @@ def _status(pid: int) -> _Status | None:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return None
-    return _Status(session=int(fields[3]), started=int(fields[19]), lives=fields[0] not in "ZX")
+    return _Status(
+        session=int(fields[3]), started=int(fields[19]), lives=fields[0] not in "ZX", stopped=fields[0] in "Tt"
+    )
 
 
 def _all_statuses() -> list[tuple[int, _Status]]:
     pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
     return [(pid, status) for pid in pids if (status := _status(pid)) is not None]
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Opens a log file to add to; where the disk does not let it, what is logged goes where this process logs to."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        logger.warning("%s cannot be opened, its lines come here: %s", path, error)
+        return os.fdopen(os.dup(sys.stderr.fileno()), "wb")
 
 
 def _boot() -> str:

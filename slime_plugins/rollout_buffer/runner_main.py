@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator import load
 from slime_plugins.rollout_buffer.generator.plain_generator import JOB_ID_VARIABLE
-from slime_plugins.rollout_buffer.life_signs import show_life
+from slime_plugins.rollout_buffer.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.logs import set_up_logging
 from slime_plugins.rollout_buffer.processes import kill_forks_with_parent
 from slime_plugins.rollout_buffer.runner import JobRunner
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = buffer.job_by_key(options.job_key)
     os.environ[JOB_ID_VARIABLE] = job.job_id
     try:
-        plugin = load(job.task_type, options.generator_dir)
+        plugin = load(job.task_type, options.generator_dir, skip=options.skip_generator)
     except GeneratorError as error:
         buffer.fail_job(options.job_key, error.message[:2000])
         return 0
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray_address=options.ray_address,
             tracer=tracer,
         )
-        asyncio.run(_run_until_told_to_stop(runner, options.life_sign))
+        asyncio.run(_run_until_told_to_stop(runner, options.heartbeat_fd))
     buffer.store.close()
     return 0
 
 
-async def _run_until_told_to_stop(runner: JobRunner, life_sign: Path | None) -> None:
-    life = None if life_sign is None else asyncio.create_task(show_life(life_sign))
+async def _run_until_told_to_stop(runner: JobRunner, heartbeat_fd: int | None) -> None:
+    beats = None if heartbeat_fd is None else asyncio.create_task(send_heartbeats(Heartbeat(heartbeat_fd)))
     work = asyncio.ensure_future(runner.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
     try:
@@ -65,8 +65,8 @@ async def _run_until_told_to_stop(runner: JobRunner, life_sign: Path | None) -> 
     except asyncio.CancelledError:
         logger.info("told to stop; open slots stay open")
     finally:
-        if life is not None:
-            life.cancel()
+        if beats is not None:
+            beats.cancel()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--buffer-url", required=True)
     parser.add_argument("--ray-address")
     parser.add_argument("--max-data-bytes", type=int)
-    parser.add_argument("--life-sign", type=Path)
+    parser.add_argument("--heartbeat-fd", type=int)
     parser.add_argument("--generator-dir", type=Path, action="append", default=[])
+    parser.add_argument("--skip-generator", type=Path, action="append", default=[])
     return parser
 
 

@@ -13,7 +13,6 @@ from flask import Blueprint, Flask, Response
 
 from slime_plugins.rollout_buffer import inputs, payloads, server_dashboard, server_inspect, wire
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.data_routes import HEARTBEAT_LIMIT_S
 from slime_plugins.rollout_buffer.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
@@ -22,6 +21,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnknownTaskTypeError,
 )
 from slime_plugins.rollout_buffer.payloads import AckPayload, StartPayload
+from slime_plugins.rollout_buffer.supervisor_state import look_at_supervisor
 from slime_plugins.rollout_buffer.types import Image, Instance
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
@@ -83,15 +83,13 @@ def start_rollout() -> Response:
 
 def _check_task_type(task_type: Any) -> None:
     """Accepts only work that somebody will do: a supervisor lives, and knows the task type."""
-    beat = the_buffer().heartbeat(SUPERVISOR)
-    if beat is None or beat[0] > HEARTBEAT_LIMIT_S:
-        raise UnavailableError(
-            "the supervisor does not answer: nobody would play this job. Is rollout-buffer serve up?"
-        )
-    known = beat[1].get("task_types", {})
+    seen = look_at_supervisor(the_context())
+    if not seen.serving:
+        raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
+    known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
         return  # what is not even a string is the payload's own error
-    broken = beat[1].get("broken_generators", {})
+    broken = seen.catalog.get("broken_generators", {})
     hint = f"; broken generators: {broken}" if broken else ""
     names = ", ".join(sorted(known))
     raise UnknownTaskTypeError(

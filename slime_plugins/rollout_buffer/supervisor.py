@@ -1,40 +1,40 @@
 """The parent of gunicorn and of the runners: ``rollout-buffer serve``.
 
 It reconciles the job table with running processes, restarts what died, owns the clock (leases, group timeouts) and the
-local Ray. Its heartbeat and the task types it knows are in the store, so that servers accept only work that somebody
-will do.
+local Ray. The task types it knows are in the store, so that servers accept only work that somebody will do.
+
+Its main thread looks after children and never waits: not for a child, not for the disk, not for the store's turn to
+write. Whatever writes is done by a thread of its own, and put off while the disk is full or broken: until then the
+service reads.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import secrets
 import signal
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from slime_plugins.rollout_buffer import data_dir, retention
+from slime_plugins.rollout_buffer import child_commands, data_dir, retention
 from slime_plugins.rollout_buffer.asgi import SETTINGS_VARIABLE
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings, read_token
-from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.life_signs import Silence
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.duties import PUT_OFF, Duties, DutyThread
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator_discovery import GeneratorDiscovery
+from slime_plugins.rollout_buffer.liveness import HEARTBEAT_VARIABLE, Heartbeat
 from slime_plugins.rollout_buffer.mending import mend
 from slime_plugins.rollout_buffer.payloads import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
 from slime_plugins.rollout_buffer.server import SUPERVISOR
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.supervised_child import ChildSpec, ChildState, RestartPolicy, SupervisedChild
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 
 __all__ = ["Supervisor"]
@@ -43,20 +43,21 @@ TICK_S = 0.1
 HEARTBEAT_INTERVAL_S = 2.0
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
-SILENCE_INTERVAL_S = 0.5
 STOP_PATIENCE_S = 25.0
-DISCOVERY_TIMEOUT_S = 120.0
-RAY_START_TIMEOUT_S = 300.0
-RESTART_BASE_S = 1.0
-RESTART_CAP_S = 60.0
+WRITE_PATIENCE_S = 10.0
+ANSWER_TIMEOUT_S = 0.2
 MAX_CRASHES = 8
-STEADY_AFTER_S = 300.0
-"""A runner that lived this long, or brought a trajectory, is not counted as crashing again and again."""
+"""A job fails after so many crashes of its runner in a row, without a trajectory or minutes of work between them."""
+SERVER_POLICY = RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=10.0)
+GATEWAY_POLICY = RestartPolicy(first_s=1.0, longest_s=30.0, steady_after_s=60.0)
+RUNNER_POLICY = RestartPolicy(max_crashes=MAX_CRASHES)
+RAY_POLICY = RestartPolicy(first_s=2.0, max_crashes=MAX_CRASHES, start_timeout_s=300.0)
 PORT_PATIENCE_S = 8.0
 """After a crash: how long the last server may need to let go of the port."""
 LEFTOVER_PATIENCE_S = 15.0
 """After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
-LET_GO_PATIENCE_S = 30.0
+JOB_OVER_PATIENCE_S = 30.0
+RAY_GONE_PATIENCE_S = 10.0
 SERVER_NAME = "server"
 GATEWAY_NAME = "gateway"
 
@@ -64,16 +65,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _RunnerSlot:
-    """The runner of one job: its process, and how often it crashed in a row."""
+class _Runner:
+    """The runner of one job: its child, and what it was started with."""
 
-    process: ChildProcess | None = None
-    silence: Silence | None = None
-    started_at: float = 0.0
-    trajectories: int = 0
-    crashes: int = 0
-    not_before: float = 0.0
-    let_go_at: float | None = None
+    child: SupervisedChild
+    ray_address: str | None = None
+    trajectories: int | None = None
+    """How many its job had when it was started."""
 
 
 @dataclass(slots=True)
@@ -84,16 +82,58 @@ class Supervisor:
     on_ready: Callable[[str], None] | None = None
     _buffer: Buffer = field(init=False)
     _lock: data_dir.OwnerLock = field(init=False)
-    _runners: dict[int, _RunnerSlot] = field(init=False, default_factory=dict)
-    _server: ChildProcess | None = field(init=False, default=None)
-    _server_started_at: float = field(init=False, default=0.0)
-    _ray: ChildProcess | None = field(init=False, default=None)
-    _gateway: ChildProcess | None = field(init=False, default=None)
-    _gateway_not_before: float = field(init=False, default=0.0)
-    _catalog: dict[str, Any] = field(init=False, default_factory=dict)
+    _heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
+    _discovery: GeneratorDiscovery = field(init=False)
+    _server: SupervisedChild = field(init=False)
+    _gateway: SupervisedChild | None = field(init=False, default=None)
+    _ray: SupervisedChild | None = field(init=False, default=None)
+    _ray_is_wanted: bool = field(init=False, default=False)
+    _ray_says: Heartbeat = field(init=False, default_factory=Heartbeat)
+    """Where the local Ray says its address once it can be used."""
+    _ray_address: str | None = field(init=False, default=None)
+    _jobs: list[JobRecord] = field(init=False, default_factory=list)
+    """Jobs that want a runner, as they were when the table could last be read."""
+    _runners: dict[int, _Runner] = field(init=False, default_factory=dict)
+    _to_fail: dict[int, str] = field(init=False, default_factory=dict)
+    """Jobs that are to fail, and why: the thread that writes sees to it."""
+    _duties: Duties = field(init=False)
+    _writing: DutyThread = field(init=False)
     _records: ChildRecords = field(init=False)
+    _recorded: list[ProcessMark] | None = field(init=False, default=None)
     _leftovers: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
+    _announced: bool = field(init=False, default=False)
     _stopping: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
+        patience_s = self.settings.service_patience_s
+        policy = replace(SERVER_POLICY, patience_s=patience_s)
+        self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
+        if self.settings.gateway_port is not None:
+            policy = replace(GATEWAY_POLICY, patience_s=patience_s)
+            spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
+            self._gateway = SupervisedChild(spec)
+        self._duties = Duties(
+            {
+                self._beat: HEARTBEAT_INTERVAL_S / 2,
+                self._tend_services: 0.0,
+                self._read_jobs: 0.0,
+                self._reconcile_runners: 0.0,
+                self._end_leftovers: CLOCK_INTERVAL_S,
+                self._record_children: 0.0,
+                self._announce: 0.0,
+            }
+        )
+        writing = Duties(
+            {
+                self._store_heartbeat: HEARTBEAT_INTERVAL_S,
+                self._fail_jobs: 0.0,
+                self._keep_reserve: CLOCK_INTERVAL_S,
+                self._turn_clock: CLOCK_INTERVAL_S,
+                self._forget: RETENTION_INTERVAL_S,
+            }
+        )
+        self._writing = DutyThread("store duties", writing, tick_s=TICK_S)
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then ends every process it started.
@@ -111,11 +151,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
-            self._catalog = self._discover_generators()
-            self._beat()
-            self._do(self._buffer.restart_group_clocks)
-            self._start_server()
-            threading.Thread(target=self._watch_for_silence, name="life signs", daemon=True).start()
+            self._duties.run(self._buffer.restart_group_clocks)
+            self._writing.start()
             self._loop()
         finally:
             self._stop_all()
@@ -126,8 +163,8 @@ class Supervisor:
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         self._take_over()
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
-        self._buffer.store.keep_reserve()
-        mend(self._buffer.store)
+        self._duties.run(self._keep_reserve)
+        self._duties.run(self._mend)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -152,58 +189,104 @@ class Supervisor:
         if self.settings.gateway_port is not None:
             _wait_for_port(self.settings.host, self.settings.gateway_port, patience_s)
 
+    def _mend(self) -> None:
+        mend(self._buffer.store)
+
     def _loop(self) -> None:
-        every = {
-            self._beat: HEARTBEAT_INTERVAL_S,
-            self._turn_clock: CLOCK_INTERVAL_S,
-            self._forget: RETENTION_INTERVAL_S,
-            self._end_leftovers: CLOCK_INTERVAL_S,
-            self._watch_server: 0.0,
-            self._watch_gateway: 0.0,
-            self._reconcile_runners: 0.0,
-        }
-        due = dict.fromkeys(every, 0.0)
-        announced = False
         while not self._stopping:
-            for duty, interval in every.items():
-                if time.monotonic() >= due[duty]:
-                    due[duty] = time.monotonic() + interval
-                    self._do(duty)
-            if not announced and self.on_ready is not None and _answers(self.settings):
-                announced = True
-                self.on_ready(self.settings.base_url)
+            self._duties.run_due()
+            self._writing.check()
             time.sleep(TICK_S)
 
-    # --- duties ------------------------------------------------------------------------------------------------------
+    # --- duties of the main thread: none of them waits ---------------------------------------------------------------
 
-    def _do(self, duty: Callable[[], None]) -> None:
-        """Does a duty; a store that is full or busy puts it off, and takes nothing down."""
-        try:
-            duty()
-        except (StorageFullError, UnavailableError) as error:
-            logger.error("%s is put off: %s", duty.__name__.strip("_"), error.message)
+    def _beat(self) -> None:
+        """Tells the servers that this process lives, and what keeps it from its work."""
+        reason = self._writing.duties.problem() or self._duties.problem()
+        self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
+
+    def _tend_services(self) -> None:
+        self._discovery.tend()
+        self._server.tend()
+        if self._gateway is not None:
+            self._gateway.tend()
+
+    def _read_jobs(self) -> None:
+        to_fail = set(self._to_fail)  # before the look at the table: what fails meanwhile is not started again
+        self._jobs = [job for job in self._buffer.unfinished_jobs() if job.has_runner and job.key not in to_fail]
+
+    def _reconcile_runners(self) -> None:
+        if self._discovery.catalog is None:
+            return
+        self._tend_ray(self._jobs)
+        for job in self._jobs:
+            self._tend_runner(job)
+        wanted = {job.key for job in self._jobs}
+        for key in [key for key in self._runners if key not in wanted]:
+            self._let_go(key)
+
+    def _tend_runner(self, job: JobRecord) -> None:
+        if job.task_type not in self._task_types():
+            self._to_fail[job.key] = f"no generator has task_type {job.task_type!r} any more"
+            return
+        runner = self._runners.setdefault(job.key, _Runner(self._runner_child(job)))
+        if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
+            runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_PATIENCE_S)
+        runner.child.tend()
+        if runner.child.state is ChildState.GIVEN_UP:
+            times = runner.child.crashes
+            self._to_fail[job.key] = f"its runner ended {times} times in a row: {runner.child.cause}"
+
+    def _let_go(self, key: int) -> None:
+        """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
+        child = self._runners[key].child
+        child.stop("its job is over", within_s=JOB_OVER_PATIENCE_S, for_good=True, ask=False)
+        child.tend()
+        if child.over:
+            del self._runners[key]
 
     def _end_leftovers(self) -> None:
         """Kills what the last supervisor started and what had time enough to end by itself."""
-        for entry in list(self._leftovers):
-            mark, deadline = entry
-            if mark.members() and time.monotonic() < deadline:
-                continue
-            mark.kill()
-            self._leftovers.remove(entry)
-            self._record_children()
+        self._leftovers = [
+            (mark, deadline)
+            for mark, deadline in self._leftovers
+            if mark.members() and (time.monotonic() < deadline or mark.send_kill())
+        ]
 
     def _record_children(self) -> None:
-        runners = [slot.process for slot in self._runners.values()]
-        others = (self._server, self._gateway, self._ray)
-        children = [process for process in (*others, *runners) if process is not None]
-        self._records.keep([*(child.mark for child in children), *(mark for mark, _ in self._leftovers)])
+        marks = [*(child.process.mark for child in self._children() if child.process is not None),
+                 *(mark for mark, _ in self._leftovers)]  # fmt: skip
+        if marks != self._recorded:
+            self._recorded = marks
+            self._records.keep(marks)
 
-    def _beat(self) -> None:
-        self._buffer.beat(SUPERVISOR, os.getpid(), self._catalog)
+    def _children(self) -> Iterator[SupervisedChild]:
+        services = (self._server, self._gateway, *(runner.child for runner in self._runners.values()), self._ray)
+        return (child for child in services if child is not None)
+
+    def _announce(self) -> None:
+        """Says once that requests are answered and jobs accepted."""
+        if self._announced or self.on_ready is None or self._discovery.catalog is None or not _answers(self.settings):
+            return
+        self._announced = True
+        self.on_ready(self.settings.base_url)
+
+    # --- duties of the thread that writes ----------------------------------------------------------------------------
+
+    def _store_heartbeat(self) -> None:
+        catalog = self._discovery.catalog
+        if catalog is not None:
+            self._buffer.beat(SUPERVISOR, os.getpid(), {**catalog, "task_types": self._task_types()})
+
+    def _fail_jobs(self) -> None:
+        for key, cause in list(self._to_fail.items()):
+            self._buffer.fail_job(key, cause)
+            del self._to_fail[key]
+
+    def _keep_reserve(self) -> None:
+        self._buffer.store.keep_reserve()
 
     def _turn_clock(self) -> None:
-        self._buffer.store.keep_reserve()
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
         for job_id in self._buffer.pause_idle_jobs():
@@ -212,213 +295,131 @@ class Supervisor:
             if not job.has_runner and job.has_input:
                 self._buffer.finish_if_done(job.key)
 
-    def _watch_server(self) -> None:
-        if self._server is not None and (code := self._server.exit_code()) is not None:
-            logger.error("the server ended with exit code %s, starting it again:\n%s", code, self._server.last_words())
-            self._server.kill()  # its workers would hold the port for as long as they have requests
-            if time.monotonic() - self._server_started_at < RESTART_BASE_S:
-                time.sleep(RESTART_BASE_S)
-            self._start_server()
-
-    def _watch_gateway(self) -> None:
-        """Keeps the gateway running. It starts beside the server, and the server does not wait for it."""
-        if self.settings.gateway_port is None or time.monotonic() < self._gateway_not_before:
-            return
-        if self._gateway is None:
-            self._start_gateway(self.settings.gateway_port)
-        elif (code := self._gateway.exit_code()) is not None:
-            logger.error("the gateway ended with exit code %s, starting it again:\n%s",
-                         code, self._gateway.last_words())  # fmt: skip
-            self._gateway.kill()
-            self._gateway = None
-            self._gateway_not_before = time.monotonic() + RESTART_BASE_S
-
-    def _reconcile_runners(self) -> None:
-        wanted = {job.key: job for job in self._buffer.unfinished_jobs() if job.has_runner}
-        for key, job in wanted.items():
-            self._look_after(job, self._runners.setdefault(key, _RunnerSlot()))
-        for key in [key for key in self._runners if key not in wanted]:
-            self._let_go(key)
-
-    def _look_after(self, job: JobRecord, slot: _RunnerSlot) -> None:
-        if slot.process is None:
-            if time.monotonic() >= slot.not_before:
-                self._start_runner(job, slot)
-            return
-        code = slot.process.exit_code()
-        if code is None:
-            return
-        lived = time.monotonic() - slot.started_at
-        brought = self._buffer.count_trajectories(job.key) - slot.trajectories
-        slot.crashes = 1 if lived > STEADY_AFTER_S or brought else slot.crashes + 1
-        words = slot.process.last_words()
-        slot.process.kill()  # also what it started itself
-        slot.process = None
-        slot.not_before = time.monotonic() + min(RESTART_CAP_S, RESTART_BASE_S * 2 ** (slot.crashes - 1))
-        logger.error("the runner of job %s ended with exit code %s (%d in a row):\n%s",
-                     job.job_id, code, slot.crashes, words, extra={"job": job.job_id})  # fmt: skip
-        if slot.crashes >= MAX_CRASHES:
-            self._buffer.fail_job(job.key, f"its runner ended {slot.crashes} times in a row; the last words: {words}")
-
-    def _watch_for_silence(self) -> None:
-        """Kills runners that show no life. A thread of its own: the rest may be waiting for what such a one holds."""
-        while not self._stopping:
-            for slot in list(self._runners.values()):
-                self._end_if_silent(slot)
-            time.sleep(SILENCE_INTERVAL_S)
-
-    def _end_if_silent(self, slot: _RunnerSlot) -> None:
-        process, patience_s = slot.process, self.settings.runner_patience_s
-        if process is None or slot.silence is None or not slot.silence.is_too_long(patience_s):
-            return
-        slot.silence = None
-        logger.error("%s has shown no life for %.0f s (frozen, or its generator blocks the event loop): killing it",
-                     process.name, patience_s)  # fmt: skip
-        process.kill()  # what follows is as after any crash
-
-    def _let_go(self, key: int) -> None:
-        """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
-        slot = self._runners[key]
-        if slot.let_go_at is None:
-            slot.let_go_at = time.monotonic()
-        if slot.process is None or slot.process.exit_code() is not None:
-            del self._runners[key]
-        elif time.monotonic() - slot.let_go_at > LET_GO_PATIENCE_S:
-            logger.error("%s does not end after its job: killing it", slot.process.name)
-            slot.process.kill()
-
     def _forget(self) -> None:
         if self.settings.retain_delivered_s is not None:
             retention.forget(self._buffer.store, now=time.time(), retain_s=self.settings.retain_delivered_s)
 
+    # --- the local Ray -----------------------------------------------------------------------------------------------
+
+    def _tend_ray(self, jobs: list[JobRecord]) -> None:
+        """Keeps a Ray of this machine running once a job needs one; if it does not start, who waits for it fails."""
+        in_need = [job for job in jobs if self._uses_local_ray(job)]
+        if self._ray is None and in_need:
+            self._ray = SupervisedChild(
+                ChildSpec(
+                    name="local Ray",
+                    start=self._start_ray,
+                    policy=replace(RAY_POLICY, patience_s=self.settings.service_patience_s),
+                    may_start=lambda: self._ray_is_wanted,
+                    is_ready=self._hear_ray_address,
+                )
+            )
+        if self._ray is None:
+            return
+        self._ray_is_wanted = bool(in_need)
+        self._ray.tend()
+        if self._ray.state is ChildState.GIVEN_UP:
+            for job in in_need:
+                self._to_fail[job.key] = f"local Ray does not start ({self._ray.crashes} tries): {self._ray.cause}"
+            self._ray = None  # a job that comes later tries anew
+
+    def _uses_local_ray(self, job: JobRecord) -> bool:
+        task = self._task_types().get(job.task_type)
+        return self.settings.ray_address is None and task is not None and bool(task["needs_ray"])
+
+    def _local_ray_address(self) -> str | None:
+        return self._ray_address if self._ray is not None and self._ray.ready else None
+
+    def _hear_ray_address(self) -> bool:
+        said = self._ray_says.last()
+        self._ray_address = None if said is None else said.detail.get("address")
+        return self._ray_address is not None
+
     # --- starting ----------------------------------------------------------------------------------------------------
 
-    def _discover_generators(self) -> dict[str, Any]:
-        """Asks a short-lived process which generators there are: a bad file must not take the supervisor along."""
-        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator"]
-        command += [str(folder) for folder in self.settings.generator_dirs]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=DISCOVERY_TIMEOUT_S, check=True)
-            catalog: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-        except (subprocess.SubprocessError, ValueError, IndexError) as error:
-            words = getattr(error, "stderr", "") or ""
-            raise ConfigError(f"the generators cannot be listed: {error}\n{words[-2000:]}") from error
-        for name, reason in catalog["broken_generators"].items():
-            logger.error("generator file %s does not load:\n%s", name, reason)
-        catalog["task_types"][EXTERNAL_TASK_TYPE] = {"needs_ray": False, "source": "/buffer/write"}
-        logger.info("task types: %s", ", ".join(sorted(catalog["task_types"])))
-        return catalog
-
-    def _start_server(self) -> None:
-        settings_file = self.settings.data_dir / "serve_settings.json"
-        settings_file.write_text(self.settings.model_dump_json(), encoding="utf-8")
-        command = [
-            sys.executable, "-m", "gunicorn", "slime_plugins.rollout_buffer.asgi:create_application_from_environment()",
-            "--bind", f"{self.settings.host}:{self.settings.port}",
-            "--worker-class", "slime_plugins.rollout_buffer.asgi_worker.Worker",
-            "--workers", str(self.settings.workers),
-            "--timeout", "120", "--graceful-timeout", "5",
-            "--error-logfile", "-", "--no-control-socket",
-            "--logger-class", "slime_plugins.rollout_buffer.asgi_worker.Logger",
-        ]  # fmt: skip
-        environment = {SETTINGS_VARIABLE: str(settings_file.resolve())}
-        self._server_started_at = time.monotonic()
-        self._server = ChildProcess(SERVER_NAME, command, log_file=self._log_file(SERVER_NAME), environment=environment)
-        self._record_children()
-
-    def _start_gateway(self, port: int) -> None:
-        settings_file = self.settings.data_dir.resolve() / "gateway_settings.json"
-        settings = GatewaySettings(
-            data_dir=self.settings.data_dir.resolve(),
-            host=self.settings.host,
-            port=port,
-            token_file=None if self.settings.token_file is None else self.settings.token_file.resolve(),
-            scoring_hosts=self.settings.scoring_hosts,
-            max_body_bytes=self.settings.max_body_bytes,
-            max_data_bytes=self.settings.max_data_bytes,
+    def _start_server(self, heartbeat: Heartbeat | None) -> ChildProcess:
+        hears = self._heartbeat.descriptor
+        return ChildProcess(
+            SERVER_NAME,
+            child_commands.server_command(self.settings),
+            log_file=self._log_file(SERVER_NAME),
+            environment={SETTINGS_VARIABLE: self.settings.model_dump_json(), HEARTBEAT_VARIABLE: str(hears)},
+            descriptors=(hears,),
         )
-        settings_file.write_text(settings.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.gateway.main", str(settings_file)]
-        self._gateway = ChildProcess(GATEWAY_NAME, command, log_file=self._log_file(GATEWAY_NAME))
-        self._record_children()
 
-    def _start_runner(self, job: JobRecord, slot: _RunnerSlot) -> None:
-        task = self._catalog["task_types"].get(job.task_type)
-        if task is None:
-            self._buffer.fail_job(job.key, f"no generator has task_type {job.task_type!r} any more")
-            return
-        command = [
-            sys.executable, "-m", "slime_plugins.rollout_buffer.runner_main",
-            "--data-dir", str(self.settings.data_dir.resolve()), "--job-key", str(job.key),
-            "--buffer-url", self.settings.base_url,
-        ]  # fmt: skip
-        for folder in self.settings.generator_dirs:
-            command += ["--generator-dir", str(folder)]
-        if self.settings.max_data_bytes is not None:
-            command += ["--max-data-bytes", str(self.settings.max_data_bytes)]
+    def _start_gateway(self, heartbeat: Heartbeat | None) -> ChildProcess:
+        assert heartbeat is not None
+        assert self.settings.gateway_port is not None
+        return ChildProcess(
+            GATEWAY_NAME,
+            child_commands.gateway_command(self.settings, self.settings.gateway_port, heartbeat.descriptor),
+            log_file=self._log_file(GATEWAY_NAME),
+            descriptors=(heartbeat.descriptor,),
+        )
+
+    def _runner_child(self, job: JobRecord) -> SupervisedChild:
+        def start(heartbeat: Heartbeat | None) -> ChildProcess:
+            assert heartbeat is not None
+            return self._start_runner(job, heartbeat)
+
+        spec = ChildSpec(
+            name=f"runner of job {job.job_id}",
+            start=start,
+            policy=replace(RUNNER_POLICY, patience_s=self.settings.runner_patience_s),
+            heartbeats=True,
+            may_start=lambda: not self._uses_local_ray(job) or self._local_ray_address() is not None,
+            progressed=lambda: self._has_progressed(job.key),
+        )
+        return SupervisedChild(spec)
+
+    def _start_runner(self, job: JobRecord, heartbeat: Heartbeat) -> ChildProcess:
+        runner = self._runners[job.key]
+        needs_ray = bool(self._task_types()[job.task_type]["needs_ray"])
+        runner.ray_address = (self.settings.ray_address or self._local_ray_address()) if needs_ray else None
+        runner.trajectories = self._count_trajectories(job.key)
+        command = child_commands.runner_command(
+            self.settings,
+            job.key,
+            heartbeat.descriptor,
+            ray_address=runner.ray_address,
+            skip=list(self._discovery.skipped),
+        )
+        return ChildProcess(
+            f"runner of job {job.job_id}",
+            command,
+            log_file=self._log_file(f"runner-{job.key}"),
+            environment=child_commands.runner_environment(self.settings, needs_ray=needs_ray),
+            descriptors=(heartbeat.descriptor,),
+        )
+
+    def _has_progressed(self, job_key: int) -> bool:
+        """Whether a crash of a runner is not the job's: it brought a trajectory, or the disk lets nobody write."""
+        if self._writing.duties.problem() is not None:
+            return True
+        now, before = self._count_trajectories(job_key), self._runners[job_key].trajectories
+        return now is None or before is None or now > before
+
+    def _count_trajectories(self, job_key: int) -> int | None:
         try:
-            environment = self._own_token()
-            if task["needs_ray"]:
-                environment |= self._local_ray_token()
-                command += ["--ray-address", self._ray_address()]
-        except ConfigError as error:
-            self._buffer.fail_job(job.key, error.message)
-            return
-        life_sign = self.settings.data_dir.resolve() / "life_signs" / f"runner-{job.key}"
-        life_sign.parent.mkdir(exist_ok=True)
-        command += ["--life-sign", str(life_sign)]
-        log_file = self._log_file(f"runner-{job.key}")
-        slot.silence = Silence(life_sign)
-        slot.process = ChildProcess(f"runner of job {job.job_id}", command, log_file=log_file, environment=environment)
-        slot.started_at, slot.let_go_at = time.monotonic(), None
-        slot.trajectories = self._buffer.count_trajectories(job.key)
-        self._record_children()
+            return self._buffer.count_trajectories(job_key)
+        except PUT_OFF as error:
+            logger.warning("the trajectories of job %d cannot be counted: %s", job_key, error)
+            return None
 
-    def _own_token(self) -> dict[str, str]:
-        """Returns what generators in the plain form write to this buffer with: they are its clients."""
-        if self.settings.token_file is None:
-            return {}
-        return {"ROLLOUT_BUFFER_TOKEN": read_token(self.settings.token_file)}
+    def _start_ray(self, _heartbeat: Heartbeat | None) -> ChildProcess:
+        self._ray_says.clear()
+        return ChildProcess(
+            "local Ray",
+            child_commands.local_ray_command(self.settings, self._ray_says.descriptor),
+            log_file=self._log_file("ray"),
+            environment=child_commands.local_ray_token(self.settings),
+            descriptors=(self._ray_says.descriptor,),
+        )
 
-    def _ray_address(self) -> str:
-        """Returns the cluster with the devices; starts a local one when none was named and it does not run yet."""
-        if self.settings.ray_address is not None:
-            return self.settings.ray_address
-        address_file = self.settings.data_dir / "ray_address"
-        if self._ray is None or self._ray.exit_code() is not None:
-            address_file.unlink(missing_ok=True)
-            command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.local_ray"]
-            command += ["--address-file", str(address_file.resolve())]
-            if self.settings.ray_num_cpus is not None:
-                command += ["--num-cpus", str(self.settings.ray_num_cpus)]
-            environment = self._local_ray_token()
-            self._ray = ChildProcess("local Ray", command, log_file=self._log_file("ray"), environment=environment)
-            self._record_children()
-        deadline = time.monotonic() + RAY_START_TIMEOUT_S
-        while time.monotonic() < deadline and not self._stopping and self._ray.exit_code() is None:
-            if address_file.exists() and (address := address_file.read_text(encoding="utf-8").strip()):
-                return address
-            time.sleep(TICK_S)
-            self._beat_if_due()
-        raise ConfigError(f"local Ray does not start: {self._ray.last_words() or 'no word from it'}")
-
-    def _local_ray_token(self) -> dict[str, str]:
-        """Returns the environment that guards the local Ray with a token of its own: Ray listens on every interface.
-
-        A cluster that somebody else runs (``--ray-address``) has its own guard: its settings come from our environment.
-        """
-        if self.settings.ray_address is not None:
-            return {}
-        path = self.settings.data_dir.resolve() / "ray_token"
-        if not path.exists():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_hex(32))
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
-
-    def _beat_if_due(self) -> None:
-        beat = self._buffer.heartbeat(SUPERVISOR)
-        if beat is None or beat[0] > HEARTBEAT_INTERVAL_S:
-            self._beat()
+    def _task_types(self) -> dict[str, Any]:
+        """Returns what jobs may ask for: the generators that were found, and writers outside."""
+        found: dict[str, Any] = {} if self._discovery.catalog is None else self._discovery.catalog["task_types"]
+        return {**found, EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
 
     def _log_file(self, name: str) -> Path:
         return self.settings.data_dir / "logs" / f"{name}.log"
@@ -430,18 +431,21 @@ class Supervisor:
 
         Waiting polls see that the supervisor is gone and answer: the server need not wait for them.
         """
-        self._do(self._say_goodbye)
-        runners = [slot.process for slot in self._runners.values() if slot.process is not None]
-        for process in (self._server, self._gateway, *runners):
-            if process is not None:
+        self._discovery.stop()
+        idle = self._writing.stop(WRITE_PATIENCE_S)
+        if idle:
+            self._duties.run(self._say_goodbye)
+        processes = [child.process for child in self._children() if child.process is not None]
+        for process in processes:
+            if self._ray is None or process is not self._ray.process:
                 process.ask_to_stop()
-        for process in (self._server, self._gateway, *runners, self._ray):
-            if process is not None:
-                process.stop(STOP_PATIENCE_S)
+        for process in processes:
+            process.stop(STOP_PATIENCE_S)
         for mark, _ in self._leftovers:
             mark.kill()
         self._records.forget()
-        self._buffer.store.close()
+        if idle:  # otherwise a write of its still hangs in it, and ends with this process
+            self._buffer.store.close()
         self._lock.close()
         logger.info("stopped")
 
@@ -469,7 +473,9 @@ def _why_taken(host: str, port: int) -> str | None:
 
 def _answers(settings: ServeSettings) -> bool:
     try:
-        with socket.create_connection((settings.base_url.split("//")[1].rsplit(":", 1)[0], settings.port), timeout=1):
+        with socket.create_connection(
+            (settings.base_url.split("//")[1].rsplit(":", 1)[0], settings.port), timeout=ANSWER_TIMEOUT_S
+        ):
             return True
     except OSError:
         return False

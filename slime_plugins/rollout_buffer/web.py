@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnsupportedEncodingError,
 )
 from slime_plugins.rollout_buffer.inspection import Inspection
+from slime_plugins.rollout_buffer.liveness import supervisors_heartbeat
 from slime_plugins.rollout_buffer.payloads import PollPayload
 from slime_plugins.rollout_buffer.sign_in import check_access, check_host
 from slime_plugins.rollout_buffer.store import Store
@@ -83,6 +84,7 @@ class ServerContext:
         self.settings = settings
         self.buffer = Buffer(Store(settings.data_dir, max_bytes=settings.max_data_bytes))
         self.inspection = Inspection(self.buffer.store)
+        self.supervisor = supervisors_heartbeat()
         self.views = Views(self.buffer.store, SUPERVISOR)
         self.token_texts = TokenTexts()
         self.token = read_token(settings.token_file) if settings.token_file is not None else None

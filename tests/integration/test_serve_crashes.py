@@ -18,7 +18,7 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.processes import ChildProcess, ProcessMark
+from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
 from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
 from tests.support import written
 
@@ -118,7 +118,7 @@ def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) 
     os.kill(buffer.process.pid, signal.SIGTERM)
     wait_until(lambda: buffer.process.exit_code() is not None, 40, "the end")
     assert buffer.process.exit_code() == 0
-    assert not (buffer.folder / "data" / "children.json").exists()
+    assert ChildRecords(buffer.folder / "data" / "children.json").left_behind() == []
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()

@@ -15,13 +15,13 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types overlay_advice backoff vocabulary",
-    "logs tracing life_signs sampled_json storage_errors write_lock data_dir",
+    "logs tracing liveness sampled_json storage_errors write_lock data_dir",
     "disk_reserve",
     "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
     "connection_limits poll_watcher request_bodies write_batcher wsgi_bridge evaluation_statistics openai_protocol "
-    "payloads engine client jobs inputs processes packs inline_images token_rows",
-    "evaluation_report openai_engine pack_reader",
+    "payloads engine client jobs inputs processes duties generator_discovery packs inline_images token_rows",
+    "evaluation_report openai_engine pack_reader supervised_child",
     "evaluation_plan store fake_engine engine_contract remote_rollout",
     "tables",
     "deliveries job_starts retention queries contents mending device_reports series",
@@ -34,11 +34,13 @@ LEVELS = [
     "evaluation generator",
     "device_watch engine_watch",
     "runner web progress stand_in_engine doctor cli_common",
+    "supervisor_state",
     "server_inspect server_dashboard data_routes",
     "server",
     "asgi",
     "gateway asgi_worker",
-    "supervisor runner_main",
+    "child_commands runner_main",
+    "supervisor",
     "trainer_stand_in",
     "demo mask_tests",
     "cli_inspect cli_export cli_skip_list cli_prune cli_eval cli_serve",

@@ -25,7 +25,12 @@ from slime_plugins.rollout_buffer.payloads import StartPayload
 
 ROOT = Path(__file__).resolve().parents[2]
 Text = str
-INTERNAL = {"ROLLOUT_BUFFER_DEVICE", "ROLLOUT_BUFFER_SERVE_SETTINGS", "ROLLOUT_BUFFER_ANDROID_WORLD"}
+INTERNAL = {
+    "ROLLOUT_BUFFER_DEVICE",
+    "ROLLOUT_BUFFER_SERVE_SETTINGS",
+    "ROLLOUT_BUFFER_HEARTBEAT_FD",
+    "ROLLOUT_BUFFER_ANDROID_WORLD",
+}
 """What processes of ours tell each other; and the beginning of a name."""
 
 

@@ -98,3 +98,47 @@ def test_a_child_hears_of_its_parents_death(tmp_path: Path) -> None:
     while mark.members() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert mark.members() == []
+
+
+def test_a_full_disk_has_room_for_the_records_of_other_children(tmp_path: Path, child: ChildProcess) -> None:
+    """They are written over in place: a second file would find no room."""
+    path = tmp_path / "children.json"
+    records = ChildRecords(path)
+    records.keep([])
+    size, number = path.stat().st_size, path.stat().st_ino
+    records.keep([child.mark] * 100)
+    assert (path.stat().st_size, path.stat().st_ino) == (size, number)
+    assert len(records.left_behind()) == 100
+    records.keep([child.mark])
+    assert records.left_behind() == [child.mark]
+
+
+def test_children_start_and_end_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    records = ChildRecords(tmp_path / "file" / "children.json")
+    child = ChildProcess("sleeper", SLEEPER, log_file=tmp_path / "file" / "log")
+    records.keep([child.mark])
+    assert child.exit_code() is None
+    assert child.last_words() == ""
+    child.kill()
+    records.forget()
+
+
+def test_the_kernel_says_who_is_stopped(child: ChildProcess) -> None:
+    assert not child.is_stopped()
+    os.kill(child.pid, signal.SIGSTOP)
+    while not child.is_stopped():
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGCONT)
+    while child.is_stopped():
+        time.sleep(0.01)
+
+
+def test_last_words_are_few_however_long_the_log_is(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(1 << 40)
+        log.seek(0, os.SEEK_END)
+        log.write(b"\none\ntwo\n")
+    child = ChildProcess("sleeper", [sys.executable, "-c", ""], log_file=tmp_path / "log")
+    assert child.last_words(2) == "one\ntwo"
+    child.kill()

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.gateway.app import create_app, running
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import Keys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.logs import set_up_logging
 from slime_plugins.rollout_buffer.store import Store
 
@@ -31,8 +32,15 @@ __all__ = ["main", "serve"]
 logger = logging.getLogger(__name__)
 
 
-def serve(settings: GatewaySettings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    settings: GatewaySettings,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    heartbeat: Heartbeat | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT. ``on_ready`` gets the base URL once requests are answered.
+
+    It beats on ``heartbeat`` while its event loop turns.
 
     Raises:
         ConfigError: another gateway has the data directory, or the port is taken.
@@ -41,14 +49,20 @@ def serve(settings: GatewaySettings, *, on_ready: Callable[[str], None] | None =
     lock = _lock(settings.data_dir)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings, Buffer(store), on_ready))
+            runner.run(_serve(settings, Buffer(store), on_ready, heartbeat))
     finally:
         store.close()
         lock.close()
 
 
-async def _serve(settings: GatewaySettings, buffer: Buffer, on_ready: Callable[[str], None] | None) -> None:
+async def _serve(
+    settings: GatewaySettings,
+    buffer: Buffer,
+    on_ready: Callable[[str], None] | None,
+    heartbeat: Heartbeat | None,
+) -> None:
     stopped = asyncio.Event()
+    beats = None if heartbeat is None else asyncio.create_task(send_heartbeats(heartbeat))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
@@ -58,6 +72,8 @@ async def _serve(settings: GatewaySettings, buffer: Buffer, on_ready: Callable[[
         if on_ready is not None:
             on_ready(url)
         await stopped.wait()
+    if beats is not None:
+        beats.cancel()
     logger.info("the gateway stopped")
 
 
@@ -81,11 +97,11 @@ def _lock(data_dir: Path) -> IO[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the supervisor starts, with a file of settings as its only argument; returns the exit code."""
-    (settings_file,) = sys.argv[1:] if arguments is None else arguments
+    """What the supervisor starts, with settings as JSON and its heartbeat's descriptor; returns the exit code."""
+    settings, heartbeat = sys.argv[1:] if arguments is None else arguments
     set_up_logging()
     try:
-        serve(GatewaySettings.model_validate_json(Path(settings_file).read_bytes()))
+        serve(GatewaySettings.model_validate_json(settings), heartbeat=Heartbeat(int(heartbeat)))
     except ConfigError as error:
         logger.error("%s", error.message)
         return 2

@@ -61,13 +61,22 @@ class Catalog:
     broken: dict[str, str] = field(default_factory=dict)
 
 
-def discover(folders: Sequence[Path] = ()) -> Catalog:
-    """Loads every generator file of the built-in folder and of ``folders``. Never raises for a broken file."""
+def discover(
+    folders: Sequence[Path] = (), *, skip: Sequence[Path] = (), on_file: Callable[[Path], None] | None = None
+) -> Catalog:
+    """Loads every generator file of the built-in folder and of ``folders``. Never raises for a broken file.
+
+    Files in ``skip`` are left out; ``on_file`` hears of each before it is loaded.
+    """
     catalog = Catalog()
     for folder in (BUILT_IN_FOLDER, *folders):
         for path in sorted(folder.glob("*.py")):
             if path.name in NOT_GENERATORS and folder == BUILT_IN_FOLDER:
                 continue
+            if path in skip:
+                continue
+            if on_file is not None:
+                on_file(path)
             try:
                 plugin = _load_file(path)
             except (Exception, SystemExit):  # noqa: BLE001 - someone else's file: its traceback is the answer
@@ -81,13 +90,13 @@ def discover(folders: Sequence[Path] = ()) -> Catalog:
     return catalog
 
 
-def load(task_type: str, folders: Sequence[Path] = ()) -> Plugin:
-    """Returns the generator of a task type.
+def load(task_type: str, folders: Sequence[Path] = (), *, skip: Sequence[Path] = ()) -> Plugin:
+    """Returns the generator of a task type; files in ``skip`` are not loaded.
 
     Raises:
         GeneratorError: no file has it; names the files that do not load.
     """
-    catalog = discover(folders)
+    catalog = discover(folders, skip=skip)
     if task_type in catalog.plugins:
         return catalog.plugins[task_type]
     reasons = "".join(f"\n{name}:\n{reason}" for name, reason in catalog.broken.items())

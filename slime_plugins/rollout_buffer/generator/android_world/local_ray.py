@@ -2,9 +2,10 @@
 
     python -m slime_plugins.rollout_buffer.generator.android_world.local_ray --num-cpus 2 --address-file FILE
 
-Starts a Ray head without dashboard, writes its address to the file once it can be used, and stays until SIGTERM, SIGINT
-or the death of its parent. Then everything it started ends with it, device workers included, and nothing else: it
-adopts its descendants, so it knows them all. Ray itself is started through its own command, not imported here.
+Starts a Ray head without dashboard, writes its address to the file (or says it on the supervisor's descriptor) once it
+can be used, and stays until SIGTERM, SIGINT or the death of its parent. Then everything it started ends with it, device
+workers included, and nothing else: it adopts its descendants, so it knows them all. Ray itself is started through its
+own command, not imported here.
 
 Ray listens on every network interface and runs whatever it is sent. So this program starts no cluster without a token:
 ``RAY_AUTH_TOKEN_PATH`` names a file with one, and whoever uses the cluster has the same in its environment, together
@@ -29,6 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from slime_plugins.rollout_buffer.liveness import Heartbeat
 from slime_plugins.rollout_buffer.logs import set_up_logging
 
 __all__ = ["main"]
@@ -61,13 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         signal.signal(signal.SIGTERM, _ask_to_stop)
         signal.signal(signal.SIGINT, _ask_to_stop)
-        return _run(options.num_cpus, temp_dir, options.address_file)
+        return _run(options.num_cpus, temp_dir, lambda address: _tell(options, address))
     except _StopAskedError:
         return 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        options.address_file.unlink(missing_ok=True)
+        if options.address_file is not None:
+            options.address_file.unlink(missing_ok=True)
         _end_descendants()
         shutil.rmtree(temp_dir, ignore_errors=True)
 
@@ -75,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="local_ray", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--num-cpus", type=int, default=os.cpu_count() or 1, help="what Ray may give out")
-    parser.add_argument("--address-file", type=Path, required=True, help="gets HOST:PORT once Ray can be used")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--address-file", type=Path, help="gets HOST:PORT once Ray can be used")
+    where.add_argument("--address-fd", type=int, help="the same for a parent: shared memory, which no full disk stops")
     parser.add_argument("--temp-root", default="/tmp", help="Ray's files go below it; must be a short path")
     options = parser.parse_args(arguments)
     if options.num_cpus < 1:
@@ -87,7 +92,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(num_cpus: int, temp_dir: Path, address_file: Path) -> int:
+def _run(num_cpus: int, temp_dir: Path, tell: Callable[[str], None]) -> int:
     for attempt in range(_STARTS):
         address, folder = f"127.0.0.1:{_free_port()}", temp_dir / str(attempt)
         folder.mkdir()
@@ -98,7 +103,7 @@ def _run(num_cpus: int, temp_dir: Path, address_file: Path) -> int:
         _end_descendants()
     else:
         return 1
-    _write_whole(address_file, address)
+    tell(address)
     logger.info("Ray is up at %s with %d CPUs, files in %s", address, num_cpus, folder)
     logger.error("Ray ended by itself with code %d", _wait_and_bury(head))
     return 1
@@ -144,6 +149,13 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _tell(options: argparse.Namespace, address: str) -> None:
+    if options.address_file is not None:
+        _write_whole(options.address_file, address)
+    else:
+        Heartbeat(options.address_fd).beat(address=address)
 
 
 def _write_whole(path: Path, text: str) -> None:
