@@ -85,6 +85,10 @@ def state_of(child: SupervisedChild) -> ChildState:
     return child.state
 
 
+def is_ready(child: SupervisedChild) -> bool:
+    return child.ready
+
+
 def crash(child: SupervisedChild, nursery: Nursery) -> None:
     nursery.started[-1].code = 1
     child.tend()
@@ -175,26 +179,26 @@ def test_a_frozen_child_is_killed_and_started_again() -> None:
 
 
 def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
-    nursery, clock, ready = Nursery(), Clock(), [False, False]
+    nursery, clock, answers = Nursery(), Clock(), [False]
     policy = RestartPolicy(start_timeout_s=30.0, max_crashes=2, longest_s=1.0)
-    child = child_of(nursery, clock, policy, is_ready=lambda: all(ready))
+    child = child_of(nursery, clock, policy, is_ready=lambda: all(answers))
     child.tend()
     clock.now += 30
     child.tend()
     assert state_of(child) is ChildState.RUNNING
-    assert not child.ready
+    assert not is_ready(child)
     clock.now += 1
     child.tend()
     child.tend()
     assert child.crashes == 1
     clock.now += 1
     child.tend()
-    ready[:] = [True]
+    answers[:] = [True]
     child.tend()
-    assert child.ready
+    assert is_ready(child)
     clock.now += 1000
     child.tend()
-    assert child.ready
+    assert is_ready(child)
 
 
 def test_a_child_waits_for_what_it_needs() -> None:
