@@ -88,6 +88,9 @@ RunnerPatience = Annotated[
 ServicePatience = Annotated[
     float, typer.Option(help="The same for the gateway, for gunicorn's parent process and for the local Ray.")
 ]
+WriterTurnLimit = Annotated[
+    float, typer.Option(help="Seconds after which one that was frozen in the middle of a write is killed.")
+]
 GatewayPort = Annotated[
     int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
 ]
@@ -184,6 +187,7 @@ def serve(
     max_data_bytes: MaxData = None,
     runner_patience_s: RunnerPatience = 120.0,
     service_patience_s: ServicePatience = 60.0,
+    writer_turn_limit_s: WriterTurnLimit = 10.0,
     generator_dirs: GeneratorDirs = None,
     ray_address: RayAddress = None,
     ray_num_cpus: RayCpus = None,
@@ -213,6 +217,7 @@ def serve(
             max_data_bytes=max_data_bytes,
             runner_patience_s=runner_patience_s,
             service_patience_s=service_patience_s,
+            writer_turn_limit_s=writer_turn_limit_s,
             generator_dirs=tuple(generator_dirs or ()),
             ray_address=ray_address,
             ray_num_cpus=ray_num_cpus,

@@ -48,6 +48,9 @@ class ServeSettings(BaseModel):
     """A runner whose event loop has not turned for so long is killed and started again; its slots stay open."""
     service_patience_s: float = Field(default=60.0, gt=0)
     """The same for the gateway, for gunicorn's parent process and for the local Ray."""
+    writer_turn_limit_s: float = Field(default=10.0, gt=0)
+    """A process that holds the writers' turn for longer without moving (stopped in the middle of a write) is killed, if
+    it is one of ``serve``."""
     ray_address: str | None = None
     """The Ray cluster that holds the devices. None starts a local one when the first job needs it."""
     ray_num_cpus: int | None = Field(default=None, ge=1)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "kill_forks_with_parent"]
+__all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "cpu_ticks", "kill_forks_with_parent"]
 
 PR_SET_PDEATHSIG = 1
 RESERVED_BYTES = 65536
@@ -213,13 +213,20 @@ class _Status:
 
 
 def _status(pid: int) -> _Status | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
+    fields = _fields(pid)
+    if fields is None:
         return None
     return _Status(
         session=int(fields[3]), started=int(fields[19]), lives=fields[0] not in "ZX", stopped=fields[0] in "Tt"
     )
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Returns what ``/proc/PID/stat`` says after the process's name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
 
 
 def _all_statuses() -> list[tuple[int, _Status]]:
@@ -235,6 +242,12 @@ def _open_log(path: Path) -> IO[bytes]:
     except OSError as error:
         logger.warning("%s cannot be opened, its lines come here: %s", path, error)
         return os.fdopen(os.dup(sys.stderr.fileno()), "wb")
+
+
+def cpu_ticks(pid: int) -> int | None:
+    """Returns how many clock ticks of processor time a process has used; None when there is none."""
+    fields = _fields(pid)
+    return None if fields is None else int(fields[11]) + int(fields[12])
 
 
 def _boot() -> str:

@@ -36,6 +36,7 @@ from slime_plugins.rollout_buffer.server import SUPERVISOR
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.supervised_child import ChildSpec, ChildState, RestartPolicy, SupervisedChild
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.turn_watch import TurnWatch
 
 __all__ = ["Supervisor"]
 
@@ -98,6 +99,7 @@ class Supervisor:
     """Jobs that are to fail, and why: the thread that writes sees to it."""
     _duties: Duties = field(init=False)
     _writing: DutyThread = field(init=False)
+    _turn_watch: TurnWatch = field(init=False)
     _records: ChildRecords = field(init=False)
     _recorded: list[ProcessMark] | None = field(init=False, default=None)
     _leftovers: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
@@ -106,6 +108,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
+        self._turn_watch = TurnWatch(self.settings.writer_turn_limit_s)
         patience_s = self.settings.service_patience_s
         policy = replace(SERVER_POLICY, patience_s=patience_s)
         self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
@@ -119,6 +122,7 @@ class Supervisor:
                 self._tend_services: 0.0,
                 self._read_jobs: 0.0,
                 self._reconcile_runners: 0.0,
+                self._watch_turn: CLOCK_INTERVAL_S,
                 self._end_leftovers: CLOCK_INTERVAL_S,
                 self._record_children: 0.0,
                 self._announce: 0.0,
@@ -244,6 +248,16 @@ class Supervisor:
         child.tend()
         if child.over:
             del self._runners[key]
+
+    def _watch_turn(self) -> None:
+        """Kills a process of ours that holds the writers' turn and does not move: it would stop all writes for ever."""
+        owner = self._buffer.store.turn_owner()
+        if owner is None or not self._turn_watch.is_stuck(owner):
+            return
+        for child in self._children():
+            if child.process is not None and owner.pid in child.process.mark.members():
+                logger.error("%s, of the %s, and does not move: killing it", owner, child.spec.name)
+                os.kill(owner.pid, signal.SIGKILL)  # a worker of gunicorn's alone; of the others it is all there is
 
     def _end_leftovers(self) -> None:
         """Kills what the last supervisor started and what had time enough to end by itself."""
