@@ -14,7 +14,7 @@ WAITS_FOR_DISK = "D"
 
 
 class TurnWatch:
-    """Looks at the holder again and again. To hold the turn for long is no fault while it computes or waits for the disk."""
+    """Looks at the holder again and again. One that computes, or waits for the disk, may hold the turn for long."""
 
     def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
