@@ -20,9 +20,10 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.packs import Disk, PackWriter
-from slime_plugins.rollout_buffer.server import ServerContext, create_app
 from slime_plugins.rollout_buffer.storage_errors import storage_error
 from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.web import ServerContext
+from tests.asgi_client import create_app
 from tests.small_disks import abort, fill, mounted, mounted_ext4
 from tests.support import poll, slots, start_external, uids, write, written
 
