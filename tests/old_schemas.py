@@ -53,6 +53,8 @@ def rewrite_as(data_dir: Path, version: int) -> None:
         old.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM newer.{table}")
     if version < 7:
         old.execute(_REPORTED_IN)
+    if version == 9:
+        old.execute("DELETE FROM main.counters WHERE name = 'job'")
     for _, text in triggers:
         old.execute(text)
     old.commit()

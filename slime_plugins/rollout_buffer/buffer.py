@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer import deliveries, job_starts, state_changes, wire
+from slime_plugins.rollout_buffer import deliveries, job_starts, large_starts, state_changes, wire
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
@@ -80,8 +80,14 @@ class Buffer:
         Raises:
             ConflictError: a job of that id exists and is a different one.
             StorageFullError: the disk, or its quota, has no room for it.
+            UnavailableError: it is a large job that another call is starting just now.
         """
-        self.store.check_room()
+        with self.store.read() as connection:
+            is_new = job_starts.creates_job(connection, payload)
+        if is_new:
+            self.store.check_room()
+            if large_starts.is_large(payload, instances):
+                return large_starts.start_large(self.store, self._clock, payload, instances)
         with self.store.write() as connection:
             return job_starts.start_job(connection, self._clock(), payload, instances)
 

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.tables.group_rows import IN_SKIP_LIST
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState
 
-__all__ = ["StartedJob", "end_job", "start_job"]
+__all__ = ["StartedJob", "creates_job", "end_job", "start_job"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +38,40 @@ class StartedJob:
     message: str
 
 
-def start_job(connection: Connection, now: float, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
-    """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``."""
+def start_job(
+    connection: Connection,
+    now: float,
+    payload: StartPayload,
+    instances: Sequence[Instance],
+    *,
+    written_as: int | None = None,
+) -> StartedJob:
+    """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``.
+
+    ``written_as`` is the key under which the groups of a large job were written before.
+    """
     job = _job_to_attach_to(connection, payload)
-    if job is None:
-        return _create_job(connection, now, payload, instances)
-    repeated = payload.start_id is not None and payload.start_id == job.start_id
-    if payload.fresh and not repeated:
+    if job is not None and _attaches(job, payload):
+        if written_as is not None:
+            raise ConflictError(f"job {job.job_id} was started meanwhile: the same call attaches to it")
+        return _attach(connection, now, job, payload, repeated=_is_repeated(job, payload))
+    if job is not None:
         _supersede(connection, now, job)
-        return _create_job(connection, now, payload, instances)
-    return _attach(connection, now, job, payload, repeated=repeated)
+    return _create_job(connection, now, payload, instances, written_as)
+
+
+def creates_job(connection: Connection, payload: StartPayload) -> bool:
+    """Tells whether the payload makes a new job; else it attaches to one."""
+    job = _job_to_attach_to(connection, payload)
+    return job is None or not _attaches(job, payload)
+
+
+def _attaches(job: JobRecord, payload: StartPayload) -> bool:
+    return not payload.fresh or _is_repeated(job, payload)
+
+
+def _is_repeated(job: JobRecord, payload: StartPayload) -> bool:
+    return payload.start_id is not None and payload.start_id == job.start_id
 
 
 def _job_to_attach_to(connection: Connection, payload: StartPayload) -> JobRecord | None:
@@ -65,10 +89,17 @@ def _job_to_attach_to(connection: Connection, payload: StartPayload) -> JobRecor
     return next((job for job in unfinished if job.identity == identity), None)
 
 
-def _create_job(connection: Connection, now: float, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
+def _create_job(
+    connection: Connection,
+    now: float,
+    payload: StartPayload,
+    instances: Sequence[Instance],
+    written_as: int | None,
+) -> StartedJob:
     ids = [instance.instance_id for instance in instances]
     key = job_rows.insert_job(
         connection,
+        key=written_as,
         job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
         task_type=payload.task_type,
         state=JobState.RUNNING.value,
@@ -84,10 +115,11 @@ def _create_job(connection: Connection, now: float, payload: StartPayload, insta
         created_at=now,
         updated_at=now,
     )
-    lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
-    group_rows.insert_instances(connection, key, lines)
-    planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
-    group_rows.insert_groups(connection, key, ids, planned)
+    if written_as is None:
+        lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
+        group_rows.insert_instances(connection, key, lines)
+        planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
+        group_rows.insert_groups(connection, key, ids, planned)
     return StartedJob(job=job_rows.get_job(connection, key), attached=False, message="Rollout started")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
+from slime_plugins.rollout_buffer.large_starts import undo_interrupted
 from slime_plugins.rollout_buffer.packs import SEALED_MODE, Place, is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import content_rows
@@ -35,11 +36,14 @@ class Mended:
 
 
 def mend(store: Store) -> Mended:
-    """Cuts off what no row names and marks rows whose bytes are gone. Packs that a living process holds are left alone.
+    """Cuts off what no row names, marks rows whose bytes are gone, undoes starts of jobs that were interrupted.
+
+    Packs that a living process holds are left alone.
 
     Only the process that owns the data directory may call this.
     """
     mended = Mended()
+    undo_interrupted(store)
     with store.read() as connection:
         used = content_rows.used_packs(connection)
     for number in packs_in(store.packs_dir):

@@ -222,10 +222,19 @@ CREATE TABLE packs (
 
 -- Numbers that are given once and never again, whatever is lost or removed later.
 CREATE TABLE counters (
-    name TEXT    PRIMARY KEY,                   -- pack
+    name TEXT    PRIMARY KEY,                   -- pack, job
     last INTEGER NOT NULL
 ) WITHOUT ROWID;
-INSERT INTO counters VALUES ('pack', 0);
+INSERT INTO counters VALUES ('pack', 0), ('job', 0);
+
+-- Jobs whose groups are being written, in parts; the job itself comes last.
+CREATE TABLE starts (
+    job_key    INTEGER PRIMARY KEY,             -- that the job will have
+    identity   TEXT    NOT NULL,
+    job_id     TEXT,                            -- when the payload names one
+    touched_at REAL    NOT NULL,
+    written    INTEGER NOT NULL                 -- rows so far
+);
 
 CREATE TABLE members (
     group_key     INTEGER NOT NULL REFERENCES groups (key),

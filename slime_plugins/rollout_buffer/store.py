@@ -39,7 +39,7 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
 """One file of SQL for each step from a version to the next. A step that was released never changes again."""
@@ -100,10 +100,11 @@ class Store:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self, *, foreign_keys: bool = True) -> Iterator[sqlite3.Connection]:
         """Runs a block in one write transaction: all of it is durable when the block ends, or none of it happened.
 
         On a full disk it writes into the room that was kept for it; what takes much room asks ``check_room`` before.
+        Without ``foreign_keys`` rows may name a job that is still to come.
 
         Raises:
             StorageFullError: the disk is full. Nothing of the block was kept.
@@ -112,14 +113,14 @@ class Store:
         with self._errors, self._turns.turn():
             connection = self._writing = self._writing or self._connect()
             self._spare_room(connection)
-            connection.execute("BEGIN IMMEDIATE")
+            if not foreign_keys:
+                connection.execute("PRAGMA foreign_keys=OFF")
             try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+                with _transaction(connection):
+                    yield connection
+            finally:
+                if not foreign_keys:
+                    connection.execute("PRAGMA foreign_keys=ON")
 
     def _spare_room(self, connection: sqlite3.Connection) -> None:
         if (on_reserve := self._reserve.is_used()) != self._on_reserve:
@@ -350,6 +351,18 @@ class Store:
             )
         with self.write() as connection:
             _migrate(connection, self.data_dir)
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _set_up(connection: sqlite3.Connection) -> None:

@@ -13,6 +13,7 @@ import fcntl
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class WriterTurns:
     """Lets one process after the other write. One thread of a process waits for the others, its siblings for it."""
 
     def __init__(self, folder: Path) -> None:
-        self._thread_lock = threading.Lock()
+        self._thread_lock = _FairLock()
         self._next, self._active = (
             os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             for name in ("writer.next", "writer.active")
@@ -64,7 +65,7 @@ class WriterTurns:
             UnavailableError: it did not come in ``TURN_PATIENCE_S``; the sentence names who holds it.
         """
         deadline = time.monotonic() + TURN_PATIENCE_S
-        if not self._thread_lock.acquire(timeout=TURN_PATIENCE_S):
+        if not self._thread_lock.acquire(TURN_PATIENCE_S):
             raise self._busy()
         try:
             self._acquire(deadline)
@@ -133,6 +134,39 @@ class WriterTurns:
             return UnavailableError(f"the store is busy: others wrote for more than {TURN_PATIENCE_S:.0f} s")
         advice = f": kill -CONT {owner.pid} lets it go on" if owner.state in "Tt" else ""
         return UnavailableError(f"the store is busy: {owner}{advice}", {"pid": owner.pid, "held_s": owner.held_s})
+
+
+class _FairLock:
+    """A lock that the threads of a process get in the order in which they came: none takes it twice before others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_held = False
+        self._queue: deque[threading.Event] = deque()
+
+    def acquire(self, timeout_s: float) -> bool:
+        """Returns whether the caller has it."""
+        with self._lock:
+            if not self._is_held:
+                self._is_held = True
+                return True
+            mine = threading.Event()
+            self._queue.append(mine)
+        if mine.wait(timeout_s):
+            return True
+        with self._lock:
+            if mine.is_set():  # it came while the wait ended
+                return True
+            self._queue.remove(mine)
+            return False
+
+    def release(self) -> None:
+        """Hands it to who has waited longest."""
+        with self._lock:
+            if self._queue:
+                self._queue.popleft().set()
+            else:
+                self._is_held = False
 
 
 class _Waiting:

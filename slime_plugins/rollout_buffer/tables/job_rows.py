@@ -44,11 +44,21 @@ class JobRecord:
 
 
 def insert_job(connection: Connection, **columns: Any) -> int:
-    """Adds a job and returns its key."""
+    """Adds a job and returns its key: the one that is given, or the next."""
+    columns = {"key": columns.pop("key", None) or next_key(connection), **columns}
     columns["settings"] = json.dumps(columns["settings"])
     names = ", ".join(columns)
     marks = ", ".join(f":{name}" for name in columns)
     return int(connection.execute(f"INSERT INTO jobs ({names}) VALUES ({marks}) RETURNING key", columns).fetchone()[0])
+
+
+def next_key(connection: Connection) -> int:
+    """Returns a key that no job has or had."""
+    query = (
+        "UPDATE counters SET last = max(last, coalesce((SELECT max(key) FROM jobs), 0)) + 1 WHERE name = 'job' "
+        "RETURNING last"
+    )
+    return int(connection.execute(query).fetchone()[0])
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord | None:
