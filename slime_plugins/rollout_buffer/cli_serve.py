@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -153,9 +153,28 @@ OnlyExact = Annotated[
 RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")]
 
 EngineHost = Annotated[str, typer.Option(help="Address to serve on.")]
+EngineModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help="Folder of a small model in Hugging Face layout: serves it, by transformers, for laptops and tests.",
+        show_default="none: the stand-in",
+    ),
+]
+EngineDevice = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda or mps.")]
+EngineDtype = Annotated[
+    str, typer.Option(help="The model's numbers: float32, bfloat16 or float16. A trainer's log-probs need float32.")
+]
+ContextLength = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a request of the model's.", show_default="the model's own")
+]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Requests of the model's at once; others wait.")]
+EngineThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the model's.", show_default="torch's own")]
 EngineTokenizer = Annotated[Path, typer.Option(help="Tokenizer folder.", show_default="the project's demo tokenizer")]
 Skill = Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")]
-Seed = Annotated[int, typer.Option(help="Seed of its luck.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of what is sampled.", show_default="0; a model's: another each time")
+]
 Latency = Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")]
 TokenLatency = Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")]
 
@@ -325,10 +344,33 @@ def engine(
     seed: Seed = 0,
     latency_s: Latency = 0.0,
     token_latency_s: TokenLatency = 0.0,
+    model: EngineModel = None,
+    device: EngineDevice = "auto",
+    dtype: EngineDtype = "float32",
+    context_length: ContextLength = None,
+    max_running: MaxRunning = 32,
+    threads: EngineThreads = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Serve the stand-in engine: SGLang's HTTP interface played by a scripted policy. It is no model."""
+    """Serve SGLang's HTTP interface without SGLang: a small model (--model), or a scripted policy that is no model.
+
+    Both are for laptops and tests.
+    """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    if model is not None:
+        _serve_model(
+            log_format,
+            model_path=model,
+            host=host,
+            port=port,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            context_length=context_length,
+            max_running=max_running,
+            threads=threads,
+        )
+        return
     try:
         from slime_plugins.rollout_buffer.stand_in_engine import server as stand_in
         from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
@@ -347,7 +389,7 @@ def engine(
             port=port,
             tokenizer_path=tokenizer,
             skill=skill,
-            seed=seed,
+            seed=seed or 0,
             latency_s=latency_s,
             token_latency_s=token_latency_s,
         )
@@ -368,6 +410,23 @@ def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTok
         )
     if failed:
         raise typer.Exit(1)
+
+
+def _serve_model(log_format: LogFormat, **settings: Any) -> None:
+    """The embedded engine: what ``engine --model`` serves."""
+    try:
+        from slime_plugins.rollout_buffer.embedded_engine import server as embedded
+        from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
+    except ImportError as error:
+        says = (
+            f"the embedded engine needs the extra 'embedded-engine' ({error}): "
+            "pip install 'slime-rollout-buffer[embedded-engine]'"
+        )
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from error
+    set_up_logging(log_format)
+    with said_plainly():
+        embedded.serve(EmbeddedEngineSettings(**settings))
 
 
 def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:

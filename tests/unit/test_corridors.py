@@ -22,6 +22,8 @@ LEVELS = [
     "connection_limits poll_watcher request_bodies write_batcher wsgi_bridge evaluation_statistics openai_protocol "
     "payloads engine client jobs inputs processes duties generator_discovery packs inline_images token_rows",
     "evaluation_report openai_engine pack_reader supervised_child turn_watch",
+    "sglang_server",
+    "embedded_engine",
     "evaluation_plan store fake_engine engine_contract remote_rollout",
     "tables",
     "deliveries job_starts retention queries contents device_reports series",
@@ -139,8 +141,17 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
         # The trainer's environment has requests and aiohttp, and no more of ours than the client.
         (("slime.rollout",), (f"{BUFFER}",), ("slime.rollout.agent_rollout_probe",)),
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),
-        # torch is for the images of a batch alone, and the stand-in engine for nothing but the command line.
-        (("slime", "slime_plugins"), ("torch",), ("slime.rollout.agent_rollout_multimodal",)),
+        # torch is for the images of a batch and the embedded engine; that, as the stand-in, for the command line alone.
+        (
+            ("slime", "slime_plugins"),
+            ("torch",),
+            ("slime.rollout.agent_rollout_multimodal", f"{BUFFER}.embedded_engine"),
+        ),
+        (
+            ("slime", "slime_plugins"),
+            (f"{BUFFER}.embedded_engine",),
+            (f"{BUFFER}.embedded_engine", f"{BUFFER}.cli_serve"),
+        ),
         (
             ("slime", "slime_plugins"),
             (f"{BUFFER}.stand_in_engine",),

@@ -1,0 +1,54 @@
+"""What the embedded engine can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["DEVICES", "DTYPES", "EmbeddedEngineSettings"]
+
+DEVICES: Final = ("auto", "cpu", "cuda", "mps")
+DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedEngineSettings:
+    """Which model is served, where, and how much of it at once.
+
+    ``model_path`` is a folder in the Hugging Face layout. ``port`` 0 takes a free one. ``device`` ``auto`` is a CUDA
+    GPU if there is one, else the CPU. Log-probs equal a trainer's to six digits in ``float32`` only.
+    ``context_length`` caps prompt plus ``max_new_tokens``; None = what the model was made for. ``max_running``
+    requests share one forward pass, the rest wait. ``prefill_tokens`` bounds the prompt tokens of one forward pass,
+    ``prefix_cache_mb`` the keys and values kept of finished requests. ``seed`` decides what requests without a
+    ``sampling_seed`` sample; None = another each time. ``threads`` are torch's; None = as many as it likes.
+    """
+
+    model_path: Path
+    host: str = "127.0.0.1"
+    port: int = 30000
+    device: str = "auto"
+    dtype: str = "float32"
+    context_length: int | None = None
+    max_running: int = 32
+    prefill_tokens: int = 2048
+    prefix_cache_mb: int = 256
+    seed: int | None = None
+    threads: int | None = None
+    weight_version: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ConfigError(f"the engine's device must be one of {', '.join(DEVICES)}, not {self.device}")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"the engine's dtype must be one of {', '.join(DTYPES)}, not {self.dtype}")
+        counts = (self.max_running, self.prefill_tokens, self.context_length or 1, self.threads or 1)
+        if min(counts) < 1 or self.prefix_cache_mb < 0:
+            raise ConfigError(
+                "the engine's max_running, prefill_tokens, context_length and threads must be at least 1, "
+                "and prefix_cache_mb must not be negative"
+            )
+        if not (self.model_path / "config.json").is_file():
+            raise ConfigError(f"{self.model_path} holds no config.json: give a model's folder in Hugging Face layout")

@@ -1,0 +1,140 @@
+"""Keys and values of all running requests in one tensor per layer: one slot per request, each filled from its start.
+
+A request joins by writing into a free slot and leaves by giving it back; nobody else's keys move, and there is no
+padding to account for: a query at position p may look at the slot's first p + 1 places, whatever lies behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+__all__ = ["SlotCache", "StoredKeys"]
+
+StoredKeys = list[tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of one sequence, a pair per layer, each of shape (heads, tokens, size)."""
+
+SMALLEST_CAPACITY = 64
+
+
+@dataclass(slots=True)
+class _Window:
+    """The slots that a forward pass is about: ``count`` from ``first``, written at ``places``, read up to ``width``."""
+
+    first: int
+    count: int
+    places: torch.Tensor
+    width: int
+
+
+class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not followed by mypy
+    """One layer's keys and values: (slots, heads, capacity, size)."""
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window: _Window | None = None
+        self.slots, self.capacity = 0, 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        """Makes the tensors as large as was last asked for by ``reserve``."""
+        values = key_states if value_states is None else value_states
+        self.keys = self._empty(key_states)
+        self.values = self._empty(values)
+        self.is_initialized = True
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Grows to at least this many slots and places; what is in them stays."""
+        if slots <= self.slots and capacity <= self.capacity:
+            return
+        self.slots, self.capacity = max(slots, self.slots), max(capacity, self.capacity)
+        if self.is_initialized:
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes a forward pass's keys and values into the window's places; returns what its queries may look at."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        window = self.window
+        assert window is not None, "a forward pass needs SlotCache.look_at first"
+        slots = slice(window.first, window.first + window.count)
+        rows = torch.arange(window.count, device=key_states.device)[:, None]
+        keys, values = self.keys[slots], self.values[slots]
+        keys[rows, :, window.places] = key_states.transpose(1, 2)
+        values[rows, :, window.places] = value_states.transpose(1, 2)
+        return keys[:, :, : window.width], values[:, :, : window.width]
+
+    def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
+        """How far the queries look; the mask itself is given to the model."""
+        return (self.window.width if self.window else 0), 0
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Places before those of the current pass, for the longest slot."""
+        return int(self.window.places.min()) if self.window else 0
+
+    def get_max_length(self) -> int:
+        """No limit: it grows."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """The same, as older versions of transformers call it."""
+        return -1
+
+    def _empty(self, like: torch.Tensor) -> torch.Tensor:
+        return like.new_zeros((self.slots, like.shape[1], self.capacity, like.shape[3]))
+
+    def _grown(self, old: torch.Tensor) -> torch.Tensor:
+        new = self._empty(old)
+        new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+
+class SlotCache:
+    """The slots of all layers. ``past_key_values`` is what a model of transformers takes."""
+
+    def __init__(self, layer_count: int) -> None:
+        self._layers = [_SlotLayer() for _ in range(layer_count)]
+        self.past_key_values = Cache(layers=self._layers)
+        self._slots, self._capacity = 0, SMALLEST_CAPACITY
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Makes room for that many slots of that many places; grows by doubling."""
+        while self._capacity < capacity:
+            self._capacity *= 2
+        self._slots = max(self._slots, slots)
+        for layer in self._layers:
+            layer.reserve(self._slots, self._capacity)
+
+    def look_at(self, first: int, places: torch.Tensor, width: int) -> None:
+        """Says which slots the next forward pass is about; ``places`` has one line per slot."""
+        window = _Window(first=first, count=places.shape[0], places=places, width=width)
+        for layer in self._layers:
+            layer.window = window
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Puts the first ``length`` places of one slot over another's."""
+        for layer in self._layers:
+            if layer.is_initialized:
+                layer.keys[target, :, :length] = layer.keys[source, :, :length]
+                layer.values[target, :, :length] = layer.values[source, :, :length]
+
+    def read(self, slot: int, length: int) -> StoredKeys:
+        """A copy of the first ``length`` places of a slot."""
+        return [
+            (layer.keys[slot, :, :length].clone(), layer.values[slot, :, :length].clone()) for layer in self._layers
+        ]
+
+    def write(self, slot: int, stored: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+        """Puts the first ``length`` places of a copy into a slot; room for them must be reserved."""
+        for layer, (keys, values) in zip(self._layers, stored, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            layer.keys[slot, :, :length] = keys[:, :length]
+            layer.values[slot, :, :length] = values[:, :length]

@@ -1,0 +1,262 @@
+"""SGLang's routes, request and reply shapes, over whoever samples (``records.SglangBackend``).
+
+What an SGLang client meets is the same: token ids in and out, aborts, pauses, weight versions, and the errors for
+wrong requests. Nothing streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.sglang_server.images import read_images
+from slime_plugins.rollout_buffer.sglang_server.openai_chat import chat_call, chat_reply
+from slime_plugins.rollout_buffer.sglang_server.records import (
+    EngineBreakError,
+    GenerateCall,
+    PauseMode,
+    Sampled,
+    SglangBackend,
+)
+from slime_plugins.rollout_buffer.sglang_server.sampling import BadRequestError, read_sampling_params
+
+__all__ = ["json_answer", "listening", "read_body", "serve_until_stopped", "sglang_app"]
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER: Final = "X-SMG-Routing-Key"
+LARGEST_BODY: Final = 1 << 30  # a prompt carries all its screenshots
+BACKEND: Final = web.AppKey("backend", SglangBackend)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def serve_until_stopped(
+    running: AbstractAsyncContextManager[str], on_ready: Callable[[str], None] | None = None
+) -> None:
+    """Serves until SIGINT or SIGTERM. ``on_ready`` gets the base URL once requests are answered."""
+    asyncio.run(_until_stopped(running, on_ready))
+
+
+@asynccontextmanager
+async def listening(app: web.Application, host: str, port: int) -> AsyncIterator[str]:
+    """A server on this event loop for the time of the context; yields its base URL. Port 0 takes a free one."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, shutdown_timeout=1.0)
+    try:
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def sglang_app(backend: SglangBackend) -> web.Application:
+    """The application. Closes ``backend`` when it is cleaned up."""
+    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_answer_errors])
+    app[BACKEND] = backend
+    app.router.add_post("/generate", _generate)
+    app.router.add_post("/v1/chat/completions", _chat)
+    for path in ("/health", "/health_generate"):
+        app.router.add_get(path, _health)
+    for path in ("/model_info", "/get_model_info"):
+        app.router.add_get(path, _model_info)
+    for path in ("/server_info", "/get_server_info"):
+        app.router.add_get(path, _server_info)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/v1/loads", _loads)
+    app.router.add_post("/abort_request", _abort)
+    app.router.add_post("/pause_generation", _pause)
+    app.router.add_post("/continue_generation", _continue)
+    app.router.add_post("/update_weight_version", _update_weight_version)
+    for method in ("GET", "POST"):
+        app.router.add_route(method, "/flush_cache", _flush_cache)
+    app.on_cleanup.append(_close)
+    return app
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
+    """The request's JSON object; no body counts as an empty one.
+
+    Raises:
+        BadRequestError: not a JSON object.
+    """
+    raw = await request.read()
+    try:
+        body = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError({"message": f"JSON decode error: {error}"}) from error
+    if not isinstance(body, dict):
+        raise BadRequestError({"message": "the body must be a JSON object."})
+    return body
+
+
+def json_answer(body: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    """``body`` as JSON."""
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+async def _until_stopped(
+    running: AbstractAsyncContextManager[str], on_ready: Callable[[str], None] | None = None
+) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread: the caller ends it
+            loop.add_signal_handler(name, stopped.set)
+    async with running as url:
+        if on_ready is not None:
+            on_ready(url)
+        await stopped.wait()
+
+
+async def _close(app: web.Application) -> None:
+    await app[BACKEND].close()
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns wrong requests into the answers that SGLang gives."""
+    try:
+        return await handler(request)
+    except BadRequestError as error:
+        return json_answer({"error": error.error}, HTTPStatus.BAD_REQUEST)
+    except EngineBreakError as error:
+        logger.error("a request that SGLang breaks on: %s", error)
+        return web.Response(text="Internal Server Error", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+async def _generate(request: web.Request) -> web.Response:
+    body = await read_body(request)
+    call = GenerateCall(
+        prompt=_prompt(body),
+        images=read_images(body.get("image_data")),
+        sampling=read_sampling_params(body.get("sampling_params")),
+        rid=str(body.get("rid") or ""),
+        session=request.headers.get(SESSION_HEADER, ""),
+    )
+    if body.get("stream"):
+        raise BadRequestError({"message": "this engine does not stream: leave stream out."})
+    sampled = await request.app[BACKEND].generate(call)
+    return json_answer(_generate_reply(sampled, body))
+
+
+async def _chat(request: web.Request) -> web.Response:
+    body, backend = await read_body(request), request.app[BACKEND]
+    sampled = await backend.generate(
+        chat_call(body, backend.tokenizer, session=request.headers.get(SESSION_HEADER, ""))
+    )
+    name = backend.model_info()["served_model_name"]
+    return json_answer(chat_reply(sampled, body, created=int(time.time()), model=name))
+
+
+async def _health(request: web.Request) -> web.Response:
+    """200; 503 while paused. SGLang gives that answer too, but only after 20 s of trying."""
+    return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE if request.app[BACKEND].paused else HTTPStatus.OK)
+
+
+async def _model_info(request: web.Request) -> web.Response:
+    return json_answer(request.app[BACKEND].model_info())
+
+
+async def _server_info(request: web.Request) -> web.Response:
+    return json_answer(request.app[BACKEND].server_info())
+
+
+async def _models(request: web.Request) -> web.Response:
+    backend = request.app[BACKEND]
+    name, limit = backend.model_info()["served_model_name"], backend.server_info()["context_length"]
+    card = {"id": name, "object": "model", "created": 0, "owned_by": name, "max_model_len": limit}
+    return json_answer({"object": "list", "data": [card]})
+
+
+async def _loads(request: web.Request) -> web.Response:
+    running, waiting = request.app[BACKEND].loads()
+    load = {"dp_rank": 0, "num_running_reqs": running, "num_waiting_reqs": waiting}
+    return json_answer({"loads": [load]})
+
+
+async def _abort(request: web.Request) -> web.Response:
+    body = await read_body(request)
+    if body.get("abort_all"):
+        await request.app[BACKEND].abort(None)
+    elif body.get("rid"):
+        await request.app[BACKEND].abort(str(body["rid"]))
+    return web.Response()
+
+
+async def _pause(request: web.Request) -> web.Response:
+    mode = str((await read_body(request)).get("mode", PauseMode.ABORT))
+    if mode not in set(PauseMode):
+        raise BadRequestError({"message": f"mode must be one of {', '.join(PauseMode)}, got {mode}."})
+    await request.app[BACKEND].pause(PauseMode(mode))
+    return json_answer({"message": "Generation paused successfully.", "status": "ok"})
+
+
+async def _continue(request: web.Request) -> web.Response:
+    await request.app[BACKEND].resume()
+    return json_answer({"message": "Generation continued successfully.", "status": "ok"})
+
+
+async def _update_weight_version(request: web.Request) -> web.Response:
+    body, backend = await read_body(request), request.app[BACKEND]
+    if "new_version" not in body:
+        raise BadRequestError({"message": "new_version is missing."})
+    version = str(body["new_version"])
+    if body.get("abort_all_requests"):
+        await backend.abort(None)
+    await backend.update_weight_version(version)
+    return json_answer({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+
+
+async def _flush_cache(request: web.Request) -> web.Response:
+    if await request.app[BACKEND].flush_cache():
+        return web.Response(text="Cache flushed.\n")
+    return web.Response(text="Flush cache failed.\n", status=HTTPStatus.BAD_REQUEST)
+
+
+def _prompt(body: dict[str, Any]) -> str | list[int]:
+    """The prompt of a ``/generate`` body; ids win over text, as in SGLang."""
+    ids, text = body.get("input_ids"), body.get("text")
+    if ids is not None and not isinstance(ids, list):
+        raise BadRequestError({"message": f"input_ids must be list or null; got {type(ids).__name__}"})
+    if ids == []:
+        raise BadRequestError({"message": "input_ids cannot be empty."})
+    if ids is None and not isinstance(text, str):
+        raise BadRequestError({"message": "Either text, input_ids or input_embeds should be provided."})
+    return str(text) if ids is None else ids
+
+
+def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "id": sampled.rid,
+        "finish_reason": sampled.finish_reason,
+        "prompt_tokens": len(sampled.prompt_ids),
+        "completion_tokens": len(sampled.output_ids),
+        "cached_tokens": sampled.cached_tokens,
+        "weight_version": sampled.weight_version,
+        "weight_versions": [
+            {"version": version, "start": start, "end": end} for version, start, end in sampled.version_spans
+        ],
+        "num_retractions": 0,
+    }
+    if sampled.image_tokens:
+        meta["image_tokens"] = sampled.image_tokens
+    if body.get("return_logprob"):
+        pairs = zip(sampled.log_probs, sampled.output_ids, strict=True)
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [[log_prob, token_id, None] for log_prob, token_id in pairs]
+    reply: dict[str, Any] = {"text": sampled.text, "output_ids": sampled.output_ids, "meta_info": meta}
+    if body.get("return_prompt_token_ids"):
+        reply["prompt_token_ids"] = sampled.prompt_ids
+    return reply

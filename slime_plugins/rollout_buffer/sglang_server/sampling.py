@@ -1,0 +1,174 @@
+"""SGLang's ``sampling_params``: which keys there are, which values they take, and the sentences that refuse others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+__all__ = ["KNOWN_KEYS", "BadRequestError", "Sampling", "read_sampling_params"]
+
+KNOWN_KEYS: Final = (
+    "max_new_tokens",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "min_new_tokens",
+    "n",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "no_stop_trim",
+    "stream_interval",
+    "logit_bias",
+    "sampling_seed",
+    "custom_params",
+    "beam_width",
+    "watermark",
+    "choice",
+)
+DEFAULT_MAX_NEW_TOKENS: Final = 128
+GREEDY_BELOW: Final = 1e-6
+WITHOUT_EFFECT: Final[Mapping[str, Any]] = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_new_tokens": 0,
+    "stop_regex": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "beam_width": 1,
+    "watermark": None,
+    "choice": None,
+}
+"""Parameters that no engine here computes, with the value at which they change nothing."""
+
+
+class BadRequestError(Exception):
+    """An HTTP 400; ``error`` is what stands under ``"error"`` in its body: a sentence, or an object with one."""
+
+    def __init__(self, error: str | dict[str, Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """One request's parameters. ``not_computed`` names those that ask for what no engine here does."""
+
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    sampling_seed: int | None = None
+    not_computed: tuple[str, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens are excluded."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+def read_sampling_params(params: Any) -> Sampling:
+    """Checks a request's parameters as SGLang does.
+
+    Raises:
+        BadRequestError: not an object, an unknown key, or a value of a wrong kind or out of range.
+    """
+    if params is not None and not isinstance(params, dict):
+        raise _refused(f"sampling_params must be an object, got {_shown(params)}.")
+    params = {key: value for key, value in (params or {}).items() if value is not None or key not in KNOWN_KEYS}
+    unknown = next((key for key in params if key not in KNOWN_KEYS), None)
+    if unknown is not None:
+        expected = ", ".join(f"`{key}`" for key in KNOWN_KEYS)
+        raise BadRequestError(f"unknown field `{unknown}`, expected one of {expected}")
+    _check_values(params)
+    stop = params.get("stop", ())
+    return Sampling(
+        max_new_tokens=params.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        temperature=float(params.get("temperature", 1.0)),
+        top_p=float(params.get("top_p", 1.0)),
+        top_k=params.get("top_k", -1),
+        min_p=float(params.get("min_p", 0.0)),
+        logit_bias={int(key): float(value) for key, value in params.get("logit_bias", {}).items()},
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(params.get("stop_token_ids", ())),
+        ignore_eos=bool(params.get("ignore_eos", False)),
+        skip_special_tokens=bool(params.get("skip_special_tokens", True)),
+        no_stop_trim=bool(params.get("no_stop_trim", False)),
+        sampling_seed=params.get("sampling_seed"),
+        not_computed=tuple(key for key, neutral in WITHOUT_EFFECT.items() if params.get(key, neutral) != neutral),
+    )
+
+
+def _check_values(params: Mapping[str, Any]) -> None:
+    for key, (is_right, must_be) in _CHECKS.items():
+        if key in params and not is_right(params[key]):
+            raise _refused(f"{key} must be {must_be}, got {_shown(params[key])}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 and _is_number(bias)
+        for key, bias in value.items()
+    )
+
+
+def _are_stops(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(stop, str) for stop in value))
+
+
+_CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "temperature": (lambda value: _is_number(value) and value >= 0, "a non-negative finite number"),
+    "top_p": (lambda value: _is_number(value) and 0 < value <= 1, "in (0, 1]"),
+    "min_p": (lambda value: _is_number(value) and 0 <= value <= 1, "in [0, 1]"),
+    "top_k": (lambda value: type(value) is int and (value == -1 or 0 < value < 2**31), "-1 or at least 1"),
+    "max_new_tokens": (lambda value: type(value) is int and value >= 0, "at least 0"),
+    "n": (lambda value: value == 1 and type(value) is int, "1: one reply is sampled per request"),
+    "stop": (_are_stops, "a string or a list of strings"),
+    "stop_token_ids": (lambda value: isinstance(value, list) and all(map(_is_id, value)), "a list of token ids"),
+    "logit_bias": (_is_bias, "an object of token ids to finite numbers"),
+    "sampling_seed": (lambda value: type(value) is int and -(2**63) <= value < 2**63, "an integer of 64 bits"),
+}
+
+
+def _shown(value: Any) -> str:
+    return str(value)[:100]
+
+
+def _refused(sentence: str) -> BadRequestError:
+    return BadRequestError({"message": sentence})
