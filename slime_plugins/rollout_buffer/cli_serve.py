@@ -422,7 +422,7 @@ def _serve_model(log_format: LogFormat, **settings: Any) -> None:
             f"the embedded engine needs the extra 'embedded-engine' ({error}): "
             "pip install 'slime-rollout-buffer[embedded-engine]'"
         )
-        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     set_up_logging(log_format)
     with said_plainly():

@@ -123,6 +123,14 @@ def test_servers_say_what_their_folders_lack(tmp_path: Path) -> None:
     assert "holds no tokenizer.json" in result.stderr
 
 
+def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "slime_plugins.rollout_buffer.embedded_engine.server", raising=False)
+    result = run("engine", "--model", str(tmp_path))
+    assert result.exit_code == 1
+    assert "pip install 'slime-rollout-buffer[embedded-engine]'" in result.stderr
+
+
 def shell(line: str) -> subprocess.CompletedProcess[str]:
     program = f"{sys.executable} -m slime_plugins.rollout_buffer"
     script = line.replace("@", program)
