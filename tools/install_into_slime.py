@@ -281,7 +281,7 @@ def _definitions(file: Path, *, imports: bool = False) -> dict[str, frozenset[st
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
-        raise OverlayError(f"{file} is no Python 3.11: {error}") from error
+        raise OverlayError(f"{file} is no Python {sys.version_info[0]}.{sys.version_info[1]}: {error}") from error
     found: dict[str, frozenset[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 
 __all__ = ["Examination", "Finding", "State", "examine"]
 
-_PYTHON = (3, 11)
+_PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
     "android": ("PIL", "numpy"),
     "math": ("math_verify",),
@@ -113,8 +113,8 @@ def _found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) ->
 
 def _python(_: Examination) -> list[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
-    right = sys.version_info[:2] == _PYTHON
-    return _found("Python", right, f"{version} at {sys.executable}", "use Python 3.11", needed=True)
+    right = sys.version_info[:2] in _PYTHON
+    return _found("Python", right, f"{version} at {sys.executable}", "use Python 3.11, 3.12 or 3.13", needed=True)
 
 
 def _two_slimes(_: Examination) -> list[Finding]:

@@ -36,8 +36,8 @@ def refusal(ray: str, python: str) -> str:
     ("ray", "python", "says"),
     [
         ("2.54.0", "3.11.7", "install 'ray==2.54.0' here, or 2.60.0 there; or leave --ray-address out"),
-        ("2.60.0", "3.11.9", "run both on one Python 3.11 (3.11.9 there, 3.11.7 here)"),
-        ("2.9.3", "3.10.4", "install 'ray==2.9.3' here, or 2.60.0 there and run both on one Python 3.11"),
+        ("2.60.0", "3.11.9", "run both on one Python (3.11.9 there, 3.11.7 here)"),
+        ("2.9.3", "3.10.4", "install 'ray==2.9.3' here, or 2.60.0 there and run both on one Python"),
     ],
 )
 def test_a_refusal_names_both_versions_and_the_remedy(ray: str, python: str, says: str) -> None:

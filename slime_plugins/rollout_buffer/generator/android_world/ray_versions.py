@@ -59,6 +59,6 @@ def version_refusal(message: str, own: RayVersions, address: str) -> RayVersionE
 
 def _remedy(cluster: RayVersions, own: RayVersions) -> str:
     ray = f"install 'ray=={cluster.ray}' here, or {own.ray} there" if cluster.ray != own.ray else ""
-    python = f"run both on one Python 3.11 ({cluster.python} there, {own.python} here)"
+    python = f"run both on one Python ({cluster.python} there, {own.python} here)"
     steps = [step for step in (ray, python if cluster.python != own.python else "") if step]
     return "To mend it, " + " and ".join(steps)

@@ -37,7 +37,7 @@ def require_search_library() -> Any:
         return importlib.import_module("bm25s")
     except ImportError as error:
         raise ConfigError(
-            f"searchEngine needs bm25s ({error}): pip install 'slime-rollout-buffer[context_editing]'"
+            f"searchEngine needs bm25s ({error}): pip install 'slime-rollout-buffer[context-editing]'"
         ) from error
 
 
