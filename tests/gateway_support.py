@@ -114,9 +114,12 @@ async def gateway_on(
     **settings: Any,
 ) -> AsyncIterator[GatewayUnderTest]:
     """Runs a gateway over a data directory for the time of the context."""
-    connect = engine if callable(engine) else lambda _: engine
     made = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
     store = Store(folder)
+
+    def connect(url: str, _vocabulary: int | None) -> Engine:
+        return engine(url) if callable(engine) else engine
+
     gateway = Gateway(made, Buffer(store), doors=Doors(connect, load))
     app = create_app(gateway, Keys.of(folder))
     async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:

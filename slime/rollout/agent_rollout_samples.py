@@ -36,6 +36,7 @@ from slime.utils.mask_utils import (
     pack_training_rows,
 )
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.vocabulary import LARGEST_VOCABULARY, vocabulary_size
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = [
@@ -177,14 +178,26 @@ class SampleConverter:
     def _packed(self, item: RolloutItem) -> _Packed:
         if not item.generations:
             return self._rebuilt(item)
-        self._count_drift(item)
         rows = _told_their_images(pack_training_rows(item.generations), item)
+        self._check_vocabulary(rows)
+        self._count_drift(item)
         return _Packed(
             rows=rows,
             generations=item.generations,
             token_source=TOKENS_FROM_GENERATIONS,
             row_source=TOKENS_FROM_GENERATIONS,
         )
+
+    def _check_vocabulary(self, rows: Sequence[TrainingRow]) -> None:
+        """An id without an embedding would end the training of the whole batch, on the device and without a name.
+
+        Raises:
+            ValueError: the model does not have an id.
+        """
+        size = vocabulary_size(self._args.hf_checkpoint) or LARGEST_VOCABULARY
+        highest = max((max(row.token_ids, default=0) for row in rows), default=0)
+        if highest >= size:
+            raise ValueError(f"the token id {highest} is not in the vocabulary of {size} ids")
 
     def _rebuilt(self, item: RolloutItem) -> _Packed:
         """Rebuilds rows from the messages: all that the policy wrote, in every turn, unless the type says otherwise."""

@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
 from slime_plugins.rollout_buffer.episode_facts import facts_of
 from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.payloads import generation_cap
 from slime_plugins.rollout_buffer.state_changes import close_group, find_job, group_policy, note_versions, several_jobs
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import group_rows, job_rows, trajectory_rows
@@ -24,6 +25,7 @@ from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.vocabulary import vocabulary_size
 
 __all__ = ["ItemWriter", "Write", "WriteResult", "Written"]
 
@@ -61,6 +63,7 @@ class ItemWriter:
         """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
 
         Raises:
+            InvalidPayloadError: token ids that the job's model does not have, or more of them than its cap allows.
             NotFoundError: no such job, or none is open.
             ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
                 the job takes no writes (its own runner plays it, or it is over).
@@ -126,6 +129,8 @@ class ItemWriter:
         if job_id not in jobs:
             jobs[job_id] = self._job_for_write(connection, job_id)
         job = jobs[job_id]
+        for item, _ in items:
+            _check_tokens(job, item)
         return job, [self._write_item(connection, job, item, kept) for item, kept in items]
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
@@ -193,6 +198,23 @@ class ItemWriter:
     def _close_complete(self, connection: Connection, job: JobRecord, group: GroupRecord) -> None:
         members = trajectory_rows.members_of(connection, group.key)
         close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)), self._clock())
+
+
+def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
+    """Holds what was sampled to the job's own tokenizer and cap, as far as it names them."""
+    if not item.generations:
+        return
+    size = vocabulary_size(job.settings.get("tokenizer_path"))
+    if size is not None and item.largest_id >= size:
+        raise InvalidPayloadError(
+            f"item {item.uid!r} holds the token id {item.largest_id}, and the model of job {job.job_id} has {size}"
+        )
+    cap = generation_cap(job.settings)
+    longest = max(len(generation.output_ids) for generation in item.generations)
+    if cap is not None and longest > cap:
+        raise InvalidPayloadError(
+            f"item {item.uid!r} holds a generation of {longest} tokens, and the cap of job {job.job_id} is {cap}"
+        )
 
 
 def _draft(item: wire.WrittenItem) -> Draft:

@@ -60,9 +60,10 @@ def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> 
 @functools.lru_cache(maxsize=64)
 def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ...]) -> int | None:
     """The times of change are part of the key: a tokenizer's file is megabytes, and read once."""
-    told, highest = _told_by(_json(config)), _highest_id(_json(tokenizer))
+    told = _told_by(_json(config))
     if told is not None:
-        return max(told, 0 if highest is None else highest + 1)
+        return told
+    highest = _highest_id(_json(tokenizer))
     return None if highest is None else highest + 1 + UNKNOWN_PADDING
 
 

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WeightVersionSpan,
 )
+from slime_plugins.rollout_buffer.vocabulary import LARGEST_VOCABULARY, checked_log_prob
 
 WIRE_VERSION = 1
 
@@ -115,6 +116,8 @@ class WrittenItem:
     images: Mapping[str, Image]
     """Screenshots that came with it, by hash; of other items of the same call as well."""
     generations: tuple[Generation, ...] = ()
+    largest_id: int = -1
+    """Of all token ids that came; -1 when none did."""
 
 
 # --- generations -----------------------------------------------------------------------------------------------------
@@ -241,8 +244,8 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
 
 def _token_ids(value: Any, where: str) -> list[int]:
     ids: list[int] = _expect(value, list, where)
-    if not all(type(token) is int and token >= 0 for token in ids):
-        raise InvalidPayloadError(f"{where} must be a list of token ids (integers from 0)")
+    if not all(type(token) is int and 0 <= token < LARGEST_VOCABULARY for token in ids):
+        raise InvalidPayloadError(f"{where} must be a list of token ids (integers from 0, below {LARGEST_VOCABULARY})")
     return ids
 
 
@@ -252,7 +255,11 @@ def _log_probs(value: Any, expected: int, where: str) -> list[float] | None:
     numbers = _expect(value, list, where)
     if len(numbers) != expected:
         raise InvalidPayloadError(f"{where} has {len(numbers)} entries for {expected} output ids")
-    return [_finite(number, where) for number in numbers]
+    log_probs = [checked_log_prob(number) for number in numbers]
+    if None in log_probs:
+        wrong = numbers[log_probs.index(None)]
+        raise InvalidPayloadError(f"{where} holds {_short(str(wrong))}, not a finite number of at most 0")
+    return log_probs  # type: ignore[return-value]  # none of them is None
 
 
 def _spans(value: Any, where: str) -> tuple[WeightVersionSpan, ...]:
@@ -301,6 +308,7 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
     outcome, stop_reason = _outcome(item, extra_info, where)
     raw_reward = item.get("raw_reward")
     generations = decode_generations(item.get("generations"))
+    _check_something_sampled(messages, generations, where)
     body = {
         "messages": [_take_images_out(message, came, shown, f"{where}.messages") for message in messages],
         "extra_info": {**extra_info, "outcome": outcome.value, "stop_reason": stop_reason.value},
@@ -318,7 +326,20 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
         body=body,
         images=came,
         generations=generations,
+        largest_id=max((_largest_id(entry) for entry in item.get("generations") or ()), default=-1),
     )
+
+
+def _check_something_sampled(messages: Sequence[Message], generations: Sequence[Generation], where: str) -> None:
+    if not messages and not generations:
+        raise InvalidPayloadError(f"{where} has neither messages nor generations: there is nothing to train")
+    for index, generation in enumerate(generations):
+        if generation.trained and not generation.output_ids and generation.finish_reason != "abort":
+            raise InvalidPayloadError(f"{where}.generations[{index}].output_ids is empty: nothing was sampled")
+
+
+def _largest_id(entry: Mapping[str, Any]) -> int:
+    return max(max(entry["prompt_ids"], default=-1), max(entry["output_ids"], default=-1))
 
 
 def _outcome(item: Mapping[str, Any], extra_info: Mapping[str, Any], where: str) -> tuple[Outcome, StopReason]:

@@ -246,6 +246,9 @@ PROMPT_OF_ANOTHER = {"prompt_token_ids": [1, 2, 3]}
         ({"token_ids": []}, "turn 1: the trainer's reply has an empty list"),
         ({"token_ids": ["1"]}, "turn 1: token_ids must be a list of token ids"),
         ({"token_ids": [10**6], "logprobs": None}, "turn 1: the trainer sampled token 1000000, our tokenizer has"),
+        ({"token_ids": [10**12], "logprobs": None}, "turn 1: token_ids holds 1000000000000, which no vocabulary has"),
+        ({"token_ids": [7], "logprobs": [0.5]}, "turn 1: the log-prob of sampled token 0 is no finite number of at"),
+        ({"token_ids": [7], "logprobs": [-1e39]}, "turn 1: the log-prob of sampled token 0 is no finite number"),
         ({"logprobs": [0.5]}, r"turn 1: the trainer sent \d+ token_ids and 1 log-probs"),
         ({"choices": []}, "turn 1: the trainer's reply must have choices"),
         ({"choices": [{"message": None}]}, "turn 1: the trainer's reply has no message"),
@@ -259,6 +262,12 @@ async def test_a_reply_that_contradicts_our_count_ends_the_rollout_with_a_senten
     final, _ = await play([Said(ANSWER, changes=changes)])
     assert (final["status"], final["finish_reason"]) == ("ERROR", "error")
     assert re.match(sentence, final["error_message"]), final["error_message"]
+
+
+async def test_a_turn_beyond_the_cap_that_was_asked_for_ends_the_rollout() -> None:
+    final, _ = await play([Said(ANSWER)], sampling_params={"max_tokens": 3, "temperature": 1.0})
+    assert final["status"] == "ERROR"
+    assert "token_ids for a cap of 3" in final["error_message"]
 
 
 async def test_a_disagreement_later_on_names_its_turn_and_both_numbers() -> None:

@@ -20,6 +20,7 @@ CORRIDOR = (
     "slime_plugins.rollout_buffer.client",
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.overlay_advice",
+    "slime_plugins.rollout_buffer.vocabulary",
     "slime_plugins.rollout_buffer.wire",
 )
 PACKAGES = {"aiohttp", "requests", "transformers"}

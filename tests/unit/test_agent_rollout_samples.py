@@ -221,6 +221,29 @@ def test_a_dummy_carries_the_mean_of_its_group() -> None:
     assert dummy.metadata["raw_reward"] == 1.5
 
 
+@pytest.mark.parametrize("token", [12_288, 2**24, 2**31, 10**12])
+def test_an_id_that_the_model_does_not_have_costs_its_own_trajectory_alone(token: int) -> None:
+    """It would end the training of the whole batch on the device, and as a tensor even before."""
+    odd = item(uid="odd", generations=(Generation([1, 2, 3], [10, token], [-0.5, -0.25]),))
+    worker = converter(2)
+    (group,) = worker.groups([item(), odd])
+
+    fine, dummy = flat_samples(group)
+    assert (fine.remove_sample, dummy.remove_sample) == (False, True)
+    assert f"the token id {token} is not in the vocabulary" in dummy.metadata["dummy_reason"]
+    assert max(dummy.tokens) < 12_288
+    assert worker.counts["malformed_items"] == 1
+
+
+def test_an_id_of_the_models_padding_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 151936}', encoding="utf-8")
+    padded = item(generations=(Generation([1, 2, 3], [151_935], [-0.5]),))
+    worker = converter(1, hf_checkpoint=str(tmp_path), rollout_buffer_report_drift=False)
+    (sample,) = flat_samples(worker.groups([padded])[0])
+
+    assert not sample.remove_sample
+
+
 def test_a_malformed_item_from_the_wire_costs_nobody_else() -> None:
     wire = {"uid": "x", "instance_id": "task", "messages": 5, "reward": 1.0, "extra_info": {}, "group_index": 3}
     worker = converter(2)

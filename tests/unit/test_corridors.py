@@ -161,7 +161,7 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
 )  # fmt: skip
 def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
     allowed_for_the_trainer = tuple(
-        f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "overlay_advice", "backoff")
+        f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "overlay_advice", "backoff", "vocabulary")
     )
     found = offenders(who, whom, but=but)
     if who == ("slime.rollout",):
@@ -171,6 +171,6 @@ def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, 
 
 def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
-    rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "backoff"))
+    rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "backoff", "vocabulary"))
     with_more = tuple(f"slime.rollout.agent_rollout_{room}" for room in ("probe", "multimodal", "tracking"))
     assert offenders((*rooms, "slime"), tuple(third_party), but=with_more) == []

@@ -15,6 +15,7 @@ from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import payloads, wire
 from slime_plugins.rollout_buffer.config import read_token
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from tests.support import stored_image, written
 
@@ -122,8 +123,58 @@ def test_instances_that_differ_only_in_case_or_space_are_different(client: Flask
 
 def test_the_last_of_two_equal_keys_counts(client: FlaskClient) -> None:
     send(client, "/start_rollout", START)
-    body = '{"uid": "first", "uid": "last", "instance_id": "i", "messages": [], "reward": 1}'
+    body = '{"uid": "first", "uid": "last", "instance_id": "i", "messages": [{"role": "user"}], "reward": 1}'
     assert send(client, "/buffer/write", body)[1]["results"][0]["uid"] == "last"
+
+
+def sampled(**changes: Any) -> dict[str, Any]:
+    """An item with one generation."""
+    return written("u", generations=[{"prompt_ids": [1], "output_ids": [2], "output_log_probs": [-0.5], **changes}])
+
+
+@pytest.mark.parametrize(
+    ("generation", "sentence"),
+    [
+        ({"output_ids": [10**12]}, "generations[0].output_ids must be a list of token ids"),
+        ({"output_ids": [2**24]}, "token ids"),
+        ({"prompt_ids": [2**31]}, "generations[0].prompt_ids must be a list of token ids"),
+        ({"output_ids": [-1]}, "token ids"),
+        ({"output_ids": [2.0]}, "token ids"),
+        ({"output_log_probs": [0.5]}, "output_log_probs holds '0.5', not a finite number of at most 0"),
+        ({"output_log_probs": [-1e39]}, "not a finite number"),
+        ({"output_log_probs": ["-0.5"]}, "not a finite number"),
+        ({"output_log_probs": [None]}, "not a finite number"),
+        ({"output_log_probs": [-0.5, -0.5]}, "2 entries for 1 output ids"),
+        ({"output_ids": [], "output_log_probs": []}, "generations[0].output_ids is empty: nothing was sampled"),
+        ({"output_ids": [12_288]}, "holds the token id 12288, and the model of job j has 12288"),
+        ({"prompt_ids": [1, 50_000]}, "holds the token id 50000"),
+        (
+            {"output_ids": [2] * 301, "output_log_probs": None},
+            "a generation of 301 tokens, and the cap of job j is 300",
+        ),
+    ],
+)
+def test_tokens_that_nobody_can_have_sampled_are_refused(
+    client: FlaskClient, generation: dict[str, Any], sentence: str
+) -> None:
+    model = {"tokenizer_path": str(DEMO_TOKENIZER_PATH), "sampling_params": {"max_tokens": 300}}
+    assert send(client, "/start_rollout", {**START, **model})[0] == 200
+    refused(client, "/buffer/write", sampled(**generation), sentence)
+    refused(client, "/buffer/write", {"items": [written("fine"), sampled(**generation)]}, sentence.split("[0]")[-1])
+    assert client.get("/jobs/j").get_json()["outcomes"] == {}
+    assert send(client, "/buffer/write", sampled(output_ids=[12_287]))[0] == 200
+
+
+def test_rounding_above_zero_is_written_as_zero(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    assert send(client, "/buffer/write", sampled(output_log_probs=[1e-6]))[0] == 200
+    (item,) = send(client, "/get_rollout_data", {})[1]["data"]["data"]
+    assert item["generations"][0]["output_log_probs"] == [0.0]
+
+
+def test_an_item_without_anything_to_train_is_refused(client: FlaskClient) -> None:
+    send(client, "/start_rollout", START)
+    refused(client, "/buffer/write", written("u", messages=[]), "neither messages nor generations")
 
 
 def test_extra_info_cannot_pose_as_what_the_buffer_says(client: FlaskClient) -> None:

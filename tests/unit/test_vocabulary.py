@@ -35,7 +35,7 @@ TOKENIZER = {"model": {"vocab": {"a": 0, "b": 9}}, "added_tokens": [{"id": 12, "
     ("config", "tokenizer", "size"),
     [
         ({"vocab_size": 128}, TOKENIZER, 128),
-        ({"vocab_size": 10}, TOKENIZER, 13),
+        ({"vocab_size": 10}, TOKENIZER, 10),
         ({"text_config": {"vocab_size": 128}}, TOKENIZER, 128),
         ({"vocab_size": 64, "text_config": {"vocab_size": 128}}, TOKENIZER, 128),
         (None, TOKENIZER, 13 + UNKNOWN_PADDING),

@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, Inva
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.payloads import JobSettings
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.vocabulary import vocabulary_size
 
 __all__ = ["Door", "Doors"]
 
@@ -46,6 +47,10 @@ RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` itself, which a request must not reach."""
 
 logger = logging.getLogger(__name__)
+
+
+def _connect(url: str, size: int | None) -> Engine:
+    return SglangEngine(url, vocabulary_size=size)
 
 
 def load_tokenizer(path: str) -> Any:
@@ -96,9 +101,10 @@ class Doors:
     """The doors of all jobs that have sessions, made when first asked for."""
 
     def __init__(
-        self, connect: Callable[[str], Engine] = SglangEngine, load: Callable[[str], Any] = load_tokenizer
+        self, connect: Callable[[str, int | None], Engine] | None = None, load: Callable[[str], Any] = load_tokenizer
     ) -> None:
-        self._connect, self._load = connect, load
+        """``connect`` is given an engine's address and how many token ids its model has, if that is known."""
+        self._connect, self._load = connect or _connect, load
         self._doors: dict[int, Door] = {}
         self._opening = asyncio.Lock()
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
@@ -133,7 +139,8 @@ class Doors:
                 "external job need not have"
             )
         try:
-            return Door(job, self._connect(job.engine_url), await self._tokenizer(path))
+            tokenizer = await self._tokenizer(path)
+            return Door(job, self._connect(job.engine_url, vocabulary_size(path, tokenizer)), tokenizer)
         except (ConfigError, InvalidPayloadError, OSError, ValueError) as error:
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
 

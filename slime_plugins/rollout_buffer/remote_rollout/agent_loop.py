@@ -107,12 +107,24 @@ class RolloutLoop:
             reply = await self._session.sample(expected, _capped(self._request.sampling_params, room))
         finally:
             self._metrics.llm_s += time.monotonic() - start
+        self._check_cap(len(reply.token_ids))
         held = self._session.last_prompt_length
         self._metrics.llm_calls += 1
         self._metrics.response_tokens += len(reply.token_ids)
         self._metrics.longest = max(self._metrics.longest, held)
         self._metrics.prompt_tokens = held - self._metrics.response_tokens
         return reply
+
+    def _check_cap(self, sampled: int) -> None:
+        """Holds a turn to the cap that the request itself names.
+
+        Raises:
+            TrainerReplyError: it is longer.
+        """
+        caps = [value for key in _CAPS if type(value := self._request.sampling_params.get(key)) is int]
+        if caps and sampled > min(caps):
+            turn = self._metrics.llm_calls + 1
+            raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a cap of {min(caps)}")
 
     async def _answer(self, calls: Sequence[ToolCall]) -> None:
         start = time.monotonic()

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import (
 from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.vocabulary import vocabulary_size
 
 __all__ = ["ExpectedTurn", "OwnCount", "Way"]
 
@@ -121,8 +122,9 @@ class OwnCount:
         return all(is_same_message(left, right) for left, right in zip(self._asked, messages, strict=False))
 
     def _check_vocabulary(self, reply: TrainerReply, turn: int) -> None:
-        size = len(self._tokens.tokenizer)
-        if max(reply.token_ids) >= size:
+        tokenizer = self._tokens.tokenizer
+        size = vocabulary_size(getattr(tokenizer, "name_or_path", None), tokenizer)
+        if size is not None and max(reply.token_ids) >= size:
             raise TrainerReplyError(
                 f"turn {turn}: the trainer sampled token {max(reply.token_ids)}, our tokenizer has {size}: {_CAUSES}"
             )

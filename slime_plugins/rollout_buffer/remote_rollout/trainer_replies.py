@@ -6,7 +6,6 @@ choice, or the log-probs into OpenAI's ``logprobs.content``. All are read; a rep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import orjson
 
 from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
 from slime_plugins.rollout_buffer.types import Message
+from slime_plugins.rollout_buffer.vocabulary import checked_log_prob, first_beyond
 
 __all__ = ["TrainerReply", "read_reply", "sentence_of"]
 
@@ -115,8 +115,11 @@ def _first(keys: tuple[str, ...], reply: Mapping[str, Any], choice: Mapping[str,
 def _ids(value: Any, turn: int, name: str) -> tuple[int, ...] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise TrainerReplyError(f"turn {turn}: {name} must be a list of token ids")
+    beyond = first_beyond(value, None)
+    if beyond is not None:
+        raise TrainerReplyError(f"turn {turn}: {name} holds {beyond}, which no vocabulary has")
     return tuple(value)
 
 
@@ -135,7 +138,7 @@ def _log_probs(value: Any, sampled: int, turn: int) -> tuple[float, ...] | None:
 
 
 def _log_prob(entry: Any, turn: int, place: int) -> float:
-    number: Any = entry.get("logprob") if isinstance(entry, dict) else entry
-    if type(number) not in (int, float) or not math.isfinite(number):
-        raise TrainerReplyError(f"turn {turn}: the log-prob of sampled token {place} is no finite number")
-    return float(number)
+    log_prob = checked_log_prob(entry.get("logprob") if isinstance(entry, dict) else entry)
+    if log_prob is None:
+        raise TrainerReplyError(f"turn {turn}: the log-prob of sampled token {place} is no finite number of at most 0")
+    return log_prob
