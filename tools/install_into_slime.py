@@ -8,7 +8,7 @@ What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``
 ``examples/android_world/``, and the scripts that start a training, with what they need. slime's own types stay. A file
 that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of everything that was put
 there, and comes back when the overlay goes. Files that somebody changed since are never overwritten or removed without
-``--force``.
+``--force``; a ``slime/utils/mask_utils.py`` that somebody edited stays as it is, with a warning.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,9 @@ PATTERNS = (
     "data/tasks.jsonl",
 )
 STATE = ".rollout_buffer_overlay"
+MASK_UTILS = "slime/utils/mask_utils.py"
+MASK_SOURCES = "slime/utils/mask_*.py"
+"""Where the names are defined that slime's other users import of ours."""
 NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
     "slime/__init__.py": frozenset(),
     "slime/utils/types.py": frozenset({"Sample"}),
@@ -86,11 +90,22 @@ class Overlay:
         self._source = source
         self._state = self._checkout / STATE
         self._entries = self._read_manifest()
+        self._kept = self._why_masks_are_kept()
 
     @property
     def is_installed(self) -> bool:
         """Whether the checkout holds an overlay, whole or not."""
         return bool(self._entries)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not as the overlay would have it, and works all the same: one sentence each."""
+        if self._kept is None:
+            return []
+        return [
+            f"{MASK_UTILS} stays as it is: {self._kept}. The rollout function uses the overlay's masks, and a class of "
+            "that file for a loss_mask_type that only it knows, or where rollout_buffer_loss_mask names it"
+        ]
 
     def install(self, *, force: bool = False) -> int:
         """Puts every file in place and returns how many; files of an earlier overlay that are no more go away.
@@ -99,13 +114,16 @@ class Overlay:
             OverlayError: this is no slime checkout that is known, or files of the overlay were changed.
         """
         self._check_tree()
-        self._refuse_changed(force)
+        self._refuse_changed(force, but=MASK_UTILS)
+        if force:
+            self._kept = None
         wanted = self._wanted()
         entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
         gone = {path: entry for path, entry in self._entries.items() if path not in entries}
         self._write_manifest({**gone, **entries})
         for path in wanted:
-            self._copy(self._source / path, self._checkout / path)
+            if path != MASK_UTILS or self._kept is None:
+                self._copy(self._source / path, self._checkout / path)
         for path, entry in gone.items():
             self._take_back(path, entry)
         self._write_manifest(entries)
@@ -154,25 +172,30 @@ class Overlay:
         missing = FIELDS_OF_SAMPLE - sample
         if missing:
             raise OverlayError(f"slime's Sample has no {_listed(missing)}: this slime is older than the overlay needs")
-        self._check_mask_names()
 
-    def _check_mask_names(self) -> None:
-        """slime's other users of the masks must find what they use."""
-        path = "slime/utils/mask_utils.py"
-        theirs = _definitions(self._original_or_current(path))
-        ours = _definitions(self._source / path, imports=True)
-        missing = {name for name in theirs if not name.startswith("_")} - ours.keys()
-        missing |= {
-            f"{name}.{member}"
-            for name, members in theirs.items()
-            for member in members - ours.get(name, frozenset())
-            if name in ours and not member.startswith("_")
-        }
+    def _why_masks_are_kept(self) -> str | None:
+        """Says what somebody did to the module of masks, ours or slime's; None where it may be replaced."""
+        file = self._checkout / MASK_UTILS
+        if not file.is_file():
+            return None
+        if MASK_UTILS in self._entries:
+            return "it was changed since it was installed" if self._is_foreign(MASK_UTILS, self._files()) else None
+        try:
+            theirs = _public_names(file)
+        except OverlayError as error:
+            return str(error)
+        missing = theirs.difference(*map(_public_names, self._source.glob(MASK_SOURCES)))
         if missing:
-            raise OverlayError(
-                f"this slime's {path} also defines {_listed(missing)}, which the overlay would take away: "
-                "take a newer version of this project"
-            )
+            return f"it also defines {_listed(missing)}"
+        return "git says that it was edited" if self._is_edited(MASK_UTILS) else None
+
+    def _is_edited(self, path: str) -> bool:
+        """Asks git whether a file differs from the last commit; no where there is no git to ask."""
+        command = ("git", "-C", str(self._checkout), "diff", "--quiet", "HEAD", "--", path)
+        try:
+            return subprocess.run(command, capture_output=True, check=False).returncode == 1
+        except OSError:
+            return False
 
     def _original_or_current(self, path: str) -> Path:
         kept = self._state / "originals" / path
@@ -182,6 +205,13 @@ class Overlay:
         return file
 
     def _wanted(self) -> dict[str, str]:
+        """Returns the files that go in: all of ours but one that stays as somebody edited it."""
+        files = self._files()
+        if self._kept is not None and MASK_UTILS not in self._entries:
+            del files[MASK_UTILS]
+        return files
+
+    def _files(self) -> dict[str, str]:
         files = (file for pattern in PATTERNS for file in self._source.glob(pattern))
         return {
             file.relative_to(self._source).as_posix(): _sha256(file)
@@ -195,9 +225,9 @@ class Overlay:
             return "missing"
         return None if _sha256(file) == self._entries[path].sha256 else "changed since it was installed"
 
-    def _refuse_changed(self, force: bool) -> None:
-        wanted = self._wanted()
-        changed = [path for path in self._entries if self._is_foreign(path, wanted)]
+    def _refuse_changed(self, force: bool, *, but: str | None = None) -> None:
+        wanted = self._files()
+        changed = [path for path in self._entries if path != but and self._is_foreign(path, wanted)]
         if changed and not force:
             raise OverlayError(
                 f"changed since they were installed: {_listed(changed)}; keep your changes elsewhere and repeat with "
@@ -273,11 +303,8 @@ class Overlay:
         self._entries = dict(entries)
 
 
-def _definitions(file: Path, *, imports: bool = False) -> dict[str, frozenset[str]]:
-    """Returns the functions and classes of a module, each class with its methods and annotated fields.
-
-    With ``imports`` also the names that it imports: those can be imported from it again.
-    """
+def _definitions(file: Path) -> dict[str, frozenset[str]]:
+    """Returns the functions and classes of a module, each class with its methods and annotated fields."""
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
@@ -290,9 +317,14 @@ def _definitions(file: Path, *, imports: bool = False) -> dict[str, frozenset[st
             found[node.name] = frozenset()
         elif isinstance(node, ast.Assign):
             found |= {target.id: frozenset() for target in node.targets if isinstance(target, ast.Name)}
-        elif imports and isinstance(node, ast.ImportFrom | ast.Import):
-            found |= {alias.asname or alias.name: frozenset() for alias in node.names}
     return found
+
+
+def _public_names(file: Path) -> frozenset[str]:
+    """Returns what a module defines, and the methods of its classes, as ``Class.method``."""
+    defined = _definitions(file)
+    members = {f"{name}.{member}" for name, members in defined.items() for member in members}
+    return frozenset(name for name in {*defined, *members} if not name.rpartition(".")[2].startswith("_"))
 
 
 def _members(node: ast.ClassDef) -> set[str]:
@@ -366,6 +398,7 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.write(f"{overlay.uninstall(force=options.force)} files taken away or restored\n")
         return 0
     sys.stdout.write(f"{overlay.install(force=options.force)} files are in place\n")
+    sys.stdout.writelines(f"warning: {warning}\n" for warning in overlay.warnings)
     missing = missing_requirements()
     if missing:
         quoted = " ".join(f"'{line}'" for line in missing)

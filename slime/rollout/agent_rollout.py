@@ -33,6 +33,7 @@ from slime.rollout.agent_rollout_ledger import (
     pass_before,
     skip_list,
 )
+from slime.rollout.agent_rollout_masks import check_masks, read_mask_settings
 from slime.rollout.agent_rollout_metrics import batch_metrics, job_metrics, no_filter_metrics
 from slime.rollout.agent_rollout_multimodal import VisionFamily, load_vision
 from slime.rollout.agent_rollout_samples import (
@@ -133,6 +134,7 @@ async def generate_agent_rollout(
         RequestError: the buffer refuses the job and says why.
     """
     settings = read_settings(args)
+    await asyncio.to_thread(check_masks, read_mask_settings(args))
     async with AsyncRolloutBufferClient(
         settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s
     ) as client:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from slime.rollout.agent_rollout_image_fetch import FetchedImages
-from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens
+from slime.utils.mask_generator import Generation, TrainingRow, expand_image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 __all__ = [

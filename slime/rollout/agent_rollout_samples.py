@@ -12,7 +12,6 @@ logged mean.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 from collections import Counter
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime.rollout.agent_rollout_image_fetch import FetchedImages
+from slime.rollout.agent_rollout_masks import Masks, MaskSettings, mask_generator, read_mask_settings
 from slime.rollout.agent_rollout_multimodal import (
     ImageProblemError,
     RowImages,
@@ -28,7 +28,7 @@ from slime.rollout.agent_rollout_multimodal import (
     VisionFamily,
     shown_in_messages,
 )
-from slime.utils.mask_utils import (
+from slime.utils.mask_generator import (
     Generation,
     MultiTurnLossMaskGenerator,
     TrainingRow,
@@ -178,6 +178,8 @@ class SampleConverter:
     def _packed(self, item: RolloutItem) -> _Packed:
         if not item.generations:
             return self._rebuilt(item)
+        if self._mask_settings.is_own:
+            _warn_of_unused_mask()
         rows = _told_their_images(pack_training_rows(item.generations), item)
         self._check_vocabulary(rows)
         self._count_drift(item)
@@ -202,7 +204,7 @@ class SampleConverter:
     def _rebuilt(self, item: RolloutItem) -> _Packed:
         """Rebuilds rows from the messages: all that the policy wrote, in every turn, unless the type says otherwise."""
         messages = list(item.messages)
-        rebuilt = self._mask_generator().rebuild_rows(
+        rebuilt = mask_generator(self._mask_settings).rebuild_rows(
             messages,
             _tools(item),
             cut=_was_cut(item),
@@ -257,15 +259,20 @@ class SampleConverter:
         """What drift is measured with; None where there is no tokenizer, which sampled tokens do not need."""
         if not self._args.hf_checkpoint:
             return None
-        return _mask_generator_or_none(*self._mask_choice())
+        generator = _mask_generator_or_none(self._mask_settings)
+        return generator if isinstance(generator, MultiTurnLossMaskGenerator) else None
 
-    def _mask_generator(self) -> MultiTurnLossMaskGenerator:
-        return mask_generator(*self._mask_choice())
+    @property
+    def _mask_settings(self) -> MaskSettings:
+        return read_mask_settings(self._args)
 
-    def _mask_choice(self) -> tuple[str, str, str]:
-        options = getattr(self._args, "apply_chat_template_kwargs", None) or {}
-        loss_mask_type = getattr(self._args, "loss_mask_type", None) or "qwen"
-        return self._args.hf_checkpoint, loss_mask_type, json.dumps(options, sort_keys=True)
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_unused_mask() -> None:
+    logger.warning(
+        "trajectories carry the tokens that were sampled, and exactly those are trained: the loss mask of one's own "
+        "decides only for trajectories that come as messages alone"
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -288,24 +295,10 @@ def _warn_of_long_rows(rows: int, tokens: int) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def mask_generator(
-    tokenizer_path: str, loss_mask_type: str, chat_template_kwargs: str = "{}"
-) -> MultiTurnLossMaskGenerator:
-    """Returns the mask generator of a tokenizer, loaded once per process; the template's options come as JSON."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=True)
-    options = json.loads(chat_template_kwargs)
-    return MultiTurnLossMaskGenerator(tokenizer, tokenizer_type=loss_mask_type, chat_template_kwargs=options)
-
-
-@functools.lru_cache(maxsize=4)
-def _mask_generator_or_none(
-    tokenizer_path: str, loss_mask_type: str, chat_template_kwargs: str
-) -> MultiTurnLossMaskGenerator | None:
+def _mask_generator_or_none(settings: MaskSettings) -> Masks | None:
     """Returns the mask generator, or None where it cannot be loaded, which is tried once per process and said once."""
     try:
-        return mask_generator(tokenizer_path, loss_mask_type, chat_template_kwargs)
+        return mask_generator(settings)
     except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
         logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
         return None

@@ -15,6 +15,7 @@ sets, each with a default here:
     rollout_buffer_keep_images      true puts the pictures into ``Sample.multimodal_inputs`` as well (false)
     rollout_buffer_pixel_dtype      float32 or bfloat16; what the image processor makes when not set
     rollout_buffer_report_drift  false: do not count in ``rollout/token_drift/*`` what re-tokenising would change (true)
+    rollout_buffer_loss_mask     a loss mask of one's own: module:Class, /path/file.py:Class, or a module (none)
     rollout_buffer_max_row_tokens  most tokens in all rows of a trajectory that is rebuilt from its messages (no bound)
     rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 makes none (10)
     rollout_buffer_metrics_file  JSONL file that gets a line of metrics for each rollout

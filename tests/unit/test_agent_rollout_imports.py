@@ -14,7 +14,7 @@ TRAINER_FILES = sorted((ROOT / "slime" / "rollout").glob("agent_rollout*.py"))
 CORRIDOR = (
     "slime.rollout.agent_rollout",
     "slime.rollout.base_types",
-    "slime.utils.mask_utils",
+    "slime.utils.mask_generator",
     "slime.utils.types",
     "slime_plugins.rollout_buffer.backoff",
     "slime_plugins.rollout_buffer.client",

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.rollout import agent_rollout_samples
+from slime.rollout.agent_rollout_masks import MaskSettings, mask_generator
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     consumed_ids,
     finish_batch,
     is_agent_group,
-    mask_generator,
     rows_of,
     trajectories_of,
 )
@@ -38,6 +38,11 @@ TWO_TURNS = (
 )
 BROKEN_PREFIX = (TWO_TURNS[0], Generation([1, 2, 9], [12], [-1.0], weight_version="8"))
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+
+
+def masks(path: str) -> Any:
+    """The mask generator of a tokenizer, as the trainer loads it."""
+    return mask_generator(MaskSettings(tokenizer_path=path, loss_mask_type="qwen", source=None))
 
 
 def item(**changes: Any) -> RolloutItem:
@@ -97,7 +102,7 @@ def test_extra_info_cannot_replace_what_the_trainer_relies_on() -> None:
 
 def test_messages_are_used_where_there_are_no_generations() -> None:
     sample = only_sample(generations=())
-    tokenizer = mask_generator(str(DEMO_TOKENIZER_PATH), "qwen").tokenizer
+    tokenizer = masks(str(DEMO_TOKENIZER_PATH)).tokenizer
     assert sample.loss_mask is not None
     response = sample.tokens[-sample.response_length :]
     trained = [token for token, mask in zip(response, sample.loss_mask, strict=True) if mask]
@@ -108,11 +113,11 @@ def test_messages_are_used_where_there_are_no_generations() -> None:
 
 
 def test_the_tokenizer_is_loaded_once() -> None:
-    assert mask_generator(str(DEMO_TOKENIZER_PATH), "qwen") is mask_generator(str(DEMO_TOKENIZER_PATH), "qwen")
+    assert masks(str(DEMO_TOKENIZER_PATH)) is masks(str(DEMO_TOKENIZER_PATH))
 
 
 def test_drift_is_counted_and_changes_nothing() -> None:
-    tokenizer = mask_generator(str(DEMO_TOKENIZER_PATH), "qwen").tokenizer
+    tokenizer = masks(str(DEMO_TOKENIZER_PATH)).tokenizer
     prompt = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True, return_dict=False)
     said, other = (tokenizer(f"{text}<|im_end|>")["input_ids"] for text in "45")
     items = [item(generations=(Generation(prompt, said),)), item(uid="b", generations=(Generation(prompt, other),))]
@@ -435,7 +440,7 @@ def checkpoint(name: str, folder: Path) -> str:
 
 def trained_texts(path: str, samples: Sequence[Sample]) -> list[str]:
     """What each row trains, its stretches joined."""
-    decode = mask_generator(path, "qwen").tokenizer.decode
+    decode = masks(path).tokenizer.decode
     texts = []
     for sample in samples:
         response = zip(sample.tokens[-sample.response_length :], sample.loss_mask or (), strict=True)
@@ -501,7 +506,7 @@ def test_options_of_the_chat_template_reach_the_rebuilt_rows(tmp_path: Path) -> 
     for options in ({}, {"enable_thinking": False}):
         worker = converter(1, hf_checkpoint=path, loss_mask_type="qwen3_5", apply_chat_template_kwargs=options)
         (sample,) = flat_samples(worker.groups([cut]))
-        prompts.append(mask_generator(path, "qwen").tokenizer.decode(sample.tokens[: -sample.response_length]))
+        prompts.append(masks(path).tokenizer.decode(sample.tokens[: -sample.response_length]))
 
     assert prompts[0].endswith("<think>\n")
     assert prompts[1].endswith("<think>\n\n</think>\n\n")

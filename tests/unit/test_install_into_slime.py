@@ -197,12 +197,70 @@ def test_a_tree_that_is_not_known_is_refused_untouched(checkout: Path, capsys: p
     assert everything(checkout) == before
 
 
-def test_a_slime_whose_masks_can_more_is_refused(checkout: Path) -> None:
-    with (checkout / "slime/utils/mask_utils.py").open("a") as file:
-        file.write("\n    def gen_multi_turn_loss_mask_new(self, messages): ...\n")
+CUSTOM_CLASS = """
 
-    with pytest.raises(OverlayError, match="gen_multi_turn_loss_mask_new, which the overlay would take away"):
-        Overlay(checkout).install()
+class CustomTaskLossMaskGenerator(MultiTurnLossMaskGenerator):
+    def get_custom_multi_turn_loss_mask(self, messages): ...
+"""
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("edit", [CUSTOM_CLASS, "\n\n# one line of mine\n"])
+def test_masks_that_somebody_edited_stay_and_are_warned_of(
+    checkout: Path, edit: str, committed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What adds no name and is committed looks like a slime that is newer."""
+    masks = checkout / "slime/utils/mask_utils.py"
+    masks.write_text(MASKS + edit)
+    if committed:
+        git(checkout, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-a", "-m", "mine")
+    stays = not committed or edit == CUSTOM_CLASS
+    before = everything(checkout)
+
+    assert main([str(checkout)]) == 0
+
+    assert (masks.read_text() == MASKS + edit) is stays
+    assert ("warning: slime/utils/mask_utils.py stays as it is" in capsys.readouterr().out) is stays
+    assert (checkout / "slime/utils/mask_generator.py").is_file()
+    assert main([str(checkout), "--check"]) == 0
+    assert main([str(checkout)]) == 0
+    assert main([str(checkout), "--uninstall"]) == 0
+    assert everything(checkout) == before
+
+
+def test_masks_that_were_edited_after_they_were_installed_stay_too(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Overlay(checkout).install()
+    masks = checkout / "slime/utils/mask_utils.py"
+    ours = masks.read_text()
+    masks.write_text(ours + CUSTOM_CLASS)
+
+    assert main([str(checkout)]) == 0
+
+    assert masks.read_text() == ours + CUSTOM_CLASS
+    assert "it was changed since it was installed" in capsys.readouterr().out
+    assert main([str(checkout), "--check"]) == 1
+    assert main([str(checkout), "--force"]) == 0
+    assert masks.read_text() == ours
+    assert main([str(checkout), "--check"]) == 0
+
+
+def test_masks_that_are_no_python_stay_as_well(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Overlay(checkout).install()
+    (checkout / "slime/utils/mask_utils.py").write_text("class (")
+
+    assert main([str(checkout)]) == 0
+    assert "stays as it is" in capsys.readouterr().out
+
+
+def test_the_rollout_function_needs_nothing_of_the_module_that_may_stay() -> None:
+    files = [*(ROOT / "slime/rollout").glob("*.py"), *(ROOT / "slime_plugins").rglob("*.py")]
+    assert [file for file in files if _imports_mask_utils(file.read_text())] == []
+
+
+def _imports_mask_utils(code: str) -> bool:
+    return "from slime.utils.mask_utils import" in code or "import slime.utils.mask_utils" in code
 
 
 def test_a_slime_without_the_fields_of_samples_is_refused(checkout: Path) -> None:

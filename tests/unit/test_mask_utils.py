@@ -15,7 +15,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from slime.utils import mask_utils
+from slime.utils import mask_generator
 from slime.utils.mask_utils import (
     MultiTurnLossMaskGenerator,
     UndecidedReason,
@@ -210,7 +210,7 @@ def test_a_token_on_the_edge_is_not_trained_and_is_reported(name: str) -> None:
 
 def test_what_is_undecided_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
-    with caplog.at_level(logging.WARNING, logger=mask_utils.__name__):
+    with caplog.at_level(logging.WARNING, logger=mask_generator.__name__):
         for _ in range(3):
             one.get_loss_mask([user("one"), said("\ntwo")])
     assert len(caplog.records) == 1
@@ -466,7 +466,7 @@ def test_an_unknown_type_is_refused_by_name() -> None:
 
 
 def test_a_registered_type_is_used_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_utils, "_registered", {})
+    monkeypatch.setattr(mask_generator, "_registered", {})
 
     def last_turn_only(one: MultiTurnLossMaskGenerator, messages: Any, tools: Any) -> tuple[list[int], list[int]]:
         masked = one.mask_conversation(messages, tools)

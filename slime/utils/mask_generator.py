@@ -1,0 +1,618 @@
+"""From messages to training rows and masks: the generator that slime's users know, and what it says of its work.
+
+Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
+from slime.utils.mask_rebuild import ConversationReader
+from slime.utils.mask_rows import (
+    Generation,
+    TrainingRow,
+    WeightVersionSpan,
+    align_with_expanded,
+    expand_image_tokens,
+    get_response_lengths,
+    pack_training_rows,
+    pack_training_rows_within,
+    response_length_of,
+)
+from slime.utils.mask_template import (
+    ChatTemplate,
+    Dialect,
+    RenderedTurn,
+    Rendering,
+    Undecided,
+    UndecidedReason,
+    VisionTokens,
+    discover_dialect,
+    discover_vision_tokens,
+)
+from slime.utils.mask_tokens import Chunk, ChunkTokenizer, added_token_texts
+
+__all__ = [
+    "DriftKind",
+    "DriftReport",
+    "Generation",
+    "MaskedConversation",
+    "MaskedTurn",
+    "MultiTurnLossMaskGenerator",
+    "RebuiltConversation",
+    "RebuiltRows",
+    "TrainingRow",
+    "Undecided",
+    "UndecidedReason",
+    "WeightVersionSpan",
+    "call_with_tools",
+    "checked_ids_and_mask",
+    "expand_image_tokens",
+    "get_response_lengths",
+    "known_loss_mask_types",
+    "pack_training_rows",
+    "pack_training_rows_within",
+    "register_loss_mask_type",
+]
+
+logger = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+IdsAndMask = tuple[list[int], list[int]]
+MaskMethod = Callable[["MultiTurnLossMaskGenerator", Sequence[Message], Sequence[Any] | None], IdsAndMask]
+
+BUILT_IN_TYPES = ("qwen", "qwen3", "qwen3_5", "distill_qwen")
+_registered: dict[str, MaskMethod] = {}
+
+
+def register_loss_mask_type(name: str, method: MaskMethod) -> None:
+    """Makes ``tokenizer_type=name`` known: ``method(generator, messages, tools)`` gives ``(token_ids, loss_mask)``.
+
+    The method may call ``generator.mask_conversation`` and change what it gives. A subclass that overrides
+    ``get_loss_mask``, or has a method ``gen_multi_turn_loss_mask_<name>`` or ``get_custom_multi_turn_loss_mask``, needs
+    no registration.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in _registered or hasattr(MultiTurnLossMaskGenerator, f"gen_multi_turn_loss_mask_{name}"):
+        raise ValueError(f"the loss mask type {name!r} exists already")
+
+    _registered[name] = method
+
+
+def known_loss_mask_types() -> tuple[str, ...]:
+    """Returns the types that need no class of somebody's own: the built-in ones, then those that were registered."""
+    return (*BUILT_IN_TYPES, *sorted(_registered))
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedTurn:
+    """Tokens ``start`` to ``end`` (exclusive) are what was sampled as message ``message_index``, end-of-turn included.
+
+    ``trained`` is false when the message says ``step_loss_mask: 0``.
+    """
+
+    message_index: int
+    start: int
+    end: int
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedConversation:
+    """A conversation rebuilt from its messages: ids, mask, where each turn stands, and what could not be decided."""
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    turns: tuple[MaskedTurn, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltConversation:
+    """Generations told from messages, the message of each, and what could not be decided."""
+
+    generations: list[Generation]
+    message_indices: tuple[int, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltRows:
+    """Training rows made from messages.
+
+    ``by_turn`` is false where a mask of the whole conversation became the one row: the type is one of somebody's own,
+    or the rows of all turns would have been too long. Then there are no ``generations``.
+    """
+
+    rows: list[TrainingRow]
+    by_turn: bool
+    generations: list[Generation] = field(default_factory=list)
+    undecided: tuple[Undecided, ...] = ()
+
+
+class MultiTurnLossMaskGenerator:
+    """Rebuilds token ids and loss mask of conversations from their messages and the tokenizer's chat template.
+
+    ``token_ids`` equal the tokenizer's own render of the whole conversation. The mask is 1 on what a model samples (the
+    assistant's body and its end-of-turn token) and 0 on everything else, generation prompts included. Which text that
+    is, the template says; ``tokenizer_type`` names the family a trainer expects (``qwen``, ``qwen3``, ``qwen3_5``,
+    ``distill_qwen``, or a type of your own) and never overrides the template.
+
+    ``chat_template_kwargs`` go to every render. ``max_cache_bytes`` bounds what is remembered between calls.
+
+    Raises:
+        ValueError: the type is unknown.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tokenizer_type: str = "qwen",
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        max_cache_bytes: int = 128 * 1024 * 1024,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.tokenizer_type = tokenizer_type
+        self._template = ChatTemplate(tokenizer, chat_template_kwargs)
+        self._max_cache_bytes = max_cache_bytes
+        self._undecided_was_told = False
+        if type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask:
+            self._method()
+
+    def get_loss_mask(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> IdsAndMask:
+        """Gives ``(token_ids, loss_mask)``, two lists of one length, the mask of zeros and ones.
+
+        ``step_loss_mask`` other than 1 on a message switches its turn off and changes no ids. What cannot be decided is
+        0; ``mask_conversation`` tells what and why. Messages are not changed.
+        """
+        return self._method()(messages, tools)
+
+    def get_loss_masks(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
+    ) -> list[IdsAndMask]:
+        """Does many conversations at once, their tokenising spread over all cores. ``tools`` has one entry for each."""
+        if not self.is_built_in:
+            each = tools if tools is not None else [None] * len(conversations)
+            return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
+
+        return [(one.token_ids, one.loss_mask) for one in self.mask_conversations(conversations, tools)]
+
+    def mask_conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> MaskedConversation:
+        """Gives ids and mask together with the turns and everything that could not be decided."""
+        return self.mask_conversations([messages], [tools])[0]
+
+    def mask_conversations(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
+    ) -> list[MaskedConversation]:
+        """Does the same for many conversations, tokenising what is new in parallel batches."""
+        each = tools if tools is not None else [None] * len(conversations)
+        masked: list[MaskedConversation] = []
+        for start in range(0, len(conversations), _BATCH):
+            pairs = zip(conversations[start : start + _BATCH], each[start : start + _BATCH], strict=True)
+            renderings = [self._template.render(self._dialect, messages, own) for messages, own in pairs]
+            chunks = self._chunks.chunks([rendering.text for rendering in renderings])
+            masked += [self._assemble(rendering, own) for rendering, own in zip(renderings, chunks, strict=True)]
+        return masked
+
+    def get_loss_mask_with_multimodal_alignment(
+        self, messages: Sequence[Message], input_ids: Sequence[int], tools: Sequence[Any] | None = None
+    ) -> tuple[Sequence[int], list[int]]:
+        """Gives ``(input_ids, loss_mask)`` for ids in which a processor expanded the image placeholders.
+
+        ``input_ids`` (a list, or an array or tensor of shape [n] or [1, n]) come back as they are. How many tokens an
+        image takes is read from them, so images may stand in any turn and have any size.
+
+        Raises:
+            ValueError: ``input_ids`` are not this conversation with its images expanded.
+        """
+        token_ids, loss_mask = self.get_loss_mask(messages, tools)
+        expanded = _flat(input_ids)
+        return input_ids, align_with_expanded(token_ids, loss_mask, expanded, self._placeholder_ids)
+
+    def rebuild_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, cut: bool = False
+    ) -> RebuiltConversation:
+        """Rebuilds what an engine would have been shown and would have sampled, turn by turn, without log-probs.
+
+        ``pack_training_rows`` of the generations trains everything that the messages say was written, also where the
+        template drops earlier reasoning: one row for each stretch that the template left alone. ``cut`` says that the
+        last message was cut by a limit: no end of turn is trained. Text is tokenised anew, so that this is still a
+        fallback for conversations that come without generations.
+
+        Raises:
+            ValueError: a turn cannot be told apart. Whatever the template raises comes through.
+        """
+        turns = self._reader.turns(messages, tools, cut=cut)
+        chunks = self._chunks.chunks([text for turn in turns for text in (turn.prompt, turn.output)])
+        ids = [[token_id for chunk in own for token_id in chunk.ids] for own in chunks]
+        generations = [
+            Generation(
+                prompt_ids=ids[2 * number],
+                output_ids=ids[2 * number + 1],
+                trained=messages[turn.message_index].get("step_loss_mask", 1) == 1,
+            )
+            for number, turn in enumerate(turns)
+        ]
+        undecided = tuple(one for turn in turns for one in turn.undecided)
+        self._tell(undecided)
+        return RebuiltConversation(generations, tuple(turn.message_index for turn in turns), undecided)
+
+    def rebuild_rows(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        cut: bool = False,
+        images_before: Callable[[int], tuple[str, ...]] | None = None,
+        max_tokens: int | None = None,
+    ) -> RebuiltRows:
+        """Makes the training rows of a conversation that came without generations: ``rebuild_conversation``, packed.
+
+        ``images_before`` names the images shown before a message. Rows that would hold more than ``max_tokens`` in all
+        give way to the one row of ``get_loss_mask``, and so does a type that is not built in: it says itself what is
+        trained.
+        """
+        if not self.is_built_in:
+            return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)
+
+        rebuilt = self.rebuild_conversation(messages, tools, cut=cut)
+        generations = rebuilt.generations
+        if images_before is not None:
+            indexed = zip(generations, rebuilt.message_indices, strict=True)
+            generations = [replace(one, images=images_before(index)) for one, index in indexed]
+        rows = pack_training_rows(generations)
+        if max_tokens is not None and len(rows) > 1 and sum(len(row.token_ids) for row in rows) > max_tokens:
+            return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)
+
+        undecided = list(rebuilt.undecided)
+        rows = [self._without_images_trained(row, undecided) for row in rows]
+        return RebuiltRows(rows, True, generations, tuple(undecided))
+
+    def rebuild_generations(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[Generation]:
+        """Gives the generations of ``rebuild_conversation``, one for each assistant message."""
+        return self.rebuild_conversation(messages, tools).generations
+
+    def report_drift(
+        self, messages: Sequence[Message], generations: Sequence[Generation], tools: Sequence[Any] | None = None
+    ) -> DriftReport:
+        """Says what rebuilding this trajectory from its messages would have done to the tokens that were sampled.
+
+        The template's own text after the last turn is no drift; a difference only in the mask is, and so is more than
+        one packed row.
+        """
+        masked = self._masked_by_type(messages, tools)
+        merged = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
+        turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in merged) for turn in masked.turns]
+        rebuilt = Rebuilt(
+            masked.token_ids, masked.loss_mask, turns, self._added_ids, self._special_ids, self.tokenizer.decode
+        )
+        return compare_with_rebuilt(generations, pack_training_rows(generations), rebuilt)
+
+    def get_response_lengths(self, loss_masks: Sequence[Sequence[int]]) -> list[int]:
+        """Counts, for each mask, the tokens from the first trained one to the end."""
+        return get_response_lengths(loss_masks)
+
+    def get_text_from_loss_mask(self, token_ids: Sequence[int], loss_masks: Sequence[int]) -> list[str]:
+        """Decodes each unbroken stretch of trained tokens."""
+        texts = []
+        for start, end in _trained_stretches(loss_masks):
+            texts.append(self.tokenizer.decode(list(token_ids[start:end])))
+        return texts
+
+    def gen_multi_turn_loss_mask_qwen(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> IdsAndMask:
+        """Rebuilds a conversation of the Qwen2.5 family."""
+        return self._rebuild(messages, tools)
+
+    def gen_multi_turn_loss_mask_qwen3(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> IdsAndMask:
+        """Rebuilds a conversation of the Qwen3 family."""
+        return self._rebuild(messages, tools)
+
+    def gen_multi_turn_loss_mask_qwen3_5(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> IdsAndMask:
+        """Rebuilds a conversation of the Qwen3.5 family."""
+        return self._rebuild(messages, tools)
+
+    def gen_multi_turn_loss_mask_distill_qwen(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> IdsAndMask:
+        """Rebuilds a conversation of the DeepSeek-R1 distillations of Qwen.
+
+        Their template drops everything up to ``</think>`` from every assistant message, the last one too: reasoning
+        given in a message is in neither ids nor mask. Only generations can train it.
+        """
+        return self._rebuild(messages, tools)
+
+    def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
+        """Returns every place where ``sublist`` begins in ``main_list``. Not used here: slime's class has it."""
+        size = len(sublist)
+        wanted = list(sublist)
+        return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
+
+    def get_system_message_length(self) -> tuple[int, int]:
+        """Returns how many tokens come before the first user message, and how many the generation prompt has.
+
+        The first are the template's default system prompt and a BOS. Not used here: slime's class has it.
+        """
+        user = {"role": "user", "content": "Hello"}
+        one, two, asked = (
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+            for messages, prompt in (([user], False), ([user, user], False), ([user, user], True))
+        )
+        one, two, asked = (
+            len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (one, two, asked)
+        )
+        return 2 * one - two, asked - two
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that are remembered between calls; never more than ``max_cache_bytes``."""
+        return self._chunks.cache_bytes
+
+    @cached_property
+    def _added_tokens(self) -> list[str]:
+        return added_token_texts(self.tokenizer)
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.get_added_vocab().values())
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        flags = getattr(self.tokenizer, "added_tokens_decoder", {})
+        special = {token_id for token_id, token in flags.items() if getattr(token, "special", False)}
+        end = self.tokenizer.convert_tokens_to_ids([self._dialect.end_marker])
+        return frozenset({*special, *self.tokenizer.all_special_ids, *end})
+
+    @cached_property
+    def _vision(self) -> VisionTokens:
+        return discover_vision_tokens(self._template, self._added_tokens)
+
+    @cached_property
+    def image_token_ids(self) -> frozenset[int]:
+        """Ids that the template writes for images and videos; they are never trained. Empty for a text template."""
+        return frozenset(self.tokenizer.convert_tokens_to_ids(sorted(self._vision.written)))
+
+    @cached_property
+    def _placeholder_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.convert_tokens_to_ids(sorted(self._vision.placeholders)))
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        return discover_dialect(self._template, self._added_tokens)
+
+    @cached_property
+    def _reader(self) -> ConversationReader:
+        return ConversationReader(self._template, self._dialect)
+
+    @cached_property
+    def _chunks(self) -> ChunkTokenizer:
+        dialect = self._dialect
+        return ChunkTokenizer(
+            self.tokenizer, dialect.chunk_markers, dialect.end_marker, self._max_cache_bytes, header=dialect.header
+        )
+
+    @property
+    def is_built_in(self) -> bool:
+        """True for the types that come with this module; false where somebody else says what is trained."""
+        plain = type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask
+        name = f"gen_multi_turn_loss_mask_{self.tokenizer_type}"
+        own, built_in = getattr(type(self), name, None), getattr(MultiTurnLossMaskGenerator, name, None)
+        return plain and own is not None and own is built_in
+
+    def _masked_by_type(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> MaskedConversation:
+        """Gives the mask of this type; for one of somebody's own, with its trained stretches for turns."""
+        if self.is_built_in:
+            return self.mask_conversation(messages, tools)
+
+        token_ids, loss_mask = call_with_tools(self.get_loss_mask, messages, tools)
+        stretches = _trained_stretches(loss_mask)
+        turns = [MaskedTurn(index, start, end, True) for index, (start, end) in enumerate(stretches)]
+        return MaskedConversation(token_ids, loss_mask, tuple(turns))
+
+    def _method(self) -> Callable[[Sequence[Message], Sequence[Any] | None], IdsAndMask]:
+        own: Any = getattr(self, f"gen_multi_turn_loss_mask_{self.tokenizer_type}", None)
+        if own is not None:
+            return own  # type: ignore[no-any-return]  # found by name: a built-in type, or a subclass's own
+
+        if self.tokenizer_type in _registered:
+            registered = _registered[self.tokenizer_type]
+            return lambda messages, tools: registered(self, messages, tools)
+
+        custom: Any = getattr(self, "get_custom_multi_turn_loss_mask", None)
+        if custom is not None:
+            return lambda messages, tools: call_with_tools(custom, messages, tools)
+
+        raise ValueError(
+            f"Unsupported tokenizer type: {self.tokenizer_type!r}; known are {', '.join(known_loss_mask_types())}"
+        )
+
+    def _rebuild(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
+        masked = self.mask_conversation(messages, tools)
+        self._tell(masked.undecided)
+        return masked.token_ids, masked.loss_mask
+
+    def _whole_row(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> TrainingRow:
+        token_ids, loss_mask = call_with_tools(self.get_loss_mask, messages, tools)
+        return TrainingRow(token_ids, loss_mask, None, response_length_of(loss_mask), ())
+
+    def _without_images_trained(self, row: TrainingRow, undecided: list[Undecided]) -> TrainingRow:
+        if self.image_token_ids.isdisjoint(row.token_ids):
+            return row
+
+        pairs = list(zip(row.token_ids, row.loss_mask, strict=True))
+        places = [at for at, (token_id, trained) in enumerate(pairs) if trained and token_id in self.image_token_ids]
+        undecided += [Undecided(UndecidedReason.IMAGE, position=at) for at in places]
+        loss_mask = [0 if token_id in self.image_token_ids else trained for token_id, trained in pairs]
+        return replace(row, loss_mask=loss_mask, response_length=response_length_of(loss_mask))
+
+    def _tell(self, undecided: Sequence[Undecided]) -> None:
+        for one in undecided:
+            quiet = self._undecided_was_told or one.reason is UndecidedReason.EMPTY_THINKING
+            logger.log(
+                logging.DEBUG if quiet else logging.WARNING,
+                "message %s, token %s is not trained: %s (later ones are logged at level DEBUG)",
+                one.message_index,
+                one.position,
+                one.detail or one.reason,
+            )
+            self._undecided_was_told |= not quiet
+
+    def _assemble(self, rendering: Rendering, chunks: Sequence[Chunk]) -> MaskedConversation:
+        token_ids: list[int] = []
+        for chunk in chunks:
+            token_ids.extend(chunk.ids)
+        loss_mask = [0] * len(token_ids)
+        undecided: list[Undecided] = []
+        turns: list[MaskedTurn] = []
+        if rendering.problem is not None:
+            undecided.append(Undecided(UndecidedReason.TEMPLATE, detail=rendering.problem))
+        for rendered, first, last in _places_of_turns(rendering.turns, chunks):
+            turn, shared = self._turn(rendering, rendered, first, last)
+            turns.append(turn)
+            if turn.trained:
+                loss_mask[turn.start : turn.end] = [1] * (turn.end - turn.start)
+                undecided += [Undecided(UndecidedReason.BOUNDARY, turn.message_index, at) for at in shared]
+                for at in self._images_in(token_ids, turn):
+                    loss_mask[at] = 0
+                    undecided.append(Undecided(UndecidedReason.IMAGE, turn.message_index, at))
+                undecided += _left_out(rendering, rendered)
+        return MaskedConversation(token_ids, loss_mask, tuple(turns), tuple(undecided))
+
+    def _turn(
+        self, rendering: Rendering, turn: RenderedTurn, first: _Place, last: _Place
+    ) -> tuple[MaskedTurn, list[int]]:
+        """Turns the characters of one turn into tokens, and gives the tokens that it shares with its surroundings."""
+        before_start, start = self._chunks.boundary(first.chunk, turn.start - first.character)
+        end, after_end = self._chunks.boundary(last.chunk, turn.end - last.character)
+        shared: list[int] = []
+        if before_start != start or end != after_end:
+            at_start = range(first.token + before_start, first.token + start)
+            at_end = range(last.token + end, last.token + after_end)
+            shared = list(dict.fromkeys([*at_start, *at_end]))
+        trained = rendering.messages[turn.message_index].get("step_loss_mask", 1) == 1
+        from_token = first.token + start
+        return MaskedTurn(turn.message_index, from_token, max(from_token, last.token + end), trained), shared
+
+    def _images_in(self, token_ids: list[int], turn: MaskedTurn) -> list[int]:
+        if not self.image_token_ids or self.image_token_ids.isdisjoint(token_ids[turn.start : turn.end]):
+            return []
+
+        return [at for at in range(turn.start, turn.end) if token_ids[at] in self.image_token_ids]
+
+
+_BATCH = 64  # conversations rendered before their chunks are tokenised together
+
+
+class _Place(NamedTuple):
+    """A chunk, and where it stands in the text and among the tokens."""
+
+    chunk: Chunk
+    character: int
+    token: int
+
+
+def _places_of_turns(
+    turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]
+) -> Iterable[tuple[RenderedTurn, _Place, _Place]]:
+    """Finds the chunks in which each turn begins and ends: the same one, unless the turn's own text holds a marker."""
+    ends = list(accumulate([len(chunk.text) for chunk in chunks]))
+    tokens = list(accumulate([len(chunk.ids) for chunk in chunks]))
+
+    def place(at: int) -> _Place:
+        return _Place(chunks[at], ends[at - 1], tokens[at - 1]) if at else _Place(chunks[0], 0, 0)
+
+    at = 0
+    for turn in turns:
+        while ends[at] <= turn.start:
+            at += 1
+        first = last = place(at)
+        if ends[at] < turn.end:
+            while ends[at] < turn.end:
+                at += 1
+            last = place(at)
+        yield turn, first, last
+
+
+def _left_out(rendering: Rendering, turn: RenderedTurn) -> list[Undecided]:
+    """Says what a message has, or its text seems to have, that is not among the trained tokens."""
+    if turn.holds_answer_only:
+        return [Undecided(UndecidedReason.EMPTY_THINKING, turn.message_index)]
+
+    reasoning = _reasoning_of(rendering.messages[turn.message_index])
+    if reasoning and reasoning not in rendering.text[turn.start : turn.end]:
+        return [Undecided(UndecidedReason.DROPPED_REASONING, turn.message_index)]
+
+    return []
+
+
+def _reasoning_of(message: Message) -> str:
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if isinstance(reasoning, str):
+        return reasoning.strip()
+
+    if isinstance(content, str) and "</think>" in content:
+        return content.split("</think>")[0].split("<think>")[-1].strip()
+
+    return ""
+
+
+def call_with_tools(method: Any, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
+    """Calls a mask method of somebody's own, which may know nothing of tools, and checks what it gives.
+
+    Raises:
+        ValueError: it gives no ids with a mask; the sentence says what instead.
+    """
+    parameters = inspect.signature(method).parameters.values()
+    kinds = {parameter.kind for parameter in parameters}
+    takes_more = inspect.Parameter.VAR_POSITIONAL in kinds or len(parameters) > 1
+    given = method(messages, tools) if takes_more else method(messages)
+    return checked_ids_and_mask(given)
+
+
+def checked_ids_and_mask(given: Any) -> IdsAndMask:
+    """Returns what a mask method gave as two lists of one length.
+
+    Raises:
+        ValueError: it gave something else; the sentence says what.
+    """
+    try:
+        token_ids, loss_mask = (_flat(part) for part in given)
+    except (TypeError, ValueError):
+        raise ValueError(f"it gave {type(given).__name__}, and must give (token_ids, loss_mask)") from None
+    if len(token_ids) != len(loss_mask):
+        raise ValueError(f"it gave {len(token_ids)} token ids and a mask of {len(loss_mask)}")
+    if not set(loss_mask) <= {0, 1}:
+        raise ValueError("it gave a mask of other values than 0 and 1")
+    return token_ids, loss_mask
+
+
+def _flat(ids: Any) -> list[int]:
+    plain = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return list(plain[0]) if len(plain) == 1 and isinstance(plain[0], (list, tuple)) else plain
+
+
+def _trained_stretches(loss_mask: Sequence[int]) -> Iterable[tuple[int, int]]:
+    start: int | None = None
+    for at, value in enumerate(loss_mask):
+        if value == 1 and start is None:
+            start = at
+        elif value != 1 and start is not None:
+            yield start, at
+            start = None
+    if start is not None:
+        yield start, len(loss_mask)
