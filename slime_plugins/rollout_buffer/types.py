@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_utils import Generation, TrainingRow, WeightVersionSpan
+from slime.utils.mask_generator import Generation, TrainingRow, WeightVersionSpan
 
 __all__ = [
     "ENGINE_AWAY_CAUSE",

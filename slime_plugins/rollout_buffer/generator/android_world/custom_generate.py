@@ -27,7 +27,7 @@ from slime.rollout.agent_rollout_image_fetch import FetchedImages
 from slime.rollout.agent_rollout_multimodal import load_vision
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
 from slime.rollout.agent_rollout_settings import read_image_settings
-from slime.utils.mask_utils import pack_training_rows
+from slime.utils.mask_generator import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine import EngineSettings, SglangEngine
