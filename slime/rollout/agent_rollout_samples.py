@@ -220,6 +220,7 @@ class SampleConverter:
         if row_tokens > MANY_ROW_TOKENS:
             _warn_of_long_rows(len(rows), row_tokens)
         if not rebuilt.by_turn:
+            self._check_vocabulary(rows)
             rows = [replace(row, images=shown_in_messages(messages)) for row in rows]
         return _Packed(
             rows=rows,
