@@ -14,7 +14,6 @@ Servers, runners and the supervisor each hold a ``Buffer`` of their own on the s
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +36,7 @@ from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import (
     attempt_rows,
+    clock_rows,
     content_rows,
     delivery_rows,
     group_rows,
@@ -61,13 +61,13 @@ LONGEST_GAP_BETWEEN_POLLS_S = 330.0
 class Buffer:
     """All that may happen to jobs, groups, trajectories and deliveries. Safe to use from many threads."""
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since the epoch; tests pass their own."""
+    def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; without one, all processes go by the store's."""
         self.store = store
         self.contents = Contents(store)
         self._delivered = DeliveredMembers(store, self.contents)
-        self._clock = clock
-        self._item_writer = ItemWriter(store, self.contents, clock=clock)
+        self._clock = clock or store.clock
+        self._item_writer = ItemWriter(store, self.contents, clock=self._clock)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -526,6 +526,18 @@ class Buffer:
             deliveries.expire_leases(connection, self._clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
+
+    def follow_clock(self) -> float:
+        """Goes on by the machine's clock after it was set, and nothing has aged by that; returns the seconds.
+
+        For the supervisor, a few times a second: until it has, every process goes by the time without the jump.
+        """
+        if jump := self.store.clock.jump_s():
+            with self.store.write() as connection:
+                clock_rows.move_times(connection, jump, self.store.clock() + jump)
+            logger.warning("the machine's clock was set by %.0f s: leases and timeouts go on as if it had not", jump)
+        self.store.clock.mark()
+        return jump
 
     def close_timed_out_groups(self) -> int:
         """Closes the groups of external jobs whose last item is older than the job's timeout; returns how many."""

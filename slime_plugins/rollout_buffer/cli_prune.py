@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +39,7 @@ def prune(
         store = Store(data_dir)
         try:
             forget = retention.would_forget if dry_run else retention.forget
-            found = forget(store, now=time.time(), retain_s=retain_s)
+            found = forget(store, now=store.clock(), retain_s=retain_s)
         finally:
             store.close()
     numbers = {"payloads": found.payloads, "screenshots": found.images, "packs": found.packs, "bytes": found.bytes}

@@ -21,6 +21,7 @@ OUR_FILES = (
     "writer.*",
     OWNER_LOCK,
     "reserve",
+    "clock",
     "children.*",
     "*_settings.json",
     "ray_*",

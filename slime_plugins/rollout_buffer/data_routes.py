@@ -6,7 +6,6 @@ the buffer does with a small one. What is here blocks, and is called in threads;
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -117,7 +116,7 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
     job = buffer.resolve_job(payload.job_id)
     if job is None:
         return Poll(payload=payload, job=None, acknowledged=acknowledged)
-    if time.time() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
+    if buffer.store.clock() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
         buffer.polled(job)
     delivery = buffer.take(job, payload)
     if delivery is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.packs import is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import content_rows
+from slime_plugins.rollout_buffer.tables import clock_rows, content_rows
 from slime_plugins.rollout_buffer.tables.connection import Connection
 
 __all__ = ["Forgotten", "forget", "would_forget"]
@@ -75,7 +75,9 @@ def _taken_back(connection: Connection) -> Iterator[None]:
 
 
 def _forget_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
-    before = min(now - retain_s, content_rows.oldest_undelivered(connection, now))
+    before = now - retain_s
+    before -= clock_rows.jumped_since(connection, before)  # no day has passed where the clock was set forward by one
+    before = min(before, content_rows.oldest_undelivered(connection, now))
     return content_rows.forget_payloads(connection, before), content_rows.forget_images(connection, before)
 
 

@@ -447,7 +447,7 @@ class JobRunner:
         running.result()
 
     def _close_complete_groups(self) -> None:
-        oldest = time.time() - self._settings.group_timeout_seconds
+        oldest = self._buffer.store.clock() - self._settings.group_timeout_seconds
         for record, count in self._buffer.begun_open_groups(self._job.key):
             timed_out = record.last_write_at is not None and record.last_write_at < oldest
             if count >= self._job.group_size or timed_out:

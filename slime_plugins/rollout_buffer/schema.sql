@@ -278,3 +278,10 @@ CREATE TABLE services (
     heartbeat_at REAL    NOT NULL,
     detail       TEXT    NOT NULL DEFAULT '{}'
 );
+
+-- How far the machine's clock was set, and when: what is older than that looks older by as much.
+CREATE TABLE clock_jumps (
+    key     INTEGER PRIMARY KEY,
+    at      REAL NOT NULL,                      -- by the clock after the jump
+    seconds REAL NOT NULL
+);

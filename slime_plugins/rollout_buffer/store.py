@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.pack_reader import PackReader, Reading
 from slime_plugins.rollout_buffer.packs import PACK_LIMIT_BYTES, Blob, Disk, PackWriter, Place, highest_number
+from slime_plugins.rollout_buffer.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage_errors import StorageErrors
 from slime_plugins.rollout_buffer.write_lock import TurnOwner, WriterTurns
 
@@ -39,7 +40,7 @@ __all__ = ["Store"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
 """One file of SQL for each step from a version to the next. A step that was released never changes again."""
@@ -87,6 +88,7 @@ class Store:
             self._reserve = DiskReserve(self.data_dir)
             self._reserve.is_used()  # on a full disk: makes room for what is opened now
             self._turns = WriterTurns(self.data_dir)
+            self.clock = SharedClock(self.data_dir)
         self._writer = PackWriter(
             self.packs_dir, disk=disk, limit_bytes=self._pack_bytes(), next_number=self._next_pack
         )
@@ -309,6 +311,7 @@ class Store:
         self._writer.close()
         self._reader.close()
         self._turns.close()
+        self.clock.close()
         with self._lock:
             connections, self._open_connections = self._open_connections, []
         for connection in connections:

@@ -301,6 +301,7 @@ class Supervisor:
         self._buffer.store.keep_reserve()
 
     def _turn_clock(self) -> None:
+        self._buffer.follow_clock()
         self._buffer.expire_leases()
         self._buffer.close_timed_out_groups()
         for job_id in self._buffer.pause_idle_jobs():
@@ -311,7 +312,8 @@ class Supervisor:
 
     def _forget(self) -> None:
         if self.settings.retain_delivered_s is not None:
-            retention.forget(self._buffer.store, now=time.time(), retain_s=self.settings.retain_delivered_s)
+            store = self._buffer.store
+            retention.forget(store, now=store.clock(), retain_s=self.settings.retain_delivered_s)
 
     # --- the local Ray -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ ANDROID = f"{GENERATOR}.android_world"
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
     "errors types overlay_advice backoff vocabulary",
-    "logs tracing liveness sampled_json storage_errors write_lock data_dir",
+    "logs tracing liveness sampled_json storage_errors write_lock data_dir shared_clock",
     "disk_reserve",
     "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer "
     "image_tokens episode_facts explain sign_in mask_view telemetry",
