@@ -173,6 +173,7 @@ class Buffer:
             if fed_from_outside or delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
                 return False
             now = self._clock()
+            attempt_rows.give_up_running_attempts(connection, job_key, now)  # others have filled their slots
             job_rows.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
             return True
 
@@ -227,10 +228,13 @@ class Buffer:
         """Starts to fill a slot and returns the attempt's number; None when the group is not open any more.
 
         Raises:
-            StaleAttemptError: another runner has taken over the job.
+            StaleAttemptError: another runner has taken over the job, or it is over.
         """
         with self.store.write() as connection:
             self._check_fence(connection, group.job_key, fence)
+            state = job_rows.get_job(connection, group.job_key).state
+            if state in job_rules.FINAL_STATES:  # nobody would end what begins now
+                raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
             current = group_rows.get_group(connection, group.key)
             if current.state is not GroupState.OPEN:
                 return None

@@ -9,7 +9,7 @@ import hashlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.wire import image_hashes
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.workload import (
+    DEVICES_JOB,
     PLAYED_JOB,
+    SESSIONS_JOB,
     WRITTEN_JOB,
     Plan,
     by_hash,
@@ -37,9 +39,10 @@ SHOWN = 8
 class Books:
     """Everything there is to compare after a run. Open it when nothing runs any more."""
 
-    def __init__(self, plan: Plan, leasing: list[str]) -> None:
+    def __init__(self, plan: Plan, leasing: Mapping[str, Sequence[str]]) -> None:
+        """``leasing`` names the trainers of each job."""
         self.plan = plan
-        self.leasing = leasing
+        self.leasing = dict(leasing)
         self.store = Store(plan.path("data"))
         self.database = read_only(plan.path("data"))
 
@@ -213,9 +216,12 @@ def nobody_was_refused(books: Books) -> Findings:
 
 def acknowledged_once_and_never_again(books: Books) -> Findings:
     """Each group is in exactly one acknowledged delivery, reads the same every time, and is leased to one at a time."""
-    events = [
-        {**event, "who": name} for name in books.leasing for event in read_journal(_leasing_journal(books.plan, name))
-    ]
+    for job_id, names in books.leasing.items():
+        yield from _acknowledged_once(books, job_id, names)
+
+
+def _acknowledged_once(books: Books, job_id: str, names: Sequence[str]) -> Findings:
+    events = [{**event, "who": name} for name in names for event in read_journal(_leasing_journal(books.plan, name))]
     events.sort(key=lambda event: float(event["at"]))
     groups_of = {event["got"]: set(event["groups"]) for event in events if "got" in event}
     acknowledged = {name: event["at"] for event in reversed(events) for name in event.get("acked", ())}
@@ -226,7 +232,7 @@ def acknowledged_once_and_never_again(books: Books) -> Findings:
             yield f"DOUBLED: group {group} is in {count} acknowledged deliveries"
     delivered = books.rows(
         "SELECT key, instance_id, delivery_key FROM groups WHERE job_key = ? AND state = 'delivered'",
-        books.job_key(WRITTEN_JOB),
+        books.job_key(job_id),
     )
     for row in delivered:
         if str(row["key"]) not in times and not _acknowledged_in_store(books, row["delivery_key"]):
@@ -322,6 +328,43 @@ def _ended_as_planned(row: sqlite3.Row) -> Findings:
         yield f"group {name} is {state} ({cause}), expected {expected}"
 
 
+# --- against the agents ----------------------------------------------------------------------------------------------
+
+
+def every_closed_session_is_stored_once(books: Books) -> Findings:
+    """A session that the gateway called stored is in the store once, with what the agent was told."""
+    stored = Counter(_uids_of(books, SESSIONS_JOB))
+    told = {
+        event["stored"]: event["said"]
+        for path in sorted(Path(books.plan.folder).glob("agent-*.jsonl"))
+        for event in read_journal(path)
+        if "stored" in event
+    }
+    for uid in sorted(told.keys() - stored.keys()):
+        yield f"LOST: session {uid} was closed as stored and is not in the store"
+    for uid, count in stored.items():
+        if count > 1:
+            yield f"DOUBLED: session {uid} is in the store {count} times"
+    for uid, body in bodies(books):
+        if uid in told and json.loads(body)["messages"][-1]["content"] != told[uid]:
+            yield f"session {uid} is not stored as the agent heard it"
+
+
+def nothing_ailed_sessions_and_devices(books: Books) -> Findings:
+    """However often engine, gateway and Ray died: no group of theirs failed, and no failure became a reward."""
+    for job_id in (SESSIONS_JOB, DEVICES_JOB):
+        for row in books.rows(
+            "SELECT instance_id, state, cause FROM groups WHERE job_key = ? AND state != 'delivered'",
+            books.job_key(job_id),
+        ):
+            yield f"group {row['instance_id']} of {job_id} is {row['state']}: {row['cause']}"
+        for row in books.rows(
+            "SELECT uid, slot, reward FROM trajectories WHERE job_key = ? AND late = 0 AND reward != slot % 2",
+            books.job_key(job_id),
+        ):
+            yield f"{row['uid']} of {job_id} earned {row['reward']} in slot {row['slot']}"
+
+
 CHECKS: tuple[Callable[[Books], Findings], ...] = (
     database_is_sound,
     every_group_is_in_one_state,
@@ -334,4 +377,6 @@ CHECKS: tuple[Callable[[Books], Findings], ...] = (
     nobody_was_refused,
     acknowledged_once_and_never_again,
     trained_once_and_all,
+    every_closed_session_is_stored_once,
+    nothing_ailed_sessions_and_devices,
 )

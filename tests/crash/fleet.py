@@ -1,10 +1,11 @@
-"""The processes of a crash test: one buffer, writers, trainers.
+"""The processes of a crash test: one buffer with gateway and Ray, an engine, writers, agents, trainers.
 
 Starts them, finds victims among them, and restarts what nobody else restarts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,11 +16,21 @@ from pathlib import Path
 
 import requests
 
+from tests.crash.disk import SmallDisk
 from tests.crash.workload import MARK, Journal, Plan
 
 GENERATORS = Path(__file__).with_name("generators")
 HEALTHY_WITHIN_S = 90.0
-STOP_WITHIN_S = 10.0
+STOP_WITHIN_S = 15.0
+PATIENCE_S = 10.0
+TURN_LIMIT_S = 4.0
+FREEZES_S = (1.0, 3.0, 6.0, 16.0)
+"""How long a process is stopped: in most cases it goes on before somebody loses patience."""
+FULL_FOR_S = 6.0
+
+
+MODULES = {"runner": "runner_main", "gateway": "gateway.main", "ray": "local_ray"}
+FREEZABLE = ("supervisor", "master", "worker", "runner", "gateway", "ray", "engine", "writer", "leasing", "checkpoint")
 
 
 class FleetError(Exception):
@@ -28,14 +39,14 @@ class FleetError(Exception):
 
 @dataclass(slots=True)
 class Crew:
-    """A process that the test itself restarts, until it ends with 0."""
+    """A process that the test itself restarts, until it ends with 0; a service never does."""
 
     name: str
     arguments: list[str]
     process: subprocess.Popen[bytes] | None = None
     killed: bool = False
     done: bool = False
-    not_before: float = 0.0
+    service: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +56,8 @@ class Fleet:
     plan: Plan
     journal: Journal
     port: int
+    gateway_port: int
+    disk: SmallDisk
     crew: dict[str, Crew] = field(default_factory=dict)
     serve: subprocess.Popen[bytes] | None = None
     start_times_s: list[float] = field(default_factory=list)
@@ -52,6 +65,7 @@ class Fleet:
     _healthy: bool = False
     _killed_serve: bool = False
     _frozen: list[tuple[float, int, float]] = field(default_factory=list)
+    _full_until: float = 0.0
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -60,13 +74,15 @@ class Fleet:
         self.serve = self._start("serve", [
             "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
             "--data-dir", str(self.plan.path("data")), "--data-root", self.plan.folder,
-            "--generator-dir", str(GENERATORS),
+            "--generator-dir", str(GENERATORS), "--gateway-port", str(self.gateway_port), "--ray-num-cpus", "1",
+            "--runner-patience-s", str(PATIENCE_S), "--service-patience-s", str(PATIENCE_S),
+            "--writer-turn-limit-s", str(TURN_LIMIT_S),
         ])  # fmt: skip
         self._started_at, self._healthy, self._killed_serve = time.monotonic(), False, False
 
-    def add(self, name: str, *arguments: str) -> None:
-        """Adds a writer or trainer, and starts it with the next ``tend``."""
-        self.crew[name] = Crew(name=name, arguments=["-m", *arguments])
+    def add(self, name: str, *arguments: str, service: bool = False) -> None:
+        """Adds a writer, agent, trainer or service, and starts it with the next ``tend``."""
+        self.crew[name] = Crew(name=name, arguments=["-m", *arguments], service=service)
 
     def _start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, MARK: self.plan.folder, "PYTHONUNBUFFERED": "1"}
@@ -91,6 +107,9 @@ class Fleet:
         """
         self._tend_serve()
         self._thaw()
+        if self.disk.is_full and time.monotonic() > self._full_until:
+            self.disk.empty()
+            self.journal.note(disk="has room again")
         for crew in self.crew.values():
             self._tend_crew(crew)
 
@@ -117,12 +136,12 @@ class Fleet:
             return False
 
     def _tend_crew(self, crew: Crew) -> None:
-        if crew.done or time.monotonic() < crew.not_before:
+        if crew.done:
             return
         code = None if crew.process is None else crew.process.poll()
         if crew.process is not None and code is None:
             return
-        if code == 0:
+        if code == 0 and not crew.service:
             crew.done = True
         elif crew.process is not None and not crew.killed:
             raise FleetError(f"{crew.name} ended by itself with exit code {code}:\n{self.words(crew.name)}")
@@ -157,7 +176,13 @@ class Fleet:
 
     def victims(self, kind: str) -> list[tuple[str, int]]:
         """Returns the processes of a kind that live, as (name, id)."""
-        if kind in ("writer", "leasing", "checkpoint"):
+        if kind == "full disk":
+            return [("disk", 0)] if self.disk.is_mounted and not self.disk.is_full else []
+        if kind == "everything":
+            return self.victims("supervisor")
+        if kind == "freeze":
+            return [victim for one in FREEZABLE for victim in self.victims(one)]
+        if kind in ("writer", "leasing", "checkpoint", "engine", "agent"):
             return [
                 (crew.name, crew.process.pid)
                 for crew in self.crew.values()
@@ -169,16 +194,27 @@ class Fleet:
             return [("serve", self.serve.pid)]
         table = process_table()
         children = {pid: command for pid, parent, command in table if parent == self.serve.pid}
-        if kind == "runner":
-            return [("runner", pid) for pid, command in children.items() if "runner_main" in command]
+        if kind in MODULES:
+            return [(kind, pid) for pid, command in children.items() if MODULES[kind] in command]
         masters = [pid for pid, command in children.items() if "gunicorn" in command]
         if kind == "master":
             return [("master", pid) for pid in masters]
         return [("worker", pid) for pid, parent, _ in table if parent in masters]
 
-    def kill(self, kind: str, name: str, pid: int) -> None:
+    def kill(self, kind: str, name: str, pid: int, *, length_s: float = 0.0) -> None:
         """Kills a victim at once. For ``frozen runner`` the runner is stopped first, and goes on after its replacement
-        has started."""
+        has started. ``freeze`` only stops it for a while, ``everything`` kills all that runs at the same moment."""
+        if kind == "freeze":
+            self._frozen.append((time.monotonic() + length_s, pid, start_of(pid)))
+            os.kill(pid, signal.SIGSTOP)
+            return
+        if kind == "full disk":
+            self.disk.fill()
+            self._full_until = time.monotonic() + FULL_FOR_S
+            return
+        if kind == "everything":
+            self._kill_everything()
+            return
         if kind == "frozen runner":
             for _, runner in self.victims("runner"):
                 self._frozen.append((time.monotonic() + 6.0, runner, start_of(runner)))
@@ -194,15 +230,42 @@ class Fleet:
             crew.killed = True
             crew.process.wait()
 
+    def _kill_everything(self) -> None:
+        """As a power cut would, but for what is in the kernel's hands."""
+        for pid, _ in self.marked():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert self.serve is not None
+        self._killed_serve = True
+        self.serve.wait()
+        for crew in self.crew.values():
+            if crew.process is not None and not crew.done:
+                crew.killed = True
+                crew.process.wait()
+
+    def thaw_all(self) -> None:
+        """Lets everything go on that is stopped, and gives the disk its room back: it is calm from now on."""
+        self._frozen = [(0.0, pid, started) for _, pid, started in self._frozen]
+        self._full_until = 0.0
+
     def _thaw(self) -> None:
         for entry in [entry for entry in self._frozen if entry[0] < time.monotonic()]:
             _, pid, started = entry
             self._frozen.remove(entry)
             if start_of(pid) == started:
                 self.journal.note(thawed=pid)
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     # --- ending ------------------------------------------------------------------------------------------------------
+
+    def stop_services(self) -> None:
+        """Ends what the test itself keeps running for the others."""
+        for crew in self.crew.values():
+            if crew.service and crew.process is not None:
+                crew.done = True
+                crew.process.kill()
+                crew.process.wait()
 
     def stop_serve(self) -> float:
         """Asks the buffer to stop and returns how many seconds it took until all its processes were gone.

@@ -1,6 +1,6 @@
 """A trainer of the crash test that leases and acknowledges, and notes what it got. May be killed at any time.
 
-    python -m tests.crash.leasing_trainer PLAN NAME
+    python -m tests.crash.leasing_trainer PLAN NAME [JOB]
 
 After a kill it goes on in one of the ways a client may: it asks again with the poll it had asked with, acknowledges
 what it had noted, or forgets everything and lets its leases run out.
@@ -19,7 +19,7 @@ from typing import Any
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.errors import NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 from tests.crash.workload import WRITTEN_JOB, Journal, by_hash, checksum, load_plan
 
@@ -27,11 +27,12 @@ RETRY_S = 0.15
 
 
 class LeasingTrainer:
-    """One consumer of the written job."""
+    """One consumer of a job."""
 
-    def __init__(self, plan_path: str, name: str) -> None:
+    def __init__(self, plan_path: str, name: str, job_id: str = WRITTEN_JOB) -> None:
         self._plan = load_plan(plan_path)
         self._name = name
+        self._job_id = job_id
         self._journal = Journal(self._plan.path(f"leasing-{name}.jsonl"))
         self._client = RolloutBufferClient(self._plan.url, timeout_s=20.0)
         events = self._journal.events()
@@ -71,7 +72,7 @@ class LeasingTrainer:
         images = self._luck.choice(("hash", "hash", "inline"))
         data: RolloutData = self._until_answered(
             lambda: self._client.get_rollout_data(
-                job_id=WRITTEN_JOB,
+                job_id=self._job_id,
                 max_groups=self._luck_of_groups,
                 wait_s=1.0,
                 lease_s=self._plan.lease_s,
@@ -103,7 +104,8 @@ class LeasingTrainer:
 
     def _check(self, item: RolloutItem) -> None:
         """A dummy holds nothing; everything else is what its writer made."""
-        if item.error is not None or (not item.remove_sample and item.extra_info["checksum"] != _checksum(item)):
+        written = self._job_id == WRITTEN_JOB and not item.remove_sample
+        if item.error is not None or (written and item.extra_info["checksum"] != _checksum(item)):
             self._journal.note(broken=item.uid, why=item.error or "its messages are not what was written")
 
     def _acknowledge(self) -> None:
@@ -127,14 +129,14 @@ class LeasingTrainer:
     def _is_through(self) -> bool:
         if self._pending or not self._plan.path("all-written").exists():
             return False
-        groups = self._until_answered(lambda: self._client.job(WRITTEN_JOB))["groups"]
+        groups = self._until_answered(lambda: self._client.job(self._job_id))["groups"]
         return not (groups["open"] or groups["ready"] or groups["leased"])
 
     def _until_answered(self, call: Any) -> Any:
         while True:
             try:
                 return call()
-            except (UnavailableError, requests.RequestException, ValueError) as error:
+            except (UnavailableError, StorageFullError, requests.RequestException, ValueError) as error:
                 self._journal.note(failed=f"{type(error).__name__}: {error}"[:300])
             time.sleep(RETRY_S)
 

@@ -1,11 +1,13 @@
 """The crash test: a buffer under load, ``kill -9`` at random moments, and then the books.
 
-    python -m tests.crash.run --kills 200 --seed 0 [--minutes N] [--folder FOLDER]
+    python -m tests.crash.run --kills 200 --seed 0 [--minutes N] [--folder FOLDER] [--without KIND …]
 
-Writers fill a job over HTTP, a runner plays another one, trainers lease, acknowledge, train and write checkpoints. All
-of them, and every process of the buffer itself, are killed again and again, and restarted only where nobody else does
-it. Afterwards nothing may be lost, nothing doubled and nothing left behind. Exit code 0: the books balance; 1: they do
-not, and the report says where.
+Writers fill a job over HTTP, runners play two others (one needs a Ray cluster), agents play sessions of the gateway
+with a stand-in engine, trainers lease, acknowledge, train and write checkpoints. All of them, and every process of
+the buffer itself, are killed again and again, alone or all at once, or stopped for a while (SIGSTOP); the disk is
+filled to its last byte and emptied; what dies is restarted only where nobody else does it. The accounting is read all
+the time and after every blow. Afterwards nothing may be lost, nothing doubled and nothing left behind. The last line
+is the verdict. Exit code 0: the books balance; 1: they do not, and the report says where.
 """
 
 from __future__ import annotations
@@ -23,19 +25,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.payloads import MAX_ATTEMPTS
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.books import CHECKS, SHOWN, Books
-from tests.crash.fleet import Fleet, FleetError
+from tests.crash.disk import SmallDisk
+from tests.crash.fleet import FREEZES_S, Fleet, FleetError
 from tests.crash.samples import Sampler
 from tests.crash.workload import (
+    DEVICES_JOB,
+    DEVICES_TASK_TYPE,
     PLAYED_JOB,
+    SESSIONS_JOB,
     WRITTEN_JOB,
     Journal,
     Plan,
@@ -44,17 +53,26 @@ from tests.crash.workload import (
 )
 
 WEIGHTS = {
-    "supervisor": 10,
-    "frozen runner": 4,
-    "master": 12,
-    "worker": 20,
-    "runner": 18,
-    "writer": 16,
-    "leasing": 12,
-    "checkpoint": 8,
+    "supervisor": 8,
+    "everything": 3,
+    "frozen runner": 3,
+    "master": 9,
+    "worker": 14,
+    "runner": 13,
+    "gateway": 8,
+    "ray": 3,
+    "engine": 5,
+    "writer": 9,
+    "agent": 5,
+    "leasing": 9,
+    "checkpoint": 6,
+    "freeze": 9,
+    "full disk": 3,
 }
 MEAN_SECONDS_BETWEEN_KILLS = 0.8
-LEASING = ("a0", "a1")
+LEASING = {WRITTEN_JOB: ("a0", "a1", "a2"), SESSIONS_JOB: ("s0", "s1"), DEVICES_JOB: ("d0",)}
+"""The consumers of each job: what runs out at one goes to another."""
+AGENTS = 2
 CALM_PATIENCE_S = 120.0
 CALM_PATIENCE_PER_KILL_S = 1.5
 
@@ -64,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="rollout-buffer-crash-")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    test = CrashTest(folder, kills=options.kills, seed=options.seed, minutes=options.minutes)
+    test = CrashTest(folder, kills=options.kills, seed=options.seed, minutes=options.minutes, without=options.without)
     findings = test.run()
     test.report(findings)
     if findings:
@@ -77,18 +95,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class CrashTest:
     """One run from the first process to the last line of the report."""
 
-    def __init__(self, folder: Path, *, kills: int, seed: int, minutes: float | None) -> None:
+    def __init__(self, folder: Path, *, kills: int, seed: int, minutes: float | None, without: Sequence[str]) -> None:
         self.kills = kills
+        self.weights = {kind: weight for kind, weight in WEIGHTS.items() if kind not in without}
         self.luck = random.Random(seed)
         self.deadline = None if minutes is None else time.monotonic() + minutes * 60
-        port = _free_port()
-        self.plan = _plan(folder, port, kills=kills, seed=seed)
+        port, gateway_port, engine_port = _free_port(), _free_port(), _free_port()
+        self.plan = replace(
+            _plan(folder, port, kills=kills, seed=seed),
+            gateway_url=f"http://127.0.0.1:{gateway_port}",
+            engine_port=engine_port,
+        )
         self.plan.save()
         self.plan.path("played.jsonl").write_text(
             "".join(json.dumps(line) + "\n" for line in played_lines(self.plan)), encoding="utf-8"
         )
         self.journal = Journal(self.plan.path("kills.jsonl"))
-        self.fleet = Fleet(plan=self.plan, journal=self.journal, port=port)
+        disk = SmallDisk(self.plan.path("data"), self.plan.path("disk.img"), megabytes=200 + 2 * kills)
+        self.fleet = Fleet(plan=self.plan, journal=self.journal, port=port, gateway_port=gateway_port, disk=disk)
+        self.had_disk = disk.is_mounted
         self.sampler = Sampler(self.plan)
         self.killed: Counter[str] = Counter()
         self.stopped_in_s = 0.0
@@ -109,6 +134,7 @@ class CrashTest:
         finally:
             self.fleet.end_everything()
         self.sampler.finish()
+        self.fleet.disk.close()
         findings += [*self.sampler.discrepancies, *self._audit()]
         return sorted(findings, key=lambda sentence: "LOST" not in sentence and "DOUBLED" not in sentence)
 
@@ -123,13 +149,51 @@ class CrashTest:
                 "group_timeout_seconds": self.plan.written_timeout_s,
             }
         )
+        self._start_sessions()
+        self._start_devices()
         plan_path = str(self.plan.path("plan.json"))
+        self.fleet.add(
+            "engine", "slime_plugins.rollout_buffer", "engine", "--port", str(self.plan.engine_port), service=True
+        )
+        for number in range(AGENTS):
+            self.fleet.add(f"agent-{number}", "tests.crash.agent", plan_path, str(number))
         for number in range(self.plan.writers):
             self.fleet.add(f"writer-{number}", "tests.crash.writer", plan_path, str(number))
-        for name in LEASING:
-            self.fleet.add(f"leasing-{name}", "tests.crash.leasing_trainer", plan_path, name)
+        for job_id, names in LEASING.items():
+            for name in names:
+                self.fleet.add(f"leasing-{name}", "tests.crash.leasing_trainer", plan_path, name, job_id)
         self.fleet.add("checkpoint", "tests.crash.checkpoint_trainer", plan_path)
         self.sampler.start()
+
+    def _start_sessions(self) -> None:
+        RolloutBufferClient(self.plan.url).start_rollout(
+            {
+                "task_type": "external",
+                "job_id": SESSIONS_JOB,
+                "num_repeat_per_sample": 2,
+                "remote_engine_url": f"http://127.0.0.1:{self.plan.engine_port}",
+                "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+                "max_tokens": 60,
+                "max_attempts": MAX_ATTEMPTS,
+                "instances": [
+                    {"instance_id": f"s{number}", "question": f"What is {number} + {number}?"}
+                    for number in range(self.plan.sessions)
+                ],
+            }
+        )
+
+    def _start_devices(self) -> None:
+        RolloutBufferClient(self.plan.url).start_rollout(
+            {
+                "task_type": DEVICES_TASK_TYPE,
+                "job_id": DEVICES_JOB,
+                "num_repeat_per_sample": 2,
+                "remote_engine_url": f"http://127.0.0.1:{self.plan.engine_port}",
+                "num_process": 1,
+                "max_attempts": MAX_ATTEMPTS,
+                "instances": [{"instance_id": f"d{number}"} for number in range(self.plan.devices)],
+            }
+        )
 
     # --- killing -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +201,7 @@ class CrashTest:
         next_note = 25
         while self.killed.total() < self.kills and not self._is_late():
             self._wait(self.luck.expovariate(1 / MEAN_SECONDS_BETWEEN_KILLS))
-            kind = self.luck.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            kind = self.luck.choices(list(self.weights), list(self.weights.values()))[0]
             victims = self.fleet.victims(kind)
             if not victims:
                 continue
@@ -148,13 +212,14 @@ class CrashTest:
 
     def _kill(self, kind: str, name: str, pid: int) -> None:
         try:
-            self.fleet.kill(kind, name, pid)
+            self.fleet.kill(kind, name, pid, length_s=self.luck.choice(FREEZES_S))
         except ProcessLookupError:
             return
         self.killed[kind] += 1
         self.journal.note(kill=self.killed.total(), kind=kind, name=name, pid=pid)
+        self.sampler.look()
         # Most of the time the buffer gets up first; now and then it is hit while it does.
-        if name == "serve" and self.luck.random() < 0.7:
+        if kind != "freeze" and name == "serve" and self.luck.random() < 0.7:
             self.fleet.tend()
             self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "a restart")
 
@@ -172,12 +237,16 @@ class CrashTest:
     def _calm_down(self) -> None:
         _say(f"  {self.killed.total()} kills; now everybody goes on to the end")
         self.plan.path("calm").touch()
+        self.fleet.thaw_all()
         crew = self.fleet.crew
         writers = [crew[name] for name in crew if name.startswith("writer")]
         patience_s = CALM_PATIENCE_S + self.kills * CALM_PATIENCE_PER_KILL_S
         self.fleet.tend_until(lambda: all(one.done for one in writers), patience_s, "the end of the writers")
         self.plan.path("all-written").touch()
-        self.fleet.tend_until(lambda: all(one.done for one in crew.values()), patience_s, "the end of the trainers")
+        self.fleet.tend_until(
+            lambda: all(one.done or one.service for one in crew.values()), patience_s, "the trainers' end"
+        )
+        self.fleet.stop_services()
 
     def _restart_in_order(self) -> None:
         """Stops the buffer while polls wait, starts it again, and compares what it says of its jobs."""
@@ -208,7 +277,7 @@ class CrashTest:
 
     def _audit(self) -> list[str]:
         try:
-            books = Books(self.plan, list(LEASING))
+            books = Books(self.plan, LEASING)
         except (RolloutBufferError, sqlite3.Error) as error:
             return [f"the store does not open: {error}"]
         try:
@@ -230,20 +299,23 @@ class CrashTest:
             )
         _say(f"stop with waiting polls: {self.stopped_in_s:.1f} s")
         _say(
-            f"samples of the books: {self.sampler.over_http} over HTTP, {self.sampler.from_database} from the database"
+            f"the accounting was read {self.sampler.over_http} times over HTTP, {self.sampler.from_database} times in "
+            f"the database, {self.sampler.after_blows} of them right after a blow"
         )
+        if not self.had_disk:
+            _say("no disk was filled: this machine does not mount one (it takes root)")
         for name, number in self.numbers.items():
             _say(f"{name}: {number}")
         for name, number in sorted(self._failures().items()):
             _say(f"client saw {name}: {number}")
         for name, count in sorted(_tracebacks(self.plan).items()):
             _say(f"tracebacks in {name}: {count}")
-        if not findings:
-            _say("BALANCED: 0 lost, 0 doubled, every group and every slot accounted for")
-            return
-        _say(f"NOT BALANCED, {len(findings)} discrepancies; the first:")
         for sentence in findings[:SHOWN]:
             _say(f"  {sentence}")
+        lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
+        verdict = "NOT BALANCED" if findings else "BALANCED"
+        count = self.killed.total()
+        _say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} blows")
 
     def _failures(self) -> Counter[str]:
         counted: Counter[str] = Counter()
@@ -255,7 +327,7 @@ class CrashTest:
 def _numbers(books: Books) -> dict[str, Any]:
     answered = writer.progress(books.plan)
     states = {}
-    for job_id in (WRITTEN_JOB, PLAYED_JOB):
+    for job_id in (WRITTEN_JOB, PLAYED_JOB, SESSIONS_JOB, DEVICES_JOB):
         rows = books.rows("SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY 1", books.job_key(job_id))
         states[f"groups of the {job_id} job"] = {row[0]: row[1] for row in rows}
     attempts = books.rows("SELECT state, count(*) FROM attempts GROUP BY 1")
@@ -281,6 +353,8 @@ def _plan(folder: Path, port: int, *, kills: int, seed: int) -> Plan:
     return Plan(
         folder=str(folder),
         url=f"http://127.0.0.1:{port}",
+        gateway_url="",
+        engine_port=0,
         seed=seed,
         writers=3,
         written_groups=20 + kills * 4,
@@ -292,6 +366,8 @@ def _plan(folder: Path, port: int, *, kills: int, seed: int) -> Plan:
         played_epochs=2,
         played_size=4,
         train_pause_s=0.7,
+        sessions=8 + kills // 3,
+        devices=6 + kills // 4,
     )
 
 
@@ -308,9 +384,10 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="how many processes to kill (200)")
+    parser.add_argument("--kills", type=int, default=200, help="how many blows: kills, freezes, full disks (200)")
     parser.add_argument("--seed", type=int, default=0, help="of victims, moments and items (0)")
     parser.add_argument("--minutes", type=float, help="stop killing after that long, however many it were")
+    parser.add_argument("--without", action="append", default=[], choices=list(WEIGHTS), help="a blow not to strike")
     parser.add_argument("--folder", help="keep data, logs and journals here; a temporary folder otherwise")
     return parser
 

@@ -24,9 +24,11 @@ class Sampler(threading.Thread):
         self.plan = plan
         self.over_http = 0
         self.from_database = 0
+        self.after_blows = 0
         self.discrepancies: list[str] = []
         self._client = RolloutBufferClient(plan.url, timeout_s=5.0)
         self._end = threading.Event()
+        self._one_at_a_time = threading.Lock()
         self._delivered = 0
         self._trajectories = 0
 
@@ -39,12 +41,22 @@ class Sampler(threading.Thread):
                 self.over_http += 1
             except (requests.RequestException, RolloutBufferError, ValueError):
                 pass  # it is being killed: no answer is no sample
-            try:
+            self._read_database()
+
+    def look(self) -> None:
+        """Reads the accounting at once; for right after a blow."""
+        self.after_blows += self._read_database()
+
+    def _read_database(self) -> bool:
+        try:
+            with self._one_at_a_time:
                 self._look_into_the_database()
-            except sqlite3.OperationalError as error:
-                # Between two servers nobody keeps the shared memory of the database.
-                if not any(word in str(error) for word in ("unable to open", "locked", "no such table")):
-                    self._note(f"the database cannot be read: {error}")
+        except sqlite3.OperationalError as error:
+            # Between two servers nobody keeps the shared memory of the database; on a full disk it cannot be made.
+            if not any(word in str(error) for word in ("unable to open", "locked", "no such table", "full")):
+                self._note(f"the database cannot be read: {error}")
+            return False
+        return True
 
     def finish(self) -> None:
         """Ends sampling."""
@@ -81,6 +93,12 @@ class Sampler(threading.Thread):
         ):
             if row[1] != row[2]:
                 self._note(f"job {row[0]} has {row[1]} groups, not {row[2]}")
+        for row in database.execute(
+            "SELECT job_id, group_size * count(*), group_size * sum(groups.state IN ('open', 'ready', 'leased', "
+            "'delivered', 'filtered', 'failed', 'skipped')) FROM groups JOIN jobs ON jobs.key = job_key GROUP BY job_id"
+        ):
+            if row[1] != row[2]:
+                self._note(f"job {row[0]}: {row[1]} slots were submitted, {row[2]} are in a state")
         for row in database.execute(
             "SELECT groups.key, groups.state, deliveries.state FROM groups LEFT JOIN deliveries "
             "ON deliveries.key = delivery_key WHERE groups.state = 'leased' AND deliveries.state IS NOT 'leased'"

@@ -20,6 +20,9 @@ from typing import Any
 WRITTEN_JOB = "written"
 PLAYED_JOB = "played"
 PLAYED_TASK_TYPE = "crash_episodes"
+SESSIONS_JOB = "sessions"
+DEVICES_JOB = "devices"
+DEVICES_TASK_TYPE = "crash_devices"
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 MARK = "ROLLOUT_BUFFER_CRASH_RUN"
 """Environment variable that every process of a run inherits: what carries it afterwards was left behind."""
@@ -31,6 +34,8 @@ class Plan:
 
     folder: str
     url: str
+    gateway_url: str
+    engine_port: int
     seed: int
     writers: int
     written_groups: int
@@ -42,6 +47,8 @@ class Plan:
     played_epochs: int
     played_size: int
     train_pause_s: float
+    sessions: int
+    devices: int
 
     def save(self) -> Path:
         """Writes the plan where the processes of the run find it."""

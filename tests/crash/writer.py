@@ -12,7 +12,7 @@ from typing import Any
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from tests.crash.workload import WRITTEN_JOB, Journal, Plan, load_plan, requests_of_writer
 
 RETRY_S = 0.15
@@ -40,7 +40,7 @@ def _write_until_answered(client: RolloutBufferClient, journal: Journal, items: 
     while True:
         try:
             reply = client.write(items, job_id=WRITTEN_JOB)
-        except (UnavailableError, requests.RequestException, ValueError) as error:
+        except (UnavailableError, StorageFullError, requests.RequestException, ValueError) as error:
             journal.note(failed=f"{type(error).__name__}: {error}"[:300])
         else:
             journal.note(statuses={result["uid"]: result["status"] for result in reply["results"]})

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.tables.attempt_rows import attempts_by_error
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from tests.old_schemas import rewrite_as
-from tests.support import start_external
+from tests.support import start_external, written
 
 
 def fail_some(buffer: Buffer, job: JobRecord, slots: int, code: str) -> None:
@@ -58,3 +62,28 @@ def test_a_database_of_the_version_before_is_counted_once_and_goes_on_counting(t
     fail_some(buffer, job, 1, "engine")
     assert buffer.describe(job)["attempts"] == {"failed": 3, "failed:device": 2, "failed:engine": 1, "running": 2}
     buffer.store.close()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_no_attempt_begins_once_its_job_is_over_so_none_runs_on_in_the_counts(buffer: Buffer, end: str) -> None:
+    """A runner notices the end a moment later; nobody would end an attempt that it began meanwhile."""
+    job = start_external(buffer, 3, ("a",))
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
+    buffer.begin_attempt(job.fence, group, 0)
+    if end == "cancelled":
+        buffer.change_job(job.job_id, "cancel")
+    else:
+        buffer.fail_job(job.key, "all of them fail alike")
+    with pytest.raises(StaleAttemptError, match=end):
+        buffer.begin_attempt(job.fence, group, 1)
+    assert buffer.describe(job)["attempts"] == {"given_up": 1}
+
+
+def test_a_job_that_is_finished_has_no_attempt_that_runs(buffer: Buffer) -> None:
+    """Its group was filled by others while an attempt at it ran."""
+    job = start_external(buffer, 1, ("a",))
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
+    buffer.begin_attempt(job.fence, group, 0)
+    buffer.write_items(job.job_id, [wire.decode_written_item(written("u", "a"))])
+    assert buffer.finish_if_done(job.key)
+    assert buffer.describe(job)["attempts"] == {"given_up": 1}

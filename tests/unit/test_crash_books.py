@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.store import Store
 from tests.crash import books as checks
 from tests.crash.books import Books
 from tests.crash.run import _plan
-from tests.crash.workload import WRITTEN_JOB, Journal, Plan, names_of_writer, requests_of_writer
+from tests.crash.workload import SESSIONS_JOB, WRITTEN_JOB, Journal, Plan, names_of_writer, requests_of_writer
 from tests.support import poll, start_external, uids
 
 Tamper = Callable[[sqlite3.Connection], object]
@@ -49,7 +49,7 @@ def books(plan: Plan) -> Iterator[Books]:
         trainer.note(got=delivery.delivery_id, groups={str(group): "digest"}, uids=uids(buffer, delivery))
         trainer.note(acked=buffer.acknowledge([delivery.delivery_id])["acked"], expired=[])
     buffer.store.close()
-    found = Books(plan, ["a0"])
+    found = Books(plan, {WRITTEN_JOB: ["a0"]})
     yield found
     found.close()
 
@@ -132,10 +132,44 @@ def test_a_group_leased_to_two_at_once_is_found(books: Books) -> None:
         journal = Journal(books.plan.path(f"leasing-{name}.jsonl"))
         journal.note(asked="p")
         journal.note(got=delivery, groups={"99": "digest"})
-    books.leasing = ["a0", "a1"]
+    books.leasing = {WRITTEN_JOB: ["a0", "a1"]}
     assert any("while a0 held it" in sentence for sentence in checks.acknowledged_once_and_never_again(books))
 
 
 def test_every_writer_writes_what_the_others_do_not(plan: Plan) -> None:
     names = [name for number in range(plan.writers) for name, _ in names_of_writer(plan, number)]
     assert len(set(names)) == len(names) == plan.written_groups * plan.written_size
+
+
+def test_a_redelivery_that_two_consumers_acknowledge_is_doubled(books: Books) -> None:
+    """The second has a delivery of another id with the same group, and both count as received."""
+    other = Journal(books.plan.path("leasing-a1.jsonl"))
+    other.note(asked="late")
+    other.note(got="another-delivery", groups={"1": "digest"})
+    other.note(acked=["another-delivery"], expired=[])
+    books.leasing = {WRITTEN_JOB: ["a0", "a1"]}
+    findings = list(checks.acknowledged_once_and_never_again(books))
+    assert any("DOUBLED: group 1 is in 2 acknowledged deliveries" in sentence for sentence in findings)
+
+
+def test_a_session_that_was_closed_and_is_not_stored_is_lost(books: Books) -> None:
+    agent = Journal(books.plan.path("agent-0.jsonl"))
+    agent.note(stored="session-1", said="4")
+    assert any("LOST: session session-1" in sentence for sentence in checks.every_closed_session_is_stored_once(books))
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("UPDATE groups SET state = 'failed', cause = 'slots failed' WHERE key = 1", "is failed: slots failed"),
+        ("UPDATE trajectories SET reward = 0", "earned 0.0 in slot 1"),
+    ],
+)
+def test_a_failure_of_engine_gateway_or_ray_that_costs_a_group_or_a_reward_is_found(
+    books: Books, query: str, says: str
+) -> None:
+    tamper(books, "UPDATE jobs SET job_id = ?", SESSIONS_JOB)
+    tamper(books, "UPDATE trajectories SET reward = slot % 2")
+    assert list(checks.nothing_ailed_sessions_and_devices(books)) == []
+    tamper(books, query)
+    assert any(says in sentence for sentence in checks.nothing_ailed_sessions_and_devices(books))
