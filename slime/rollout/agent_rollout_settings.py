@@ -25,6 +25,7 @@ sets, each with a default here:
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -53,6 +54,17 @@ DEFAULT_NUM_PROCESS = 100
 DEFAULT_IMAGE_CACHE_MB = 512.0
 DEFAULT_IMAGE_FETCHES = 16
 PIXEL_DTYPES = ("float32", "bfloat16")
+
+
+KEYS = frozenset(
+    {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
+    | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
+    | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
+    | {"rollout_buffer_options", "rollout_buffer_pixel_dtype", "rollout_buffer_ray_address"}
+    | {"rollout_buffer_report_drift", "rollout_buffer_tensorboard_dir", "rollout_buffer_timeout_s"}
+    | {"rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
+)
+"""Every ``rollout_buffer_…`` attribute that is read; another one is a slip, which slime takes in silence."""
 
 
 class OnExhausted(StrEnum):
@@ -114,10 +126,11 @@ def read_settings(args: Any) -> RolloutSettings:
     """Reads the settings from slime's arguments.
 
     Raises:
-        ConfigError: the buffer's URL is missing, or a setting has a value that means nothing.
+        ConfigError: the buffer's URL is missing, a ``rollout_buffer_…`` key is not known, or a value means nothing.
     """
     if getattr(args, "reward_key", None):
         raise ConfigError("--reward-key picks a part of a reward, and the rewards of a rollout buffer are numbers")
+    _refuse_unknown_keys(args)
     retries = int(getattr(args, "fetch_trajectory_retry_times", -1))
     return RolloutSettings(
         buffer_url=_buffer_url(args),
@@ -250,6 +263,13 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
             stop_token_ids=value("stop_token_ids", "rollout_stop_token_ids"),
         ),
     )
+
+
+def _refuse_unknown_keys(args: Any) -> None:
+    for name in sorted(vars(args)):
+        if name.startswith("rollout_buffer_") and name not in KEYS:
+            near = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{name} is not known; did you mean {near}?")
 
 
 def _engine_and_task(args: Any) -> dict[str, Any]:

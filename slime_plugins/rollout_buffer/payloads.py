@@ -6,6 +6,7 @@ does not know are its generator's options.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
@@ -55,6 +56,16 @@ ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "deliveries", "explana
 MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
+
+ENGINES_OWN = (
+    "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias", "min_new_tokens", "min_p",
+    "n", "no_stop_trim", "presence_penalty", "regex", "repetition_penalty", "sampling_seed", "seed",
+    "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_regex", "stop_token_ids", "structural_tag",
+    "top_k",
+)  # fmt: skip
+"""Sampling parameters that the engine knows, beside those of slime: what a misspelt one may have meant."""
+LIKENESS_OF_A_TYPO = 0.84
+"""How alike an unknown key and a known one must be (``difflib``) for the first to be a slip and no option."""
 
 MAX_ATTEMPTS = 100
 """What a job may spend on one slot, retries of those that were given up included."""
@@ -249,6 +260,19 @@ class StartPayload(JobSettings):
             raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
         return body
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_not_misspelt(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        sampling = body.get("sampling_params")
+        wrong = _misspelt(body, cls.model_fields, "")
+        if isinstance(sampling, dict):
+            wrong += _misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return body
+
     @model_validator(mode="after")
     def _has_what_its_task_type_needs(self) -> StartPayload:
         if self.input_file is not None and self.instances is not None:
@@ -378,3 +402,13 @@ def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
         raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
     except RecursionError as error:
         raise InvalidPayloadError("the body is nested too deeply") from error
+
+
+def _misspelt(given: Mapping[str, Any], known: Iterable[str], prefix: str) -> list[str]:
+    """Says of each key that is nearly a known one which was meant; other unknown keys are somebody's options."""
+    names = list(known)
+    found = []
+    for key in given:
+        near = [] if key in names else difflib.get_close_matches(str(key), names, n=1, cutoff=LIKENESS_OF_A_TYPO)
+        found += [f"{prefix}{key} is not known; did you mean {prefix}{near[0]}?"] if near else []
+    return found

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_settings import read_image_settings, read_settings, start_payload
+from slime.rollout.agent_rollout_settings import KEYS, read_image_settings, read_settings, start_payload
 from slime.rollout.agent_rollout_tracking import read_tracking_settings
+from slime_plugins.rollout_buffer.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
@@ -67,6 +68,19 @@ def test_every_argument_that_is_read_is_in_the_table_and_no_other() -> None:
     assert {"rollout_buffer_wait_s", "eval_temperature", "max_context_len", "n_samples_per_prompt"} <= read
     assert read - rows().keys() == set(), "read, and not in docs/arguments.md"
     assert rows().keys() - read == set(), "in docs/arguments.md, and read nowhere"
+
+
+def test_every_key_of_ours_in_the_table_is_one_that_the_trainer_takes() -> None:
+    ours = {name for name in rows() if name.startswith("rollout_buffer_")}
+    assert len(ours) > 15
+    assert ours - KEYS == set()
+
+
+def test_a_key_that_is_not_known_is_refused_with_the_nearest() -> None:
+    args = bare_args()
+    args.rollout_buffer_lease = 60
+    with pytest.raises(ConfigError, match="rollout_buffer_lease is not known; did you mean rollout_buffer_lease_s"):
+        read_settings(args)
 
 
 def bare_args() -> Namespace:
