@@ -32,6 +32,7 @@ from slime_plugins.rollout_buffer.groups import Member, Verdict
 from slime_plugins.rollout_buffer.item_writer import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.job_starts import StartedJob
 from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.series import job_measures
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import (
@@ -131,7 +132,7 @@ class Buffer:
 
     def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
         """Pauses a running job whose engine answers nobody; ``refusal`` is what it does, said behind "the engine"."""
-        cause = f"{ENGINE_AWAY_CAUSE}: it {refusal}"[:1000]
+        cause = f"{ENGINE_AWAY_CAUSE}: it {redacted(refusal)}"[:1000]
         self._change_for_engine(fence, job_key, JobState.RUNNING, JobState.PAUSED, cause)
 
     def resume_for_engine(self, fence: int, job_key: int) -> None:
@@ -151,6 +152,7 @@ class Buffer:
 
     def fail_job(self, job_key: int, cause: str) -> None:
         """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""
+        cause = redacted(cause)
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
             if job.state in job_rules.OPEN_STATES:
@@ -326,7 +328,7 @@ class Buffer:
             self._check_fence(connection, group.job_key, fence)
             if attempt_rows.attempt_state(connection, group.key, slot, attempt) == "running":
                 state = "given_up" if given_up else "failed"
-                error = (code, message[:2000])
+                error = (code, redacted(message)[:2000])
                 attempt_rows.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
 
     def members(self, group: GroupRecord, *, with_items: bool) -> list[Member]:
@@ -602,7 +604,7 @@ class Buffer:
             "task_type": job.task_type,
             "state": job.state.value,
             "cause": job.cause,
-            "engine_url": job.engine_url,
+            "engine_url": None if job.engine_url is None else redacted(job.engine_url),
             "group_size": job.group_size,
             "instances": job.instance_count,
             "epochs": job.num_epoch,
@@ -618,5 +620,5 @@ class Buffer:
             "damaged": damaged,
             "measures": measures,
             "causes": causes,
-            "settings": job.settings,
+            "settings": redacted_values(job.settings),
         }

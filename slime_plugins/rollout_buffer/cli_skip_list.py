@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.cli_common import (
 )
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.redaction import holds_masked_address
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["consumed_ids", "read_skip_list", "register"]
@@ -218,7 +219,12 @@ def read_skip_list(file: Path) -> Counter[str]:
 def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
     if file is None:
         told = {key: value for key, value in job["settings"].items() if value is not None}
-        return told if job["engine_url"] is None else {**told, "remote_engine_url": job["engine_url"]}
+        start = told if job["engine_url"] is None else {**told, "remote_engine_url": job["engine_url"]}
+        if holds_masked_address(start):
+            raise ConfigError(
+                "the job has an address with a password, which no reply shows: give its start with --payload"
+            )
+        return start
     try:
         start = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.generator.android_world.android_world_package 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.host_ports import free_console_ports
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
+from slime_plugins.rollout_buffer.redaction import redacted
 
 __all__ = ["Examination", "Finding", "State", "examine"]
 
@@ -288,4 +289,6 @@ def _engine(examination: Examination) -> list[Finding]:
         there, detail = reply.ok, f"{url} answers {reply.status_code}"
     except requests.RequestException as error:
         there, detail = False, f"{url}: {type(error).__name__}"
-    return _found("inference engine", there, detail, "start it, or give its address to --engine-url", needed=True)
+    return _found(
+        "inference engine", there, redacted(detail), "start it, or give its address to --engine-url", needed=True
+    )

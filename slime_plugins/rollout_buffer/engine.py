@@ -29,6 +29,7 @@ import aiohttp
 
 from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError
+from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,
@@ -221,7 +222,7 @@ class HttpEngine:
         holds requests as it does while its weights are updated.
         """
         silent_s = time.monotonic() - self._last_sign_at
-        report: dict[str, Any] = {"url": self._base_url, "says": "", "since_s": None, "updating": False}
+        report: dict[str, Any] = {"url": redacted(self._base_url), "says": "", "since_s": None, "updating": False}
         held_after_abort = bool(self._in_flight) and self._refusal == ABORTED
         if self._refused_since is not None and (self._waiting or held_after_abort):
             since_s = time.monotonic() - self._refused_since
@@ -384,7 +385,7 @@ class HttpEngine:
         now = time.monotonic()
         if now - self._warned_at > WARNING_INTERVAL_S:
             self._warned_at = now
-            logger.warning("the engine at %s %s; trying again", self._base_url, refusal)
+            logger.warning("the engine at %s %s; trying again", redacted(self._base_url), refusal)
         self._refused_since = now if self._refused_since is None else self._refused_since
         self._refusal = str(refusal)
         self._waiting += 1
@@ -510,7 +511,7 @@ class RefusalError(Exception):
     """The engine did not take the call this time; the same call may succeed later. Ends in ``HttpEngine``."""
 
     def __init__(self, what: str, *, server_error: bool = False) -> None:
-        super().__init__(what)
+        super().__init__(redacted(what))
         self.server_error = server_error
 
 

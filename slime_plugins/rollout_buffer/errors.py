@@ -37,6 +37,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slime_plugins.rollout_buffer.redaction import redacted
+
 
 class RolloutBufferError(Exception):
     """Base of the tree. ``message`` is one sentence for a person; ``detail`` is machine-readable."""
@@ -45,8 +47,9 @@ class RolloutBufferError(Exception):
     http_status = 500
 
     def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        """A password in an address is taken out of ``message``: errors are logged, stored and shown."""
+        self.message = redacted(message)
+        super().__init__(self.message)
         self.detail: dict[str, Any] = dict(detail or {})
 
     def __reduce__(self) -> tuple[type[RolloutBufferError], tuple[str, dict[str, Any]]]:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.redaction import redacted
 
 __all__ = ["FIELDS", "LOG_FORMAT_VARIABLE", "JsonFormatter", "LogFormat", "log_fields", "log_format", "set_up_logging"]
 
@@ -66,7 +67,18 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        return json.dumps(line, default=str)
+        return redacted(json.dumps(line, default=str))
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people, with the traceback behind it, and no password in an address of it."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        return redacted(super().format(record))
 
 
 def log_format() -> LogFormat:
@@ -85,7 +97,7 @@ def log_format() -> LogFormat:
 
 def formatter(wanted: LogFormat) -> logging.Formatter:
     """Returns what writes the lines of a format."""
-    return JsonFormatter() if wanted is LogFormat.JSON else logging.Formatter(TEXT_FORMAT)
+    return JsonFormatter() if wanted is LogFormat.JSON else TextFormatter()
 
 
 def set_up_logging(wanted: LogFormat | None = None) -> None:

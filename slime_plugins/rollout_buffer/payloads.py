@@ -29,6 +29,7 @@ from pydantic import (
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.redaction import holds_masked_address
 from slime_plugins.rollout_buffer.types import SamplingParams
 
 __all__ = [
@@ -107,13 +108,17 @@ def _nameable(value: str) -> str:
 
 
 def _http_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # its own words quote the address, a password in it included
+        is_url = False
+    if not is_url:
         raise ValueError("must be a URL like http://host:port")
     try:
         _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"has a bad port: {error}") from error
+    except ValueError:
+        raise ValueError("has a bad port: a number up to 65535 is needed") from None
     return value.rstrip("/")
 
 
@@ -258,6 +263,8 @@ class StartPayload(JobSettings):
         shown = [value for key, value in body.items() if key != "instances"] if isinstance(body, dict) else []
         if is_deeper_than(shown, MAX_NESTING):
             raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
+        if holds_masked_address(shown):
+            raise ValueError("an address has *** in place of a password, as replies show it: send the real one")
         return body
 
     @model_validator(mode="before")

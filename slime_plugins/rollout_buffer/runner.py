@@ -48,6 +48,7 @@ from slime_plugins.rollout_buffer.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.logs import log_fields
 from slime_plugins.rollout_buffer.openai_engine import ENVELOPE_TOKENIZER_PATH, OpenAiEngine, api_key_for
 from slime_plugins.rollout_buffer.payloads import JobSettings
+from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.state_changes import group_policy
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tables.service_rows import RUNNER_NAME
@@ -472,7 +473,7 @@ class JobRunner:
             if job.state in FINAL_STATES:
                 return
             if self._engine is not None and job.engine_url and job.engine_url != self._job.engine_url:
-                logger.info("job %s: the engine is now at %s", job.job_id, job.engine_url)
+                logger.info("job %s: the engine is now at %s", job.job_id, redacted(job.engine_url))
                 self._engine.set_base_url(job.engine_url)
             self._job = job
             await self._follow_engine()

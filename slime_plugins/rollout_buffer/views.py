@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.explain import Situation, explain_group, expla
 from slime_plugins.rollout_buffer.inspection import CONTAINS, find_job, like_pattern
 from slime_plugins.rollout_buffer.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.queries import GroupPageQuery, OverviewQuery, SeriesQuery
+from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.series import SUMMED_S, is_crowded, job_series, last_delivery_at, span_of
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.tables import group_rows, job_rows, service_rows
@@ -122,7 +123,7 @@ class Views:
             has_runner=job.has_runner,
             has_input=job.has_input,
             group_size=job.group_size,
-            engine_url=job.engine_url or "",
+            engine_url=redacted(job.engine_url or ""),
             groups=groups,
             supervisor_age_s=None if beat is None else abs(now - beat[0]),
             began_s=max(0.0, now - max(job.created_at, job.updated_at)),

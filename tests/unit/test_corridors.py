@@ -14,6 +14,7 @@ ANDROID = f"{GENERATOR}.android_world"
 
 # A room may import from rooms to its left only. Rooms in one string stand on the same level.
 LEVELS = [
+    "redaction",
     "errors types overlay_advice backoff vocabulary",
     "logs tracing liveness sampled_json storage_errors write_lock data_dir shared_clock",
     "disk_reserve",
@@ -161,7 +162,8 @@ ROOMS = {f"{BUFFER}.{room}" for rooms_of_level in LEVELS for room in rooms_of_le
 )  # fmt: skip
 def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
     allowed_for_the_trainer = tuple(
-        f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "overlay_advice", "backoff", "vocabulary")
+        f"{BUFFER}.{room}"
+        for room in ("client", "wire", "types", "errors", "overlay_advice", "backoff", "vocabulary", "redaction")
     )
     found = offenders(who, whom, but=but)
     if who == ("slime.rollout",):
@@ -171,6 +173,8 @@ def test_corridors(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, 
 
 def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
-    rooms = tuple(f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "backoff", "vocabulary"))
+    rooms = tuple(
+        f"{BUFFER}.{room}" for room in ("client", "wire", "types", "errors", "backoff", "vocabulary", "redaction")
+    )
     with_more = tuple(f"slime.rollout.agent_rollout_{room}" for room in ("probe", "multimodal", "tracking"))
     assert offenders((*rooms, "slime"), tuple(third_party), but=with_more) == []

@@ -1,0 +1,150 @@
+"""A password or token in an address is used, and shown nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import pickle
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from flask.testing import FlaskClient
+
+from slime_plugins.rollout_buffer.cli_skip_list import _start_payload
+from slime_plugins.rollout_buffer.doctor import Examination, examine
+from slime_plugins.rollout_buffer.engine import EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.logs import LogFormat, formatter
+from slime_plugins.rollout_buffer.redaction import holds_masked_address, redacted, redacted_values
+from slime_plugins.rollout_buffer.types import SamplingParams
+
+SECRET = "s3cret-of-the-engine"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"http://user:{SECRET}@host:30000/v1", "http://***@host:30000/v1"),
+        (f"http://{SECRET}@host", "http://***@host"),
+        (f"https://:{SECRET}@host", "https://***@host"),
+        (f"http://user:a@{SECRET}@host", "http://***@host"),
+        (f"http://user:a/{SECRET}@host", "http://***@host"),
+        (f"http://user:a#{SECRET}@host", "http://***@host"),
+        (f"HTTP://user:{SECRET}@[::1]:8/x", "HTTP://***@[::1]:8/x"),
+        (f"first http://a:{SECRET}@b, then 'http://c:{SECRET}@d'", "first http://***@b, then 'http://***@d'"),
+        ("mail a@b about http://host:30000/path", "mail a@b about http://host:30000/path"),
+        ("http://host/path about a@b", "http://host/path about a@b"),
+        ("no address: user:pw@host", "no address: user:pw@host"),
+    ],
+)
+def test_credentials_are_taken_out_of_every_address(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
+
+
+@pytest.mark.parametrize("text", ["://" * 50_000 + "@", "http://" + "a" * 200_000, "://a:" * 30_000, "@" * 200_000])
+def test_hostile_text_is_read_in_no_time(text: str) -> None:
+    start = time.process_time()
+    redacted(text)
+    assert time.process_time() - start < 2
+
+
+def test_values_are_redacted_at_any_depth_and_known_again() -> None:
+    value = {"a": [f"http://x:{SECRET}@h", 5, None], "b": {"c": "plain"}}
+    shown = redacted_values(value)
+    assert shown == {"a": ["http://***@h", 5, None], "b": {"c": "plain"}}
+    assert holds_masked_address(shown)
+    assert not holds_masked_address(value)
+
+
+def test_an_error_has_no_password_in_any_form() -> None:
+    error = EngineError(f"the engine at http://u:{SECRET}@h is away")
+    for seen in (error, pickle.loads(pickle.dumps(error))):
+        assert seen.message == str(seen) == "the engine at http://***@h is away"
+
+
+@pytest.mark.parametrize("wanted", list(LogFormat))
+def test_a_log_line_has_none_with_its_traceback(wanted: LogFormat) -> None:
+    try:
+        raise ValueError(f"http://u:{SECRET}@h")
+    except ValueError as error:
+        record = logging.LogRecord("n", 20, "f", 1, "at %s", (f"http://{SECRET}@h",), (ValueError, error, None))
+    line = formatter(wanted).format(record)
+    assert SECRET not in line
+    assert "http://***@h" in line
+
+
+START = {
+    "task_type": "external",
+    "job_id": "j",
+    "remote_engine_url": f"http://user:{SECRET}@engine:30000",
+    "remote_rollout_url": f"http://{SECRET}@rollouts",
+}
+
+
+def test_no_reply_of_the_server_shows_it_and_the_stored_address_stays_usable(client: FlaskClient) -> None:
+    assert client.post("/start_rollout", json=START).status_code == 200
+    pages = ["/jobs", "/jobs/j", "/jobs/j/explanation", "/jobs/j/series", "/dashboard/overview", "/metrics", "/health"]
+    bodies = {page: client.get(page).get_data(as_text=True) for page in pages}
+    again = client.post("/start_rollout", json={**START, "num_repeat_per_sample": 7})
+    bodies["start"] = again.get_data(as_text=True)
+    assert [page for page, body in bodies.items() if SECRET in body] == []
+    job = json.loads(bodies["/jobs/j"])
+    assert job["engine_url"] == "http://***@engine:30000"
+    assert job["settings"]["remote_rollout_url"] == "http://***@rollouts"
+    buffer = client.application.extensions["rollout_buffer"].buffer
+    assert buffer.job("j").engine_url == START["remote_engine_url"]
+
+
+@pytest.mark.parametrize("bad", [f"http://u:{SECRET}/x@h", f"http://u:{SECRET}@h℀st", f"ftp://u:{SECRET}@h", SECRET])
+def test_an_address_that_is_refused_is_not_quoted(client: FlaskClient, bad: str) -> None:
+    reply = client.post("/start_rollout", json={**START, "remote_engine_url": bad})
+    assert reply.status_code == 400
+    assert SECRET not in reply.get_data(as_text=True)
+
+
+def test_what_a_reply_shows_cannot_be_sent_back(client: FlaskClient) -> None:
+    client.post("/start_rollout", json=START)
+    shown = client.get("/jobs/j").get_json()
+    with pytest.raises(ConfigError, match="give its start with --payload"):
+        _start_payload(shown, None)
+    reply = client.post("/start_rollout", json={**START, "remote_engine_url": shown["engine_url"]})
+    assert reply.status_code == 400
+    assert "in place of a password" in reply.get_json()["error"]["message"]
+
+
+async def test_an_engine_is_asked_with_it_and_nothing_that_is_said_of_it_shows_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[str] = []
+
+    async def refuse(request: web.Request) -> web.Response:
+        asked.append(request.headers["Authorization"])
+        return web.Response(status=503, text="busy")
+
+    app = web.Application()
+    app.router.add_post("/generate", refuse)
+    async with TestServer(app) as server:
+        url = str(server.make_url("")).rstrip("/").replace("http://", f"http://user:{SECRET}@")
+        engine = SglangEngine(url, EngineSettings(patience_s=0.05, backoff_first_s=0.01))
+        turn = GenerateRequest(input_ids=(1,), sampling_params=SamplingParams(max_new_tokens=4), session_id="s")
+        with caplog.at_level(logging.DEBUG, "slime_plugins"):
+            (outcome,) = await asyncio.gather(engine.generate(turn), return_exceptions=True)
+        said: list[Any] = [str(outcome), json.dumps(engine.report()), caplog.text]
+        await engine.close()
+    assert asked[0] == "Basic " + base64.b64encode(f"user:{SECRET}".encode()).decode()
+    assert "http://***@127.0.0.1" in said[0]
+    assert not any(SECRET in text for text in said)
+
+
+def test_the_doctor_does_not_show_it(tmp_path: Any) -> None:
+    settings = AndroidWorldSettings()
+    found = examine(Examination(settings=settings, data_dir=tmp_path, engine_url=f"http://u:{SECRET}@127.0.0.1:9"))
+    assert not any(SECRET in str(finding) for finding in found)
+    assert any("http://***@127.0.0.1:9" in finding.detail for finding in found)
