@@ -150,11 +150,14 @@ async def get_rollout_data(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the items that are ready, at most ``num`` of them (whole groups), and the meta information beside them.
 
+    A group comes whole where all its members could be played; ``meta_info["short_groups"]`` names the others. A ``num``
+    below one group is rounded up, and ``meta_info["note"]`` says so.
+
     For loops of your own; ``generate_agent_rollout`` leases its groups by job. The items are leased here too and
     acknowledged before they are returned, so that a reply lost on the way is not lost data.
 
     Raises:
-        aiohttp.ClientError: the network failed.
+        aiohttp.ClientError: the network failed, or the buffer refuses the request; then it is a RolloutBufferError too.
         ValueError: the reply, or one of its items, is not what the protocol says.
         asyncio.TimeoutError: nothing was ready within ``timeout`` seconds.
         RequestError: the buffer refuses the request and says why, for instance because several jobs are open.
@@ -166,7 +169,9 @@ async def get_rollout_data(
     ):
         while True:
             asked = time.monotonic()
-            data = await client.get_rollout_data(batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout))
+            data = await client.get_rollout_data(
+                batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout), dummies=False
+            )
             if data.items:
                 _check_items(data)
                 if data.delivery_id is not None and (await client.ack([data.delivery_id])).get("expired"):
@@ -380,6 +385,8 @@ class _TrainingRollout:
         """Starts the next pass over the input, or says that there is none."""
         needed = self._settings.groups_per_rollout
         so_far = f"rollout {self._rollout_id} has {have + self._store.held()} of {needed} groups and {error.message}"
+        if cause := error.detail.get("cause"):  # more epochs would give as little
+            raise InputExhaustedError(f"{so_far}, and nothing of it could be trained: {cause}", error.detail) from error
         if self._settings.on_exhausted is OnExhausted.ERROR:
             advice = "raise --num-epoch, or set rollout_buffer_on_exhausted: repeat"
             raise InputExhaustedError(f"{so_far}: {advice}", error.detail) from error

@@ -186,7 +186,8 @@ class JobFeed:
                 return data
             job = await self._job()
             if data.exhausted:
-                raise InputExhaustedError(f"the input of job {self.job_id} is used up", {"job_id": self.job_id})
+                detail = {"job_id": self.job_id, "cause": str(job.get("cause") or "")}
+                raise InputExhaustedError(f"the input of job {self.job_id} is used up", detail)
             if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
                 noted = time.monotonic()
                 _note_waiting(self.job_id, max_groups, noted - began, job)

@@ -21,6 +21,8 @@ __all__ = ["GroupStore", "JobProgress", "consumed_before", "consumed_metadata", 
 logger = logging.getLogger(__name__)
 
 PASSES_KEY = "rollout_buffer_passes"
+FINISHED_KEY = "finished_groups"
+"""Ids that were consumed before any rollout of this metadata."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -125,8 +127,13 @@ class GroupStore:
 
 
 def skip_list(metadata: Mapping[str, Any]) -> list[str]:
-    """Returns all consumed ids of the metadata, one entry per group, earliest rollout first."""
-    return [instance_id for _, ids in sorted(_rollouts(metadata).items()) for instance_id in ids]
+    """Returns all consumed ids of the metadata, one entry per group, earliest rollout first.
+
+    A list under ``finished_groups``, the form that a trainer of one's own may keep, comes before them.
+    """
+    earlier = metadata.get(FINISHED_KEY) or ()
+    listed = [str(instance_id) for instance_id in earlier] if isinstance(earlier, list | tuple) else []
+    return [*listed, *(instance_id for _, ids in sorted(_rollouts(metadata).items()) for instance_id in ids)]
 
 
 def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: int) -> dict[str, list[str]]:
@@ -135,7 +142,10 @@ def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: i
     A trainer that generates ahead saves ids of a rollout that it had not trained yet: those must come again.
     """
     earlier = {rollout: ids for rollout, ids in _rollouts(metadata).items() if rollout < rollout_id}
-    return {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
+    before = {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
+    if FINISHED_KEY in metadata and pass_number == 0:
+        before[FINISHED_KEY] = skip_list({FINISHED_KEY: metadata[FINISHED_KEY]})
+    return before
 
 
 def pass_before(metadata: Mapping[str, Any], rollout_id: int) -> int:

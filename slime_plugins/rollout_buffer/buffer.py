@@ -24,10 +24,10 @@ from slime_plugins.rollout_buffer import deliveries, job_starts, large_starts, s
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
-from slime_plugins.rollout_buffer.delivered import DeliveredMembers
+from slime_plugins.rollout_buffer.delivered import DeliveredMembers, ShortGroup, only_played
 from slime_plugins.rollout_buffer.deliveries import Delivery
 from slime_plugins.rollout_buffer.episode_facts import facts_of
-from slime_plugins.rollout_buffer.errors import StaleAttemptError
+from slime_plugins.rollout_buffer.errors import StaleAttemptError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.groups import Member, Verdict
 from slime_plugins.rollout_buffer.item_writer import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.job_starts import StartedJob
@@ -55,6 +55,7 @@ __all__ = ["Buffer", "Delivery", "StartedJob"]
 logger = logging.getLogger(__name__)
 
 IDLE = "nobody polls it; the next poll resumes it"
+DAMAGED = "damaged: too few of its members could be read when it was to be delivered"
 LONGEST_GAP_BETWEEN_POLLS_S = 330.0
 """A poll waits up to 300 s: a trainer that was silent for longer was not waiting."""
 
@@ -162,10 +163,18 @@ class Buffer:
                     connection, job_key, state=JobState.FAILED.value, cause=cause, updated_at=now, finished_at=now
                 )
 
-    def finish_if_done(self, job_key: int) -> bool:
-        """Finishes a job whose groups are all closed and returns whether it is over.
+    def stop_failing_job(self, job_key: int, limit: int) -> None:
+        """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries anew."""
+        with self.store.read() as connection:
+            failures = attempt_rows.failed_attempts(connection, job_key)
+        says = "attempts failed" if failures is None else failures.sentence()
+        self.fail_job(job_key, f"{says}; stopped after {limit} failures of one kind in a row (stop_after_failures)")
 
-        A job without input never is by itself: its next item may name a new instance.
+    def finish_if_done(self, job_key: int) -> bool:
+        """Ends a job whose groups are all closed and returns whether it is over.
+
+        It is finished, or failed when groups failed and none could be delivered; its cause says what went wrong. A job
+        without input never is over by itself: its next item may name a new instance.
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
@@ -176,17 +185,27 @@ class Buffer:
                 return False
             now = self._clock()
             attempt_rows.give_up_running_attempts(connection, job_key, now)  # others have filled their slots
-            job_rows.update_job(connection, job_key, state=JobState.FINISHED.value, updated_at=now, finished_at=now)
+            state, cause = job_rules.ending_of(
+                group_rows.count_groups(connection, job_key),
+                group_rows.count_causes(connection, job_key),
+                attempt_rows.failed_attempts(connection, job_key),
+            )
+            job_rows.update_job(
+                connection, job_key, state=state.value, cause=cause[:2000], updated_at=now, finished_at=now
+            )
             return True
 
     # --- runners -----------------------------------------------------------------------------------------------------
 
-    def begin_running(self, job_key: int) -> int:
-        """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off."""
+    def begin_running(self, job_key: int, *, takes_items: bool = False) -> int:
+        """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off.
+
+        ``takes_items`` says that its generator writes its items over HTTP, instead of playing the slots one by one.
+        """
         with self.store.write() as connection:
             fence = job_rows.get_job(connection, job_key).fence + 1
             attempt_rows.give_up_running_attempts(connection, job_key, self._clock())
-            job_rows.update_job(connection, job_key, fence=fence, updated_at=self._clock())
+            job_rows.update_job(connection, job_key, fence=fence, takes_items=takes_items, updated_at=self._clock())
             return fence
 
     def job_by_key(self, job_key: int) -> JobRecord:
@@ -233,8 +252,7 @@ class Buffer:
             StaleAttemptError: another runner has taken over the job, or it is over.
         """
         with self.store.write() as connection:
-            self._check_fence(connection, group.job_key, fence)
-            state = job_rows.get_job(connection, group.job_key).state
+            state = self._check_fence(connection, group.job_key, fence).state
             if state in job_rules.FINAL_STATES:  # nobody would end what begins now
                 raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
             current = group_rows.get_group(connection, group.key)
@@ -302,7 +320,12 @@ class Buffer:
             stop_reason=trajectory.stop_reason.value,
             reward=trajectory.reward,
             raw_reward=trajectory.raw_reward,
-            **state_changes.note_versions(connection, group.job_key, trajectory.generations),
+            **state_changes.note_versions(
+                connection,
+                group.job_key,
+                trajectory.generations,
+                sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
+            ),
             **facts_of(trajectory.extra_info, trajectory.timings_s, trajectory.generations).columns(),
             late=late,
             created_at=now,
@@ -390,10 +413,11 @@ class Buffer:
         with self.store.write() as connection:
             job_rows.update_job(connection, job_key, meta_info=orjson.dumps(dict(meta_info)).decode())
 
-    def _check_fence(self, connection: Connection, job_key: int, fence: int) -> None:
-        current = job_rows.get_job(connection, job_key).fence
-        if current != fence:
-            raise StaleAttemptError(f"runner {fence} was replaced by runner {current}: its results are refused")
+    def _check_fence(self, connection: Connection, job_key: int, fence: int) -> JobRecord:
+        job = job_rows.get_job(connection, job_key)
+        if job.fence != fence:
+            raise StaleAttemptError(f"runner {fence} was replaced by runner {job.fence}: its results are refused")
+        return job
 
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
@@ -428,9 +452,6 @@ class Buffer:
         With ``lease_s`` they are leased until they are acknowledged; without, they count as delivered at once. The same
         (consumer_id, poll_id) gets the same delivery again; to any other poll, a delivery whose lease ran out comes
         back as it was under an id of its own.
-
-        Raises:
-            ConflictError: ``batch_size`` asks for less than one group.
         """
         with self.store.write() as connection:
             return deliveries.take(connection, self._clock(), job, poll)
@@ -508,6 +529,34 @@ class Buffer:
     ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
         """As ``delivered_items``, with each payload in pieces that have not been copied together."""
         return self._delivered.items(delivery.key, inline_images=inline_images)
+
+    def played_pieces(
+        self, delivery: Delivery, short_groups: list[ShortGroup], *, inline_images: bool
+    ) -> Iterator[tuple[dict[str, Any], list[bytes]]]:
+        """As ``delivered_pieces`` without dummies; says in ``short_groups`` which groups have fewer members for it.
+
+        A group of which less is left than ``min_valid_item_size_ratio`` asks for is left out, and fails: that shows
+        only now, when its bytes are read and found damaged.
+        """
+        with self.store.read() as connection:
+            policy = state_changes.group_policy(
+                job_rows.get_job(connection, delivery_rows.job_of(connection, delivery.key))
+            )
+        members = self.delivered_pieces(delivery, inline_images=inline_images)
+        for group in only_played(members, policy.at_least(policy.min_valid_item_size_ratio)):
+            if group.short is not None:
+                short_groups.append(group.short)
+            if not group.members:
+                self._leave_out(group.key)
+            yield from group.members
+
+    def _leave_out(self, group_key: int) -> None:
+        """Fails a group that was to be delivered; the delivery goes on also when that cannot be written."""
+        try:
+            with self.store.write() as connection:
+                group_rows.update_group(connection, group_key, state=GroupState.FAILED.value, cause=DAMAGED)
+        except (StorageFullError, UnavailableError) as failure:
+            logger.error("group %d was left out of a reply, and that is not noted: %s", group_key, failure.message)
 
     def acknowledge(self, delivery_ids: Sequence[str]) -> dict[str, list[str]]:
         """Counts deliveries as received; doing it twice changes nothing.
@@ -618,6 +667,8 @@ class Buffer:
             "outcomes": outcomes,
             "late": late,
             "damaged": damaged,
+            "refused_items": job.refused_items,
+            "trainer_run": job.trainer_run,
             "measures": measures,
             "causes": causes,
             "settings": redacted_values(job.settings),

@@ -3,9 +3,9 @@
 Two classes with the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. What a call
 sends and how its reply is read is written once, as a ``_Call``; the classes only carry it over the network.
 
-Errors: what the server refuses is raised as the matching member of the error tree, with the server's own sentence. What
-the network does is raised as ``requests.RequestException`` or ``aiohttp.ClientError`` / ``asyncio.TimeoutError``. A
-reply that is not what the protocol says is a ``ValueError``.
+Errors: what the server refuses is raised as the matching member of the error tree, with the server's own sentence, and
+is an ``aiohttp.ClientError`` as well. What the network does is raised as ``requests.RequestException`` or
+``aiohttp.ClientError`` / ``asyncio.TimeoutError``. A reply that is not what the protocol says is a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def _poll_options(
     consumer_id: str | None,
     poll_id: str | None,
     images: str | None,
+    dummies: bool | None,
 ) -> dict[str, Any]:
+    if dummies is None and lease_s is None:
+        dummies = True  # who leases is known to know them; RolloutItem says which they are
     return {
         "job_id": job_id,
         "max_groups": max_groups,
@@ -102,6 +105,7 @@ def _poll_options(
         "consumer_id": consumer_id,
         "poll_id": poll_id,
         "images": images,
+        "dummies": dummies,
     }
 
 
@@ -174,11 +178,30 @@ def _raise_for_status(status: int, content: bytes) -> None:
     except (ValueError, KeyError, TypeError):
         text = content[:200].decode(errors="replace").strip() or "nothing more"
         code, message, detail = "", f"what answers says {status} ({text}): is it a rollout buffer?", {}
-    raise _error_class(code, status)(message, detail)
+    raise _refusal(_error_class(code, status), message, detail)
+
+
+def _refusal(
+    kind: type[errors.RolloutBufferError], message: str, detail: Mapping[str, Any]
+) -> errors.RolloutBufferError:
+    """Builds the error that the server named as one of aiohttp's too: loops over slime's buffer catch those."""
+    if kind not in _REFUSALS:
+
+        def reduce(self: errors.RolloutBufferError) -> tuple[Any, ...]:
+            return _refusal, (kind, self.message, self.detail)
+
+        names = {"__reduce__": reduce, "__module__": kind.__module__, "__doc__": kind.__doc__}
+        _REFUSALS[kind] = type(kind.__name__, (kind, aiohttp.ClientError), names)
+    return _REFUSALS[kind](message, detail)
+
+
+_REFUSALS: dict[type[errors.RolloutBufferError], type[errors.RolloutBufferError]] = {}
+"""For each member of the error tree the class that is one of aiohttp's errors as well."""
 
 
 def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
-    by_code = {kind.code: kind for kind in _all_errors(errors.RolloutBufferError)}
+    found = _all_errors(errors.RolloutBufferError)
+    by_code = {kind.code: kind for kind in found if not issubclass(kind, aiohttp.ClientError)}
     if code in by_code:
         return by_code[code]
     return errors.RequestError if status < 500 else errors.UnavailableError
@@ -213,8 +236,12 @@ class RolloutBufferClient:
         consumer_id: str | None = None,
         poll_id: str | None = None,
         images: str | None = None,
+        dummies: bool | None = None,
     ) -> RolloutData:
-        """Fetches finished groups. With ``lease_s`` they come back unless they are acknowledged in time."""
+        """Fetches finished groups. With ``lease_s`` they come back unless they are acknowledged in time.
+
+        ``dummies=False`` leaves out members that could not be played; else they have ``remove_sample``.
+        """
         options = _poll_options(
             job_id=job_id,
             max_groups=max_groups,
@@ -225,6 +252,7 @@ class RolloutBufferClient:
             consumer_id=consumer_id,
             poll_id=poll_id,
             images=images,
+            dummies=dummies,
         )
         return self._send(_get_rollout_data(options))
 
@@ -374,6 +402,7 @@ class AsyncRolloutBufferClient:
         consumer_id: str | None = None,
         poll_id: str | None = None,
         images: str | None = None,
+        dummies: bool | None = None,
     ) -> RolloutData:
         """As ``RolloutBufferClient.get_rollout_data``."""
         options = _poll_options(
@@ -386,6 +415,7 @@ class AsyncRolloutBufferClient:
             consumer_id=consumer_id,
             poll_id=poll_id,
             images=images,
+            dummies=dummies,
         )
         return await self._send(_get_rollout_data(options))
 

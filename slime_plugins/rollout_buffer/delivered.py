@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -28,7 +29,7 @@ from slime_plugins.rollout_buffer.tables import content_rows, delivery_rows
 from slime_plugins.rollout_buffer.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
 
-__all__ = ["DeliveredMembers"]
+__all__ = ["DeliveredMembers", "PlayedGroup", "ShortGroup", "only_played"]
 
 READERS = 2
 """Threads of a process that read ahead, for all its deliveries together."""
@@ -187,6 +188,35 @@ def _ahead(started: Iterable[Started[Result] | Future[Result]], count: int) -> I
     finally:
         for work in waiting:
             work.cancel()
+
+
+ShortGroup = dict[str, Any]
+"""What ``meta_info`` says of a group that has fewer members than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedGroup:
+    """The members of a delivered group that were played; none when too few are left. ``short`` when one is missing."""
+
+    key: int
+    members: list[tuple[dict[str, Any], Pieces]]
+    short: ShortGroup | None
+
+
+def only_played(members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int) -> Iterator[PlayedGroup]:
+    """Yields group after group without its dummies, for clients that would train them as a reward of 0."""
+    for key, found in groupby(members, key=lambda member: int(member[0]["group_index"])):
+        group = list(found)
+        played = [member for member in group if not member[0]["remove_sample"]]
+        delivered = len(played) >= at_least
+        short = {
+            "group_index": key,
+            "instance_id": group[0][0]["instance_id"],
+            "members": len(played),
+            "group_size": len(group),
+            "delivered": delivered,
+        }
+        yield PlayedGroup(key, played if delivered else [], None if len(played) == len(group) else short)
 
 
 def _dummy_body(error: str | None = None) -> bytes:

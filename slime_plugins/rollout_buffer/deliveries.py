@@ -13,8 +13,8 @@ from typing import Any
 
 from slime_plugins.rollout_buffer import groups as group_rules
 from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.payloads import PollPayload
+from slime_plugins.rollout_buffer.staleness import Standing, standing_of
 from slime_plugins.rollout_buffer.tables import delivery_rows, group_rows, job_rows, portion_rows
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.delivery_rows import DeliveryRecord
@@ -41,23 +41,40 @@ def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) 
     limit = _group_limit(poll, job)
     expire_leases(connection, now)
     if poll.weight_version is not None:
-        job_rows.raise_weight_version(connection, job.key, poll.weight_version)
+        _note_trainers_version(connection, job.key, poll.weight_version)
     if job.settings["stale_groups"] == "drop":
         _drop_stale_groups(connection, now, job)
     repeated = _repeated(connection, now, job, poll) or _returned(connection, now, job, poll, limit)
-    return repeated or _new_delivery(connection, now, job, poll, limit)
+    delivery = repeated or _new_delivery(connection, now, job, poll, limit)
+    if delivery is None or poll.batch_size is None or poll.batch_size >= job.group_size:
+        return delivery
+    note = f"batch_size {poll.batch_size} was rounded up to one group of {job.group_size} samples: groups are whole"
+    return replace(delivery, meta_info={**delivery.meta_info, "note": note})
 
 
-def _stale_groups(connection: Connection, job: JobRecord) -> list[tuple[int, int]]:
-    lag, newest = job.settings["max_weight_version_lag"], job_rows.get_job(connection, job.key).weight_version
-    if lag is None or newest is None:
+def _note_trainers_version(connection: Connection, job_key: int, version: int) -> None:
+    known = job_rows.known_versions(connection, job_key)
+    if standing_of(version, known) is not Standing.ALONE:
+        job_rows.note_weight_versions(connection, job_key, version, version)
+    elif job_rows.get_job(connection, job_key).lone_version != version:  # each poll says it again
+        job_rows.note_lone_version(connection, job_key, version)
+
+
+def _stale_groups(connection: Connection, job: JobRecord) -> list[int]:
+    """Groups sampled by weights that are too old; those of an earlier run are as old as the present one's first."""
+    now = job_rows.get_job(connection, job.key)
+    lag = job.settings["max_weight_version_lag"]
+    if lag is None or now.weight_version is None or now.first_weight_version is None:
         return []
-    return delivery_rows.stale_ready_groups(connection, job.key, newest - lag)
+    oldest_allowed = now.weight_version - lag
+    return delivery_rows.stale_ready_groups(
+        connection, job.key, now.trainer_run, oldest_allowed, version_of_earlier_runs=now.first_weight_version
+    )
 
 
 def _drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> None:
     """Filters groups that waited for so long that training on them would be too far off policy."""
-    for key, _ in _stale_groups(connection, job):
+    for key in _stale_groups(connection, job):
         delivery_key = group_rows.get_group(connection, key).delivery_key
         if delivery_key is not None:
             # The delivery it had come back from will not go out whole: what that reported is reported anew.
@@ -140,7 +157,7 @@ def _new_delivery(
         # Part of a delivery that had come back goes out in another one: what it reported is reported anew.
         delivery_rows.dissolve_delivery(connection, broken_up)
     delivery = _insert(connection, now, job, poll, {"delivery_id": uuid.uuid4().hex})
-    stale = {stale_key for stale_key, _ in _stale_groups(connection, job)}
+    stale = set(_stale_groups(connection, job))
     for group in ready:
         group_rows.update_group(connection, group.key, state=_handed_out(poll).value, delivery_key=delivery.key)
     delivery_rows.insert_delivery_groups(connection, delivery.key, [group.key for group in ready])
@@ -240,12 +257,7 @@ def expire_leases(connection: Connection, now: float) -> None:
 def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:
     if poll.batch_size is None:
         return poll.max_groups
-    if poll.batch_size < job.group_size:
-        raise ConflictError(
-            f"batch_size {poll.batch_size} is less than one group of job {job.job_id}, which has {job.group_size} "
-            "samples: groups are delivered whole"
-        )
-    return poll.batch_size // job.group_size
+    return max(1, poll.batch_size // job.group_size)
 
 
 def _as_delivery(record: DeliveryRecord) -> Delivery:

@@ -3,6 +3,7 @@
     RolloutBufferError
     ├── RequestError              a caller's mistake: an HTTP 4xx that says what to fix; nothing was changed
     │   ├── InvalidPayloadError       400 invalid_payload
+    │   │   └── RewardRangeError          422 reward_out_of_range (the job's own range, which its payload set)
     │   ├── UnreadableBodyError       400 unreadable_body
     │   ├── InputFileError            400 input_file
     │   ├── UnauthorizedError         401 unauthorized
@@ -67,6 +68,13 @@ class InvalidPayloadError(RequestError):
     """A field is missing, of the wrong type or out of range."""
 
     code = "invalid_payload"
+
+
+class RewardRangeError(InvalidPayloadError):
+    """The reward of a written item lies outside of the range that the job's payload set."""
+
+    code = "reward_out_of_range"
+    http_status = 422
 
 
 class UnreadableBodyError(RequestError):

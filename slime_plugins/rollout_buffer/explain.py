@@ -81,6 +81,17 @@ class Situation:
     disk_free_bytes: int | None = None
     devices: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    stale_groups: int = 0
+    """Groups that were dropped because their weights were too old."""
+    max_weight_version_lag: int | None = None
+    trainer_run: int = 1
+    weight_version: int | None = None
+    lone_versions: int = 0
+    """How often a weight version was named that is absurdly far ahead; ``lone_version`` is the last of them."""
+    lone_version: int | None = None
+    refused_items: int = 0
+    """Written items that the job's ``reward_range`` refused; ``last_refusal`` says it of the last."""
+    last_refusal: str = ""
 
     def count(self, *states: GroupState) -> int:
         """Counts groups in the states."""
@@ -90,8 +101,8 @@ class Situation:
 def explain_job(situation: Situation) -> list[Explanation]:
     """Returns at least one sentence: why the job stands still, or that it moves. The most pressing comes first."""
     if over := list(_over(situation)):
-        return over
-    found = [*_halted(situation), *_troubles(situation)]
+        return [*over, *_left_out(situation)]
+    found = [*_halted(situation), *_troubles(situation), *_left_out(situation)]
     if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
         found += _at_work(situation)
     order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.OK]
@@ -118,7 +129,14 @@ def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[s
 def _over(at: Situation) -> Iterator[Explanation]:
     waiting = at.count(GroupState.READY, GroupState.LEASED)
     left = f" {_wait(waiting)} to be fetched or acknowledged." if waiting else ""
-    if at.state is JobState.FINISHED:
+    if at.state is JobState.FINISHED and at.cause:
+        yield Explanation(
+            code="nothing_delivered",
+            severity=Severity.ATTENTION,
+            says=f"The job is over and gave nothing to train on: {at.cause.strip()[:500]}.",
+            advice="The groups' own pages say why. Is the input too easy, or too hard, for this policy?",
+        )
+    elif at.state is JobState.FINISHED:
         delivered = at.count(GroupState.DELIVERED)
         yield Explanation(
             code="finished",
@@ -138,7 +156,7 @@ def _over(at: Situation) -> Iterator[Explanation]:
             code="failed",
             severity=Severity.STOPPED,
             says=f"The job failed{_because(at.cause)}.{left}",
-            advice="Mend the cause, then start the same job again: it goes on with what is open.",
+            advice="Mend the cause, then start the same job again: it begins anew with what failed and what is open.",
         )
 
 
@@ -196,7 +214,7 @@ def _nothing_open(at: Situation) -> Iterator[Explanation]:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
-            says="The job is filled from outside, and nothing was written to it yet.",
+            says=f"The job is filled from outside, and {_last_item(at)}.",
             advice="Post items to /buffer/write, or cancel the job when nothing more comes.",
         )
     else:
@@ -205,13 +223,19 @@ def _nothing_open(at: Situation) -> Iterator[Explanation]:
 
 def _external(at: Situation) -> Iterator[Explanation]:
     if not _recent(at.trajectory_age_s):
-        since = "nothing was written yet" if at.trajectory_age_s is None else f"none for {_span(at.trajectory_age_s)}"
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
-            says=f"The job is filled from outside: {_wait(at.count(GroupState.OPEN))} for items, {since}.",
+            says=f"The job is filled from outside: {_wait(at.count(GroupState.OPEN))} for items, {_last_item(at)}.",
             advice="Look at the program that writes to /buffer/write.",
         )
+
+
+def _last_item(at: Situation) -> str:
+    if at.trajectory_age_s is None:
+        refused = f": {_many(at.refused_items, 'item')} refused" if at.refused_items else ""
+        return f"nothing was written yet{refused}"
+    return f"its last item came {_span(at.trajectory_age_s)} ago"
 
 
 def _is_full(at: Situation, ahead: int) -> bool:
@@ -233,6 +257,37 @@ def _poll_advice(at: Situation) -> str:
     if at.poll_age_s > QUIET_AFTER_S:
         return f"The trainer last polled {_span(at.poll_age_s)} ago: it trains, or it has stopped. Look at its log."
     return "The trainer polls; it will take them when it needs them."
+
+
+# --- what does not reach the trainer ---------------------------------------------------------------------------------
+
+
+def _left_out(at: Situation) -> Iterator[Explanation]:
+    if at.stale_groups:
+        newest = f", which is {at.weight_version} in run {at.trainer_run} of the trainer" if at.weight_version else ""
+        yield Explanation(
+            code="stale_groups",
+            severity=Severity.ATTENTION,
+            says=f"{_many(at.stale_groups, 'group')} dropped as stale: the weights were more than "
+            f"{at.max_weight_version_lag} versions behind the newest{newest}.",
+            advice="Let less wait with max_groups_ahead, raise max_weight_version_lag, or take them with "
+            "stale_groups: flag.",
+        )
+    if at.lone_versions:
+        yield Explanation(
+            code="lone_versions",
+            severity=Severity.ATTENTION,
+            says=f"{_many(at.lone_versions, 'weight version')} far beyond the others, the last was "
+            f"{at.lone_version}: that counts for nothing, and no group is stale because of it.",
+            advice="A weight version counts the trainer's updates. Is it a timestamp?",
+        )
+    if at.refused_items:
+        yield Explanation(
+            code="refused_items",
+            severity=Severity.ATTENTION,
+            says=f"{_many(at.refused_items, 'item')} refused because of the reward. The last: {at.last_refusal[:300]}.",
+            advice="Start the job with a reward_range that holds every reward, or without one.",
+        )
 
 
 # --- a job that should move ------------------------------------------------------------------------------------------
@@ -460,6 +515,10 @@ def _too_short(why: str, came: str, size: str) -> str:
 
 def _because(cause: str) -> str:
     return f" ({cause.strip()[:500]})" if cause.strip() else ""
+
+
+def _many(count: int, what: str) -> str:
+    return f"1 {what} was" if count == 1 else f"{count} {what}s were"
 
 
 def _wait(count: int) -> str:

@@ -46,7 +46,7 @@ class GroupPolicy:
 
     group_size: int
     task_type: str
-    reward_range: tuple[float, float] = (0.0, 1.0)
+    reward_range: tuple[float, float] | None = None
     evaluation: bool = False
     min_valid_group_size_ratio: float = 1.0
     min_valid_item_size_ratio: float = 0.7
@@ -153,8 +153,8 @@ def is_valid_group(members: Members, policy: GroupPolicy) -> bool:
 
 
 def filter_item(member: Member, policy: GroupPolicy) -> bool:
-    """Accepts a member whose reward is a finite number inside the generator's reward range, ends included."""
-    low, high = policy.reward_range
+    """Accepts a member whose reward is a finite number, inside the reward range where one is set, ends included."""
+    low, high = policy.reward_range or (-math.inf, math.inf)
     return member.reward is not None and math.isfinite(member.reward) and low <= member.reward <= high
 
 

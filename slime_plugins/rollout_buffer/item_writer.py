@@ -16,7 +16,13 @@ from slime_plugins.rollout_buffer import jobs as job_rules
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
 from slime_plugins.rollout_buffer.episode_facts import facts_of
-from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.errors import (
+    ConflictError,
+    InvalidPayloadError,
+    NotFoundError,
+    RewardRangeError,
+    UnavailableError,
+)
 from slime_plugins.rollout_buffer.payloads import generation_cap
 from slime_plugins.rollout_buffer.state_changes import close_group, find_job, group_policy, note_versions, several_jobs
 from slime_plugins.rollout_buffer.store import Store
@@ -67,9 +73,13 @@ class ItemWriter:
             NotFoundError: no such job, or none is open.
             ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
                 the job takes no writes (its own runner plays it, or it is over).
+            RewardRangeError: a reward lies outside of the job's ``reward_range``; the job counts it.
         """
         (keeping,) = self._keep_bytes([Write(job_id, items)])
-        return self._store.commit(lambda connection: self._write_items(connection, job_id, keeping, {}))
+        written = self._store.commit(lambda connection: self._write_items(connection, job_id, keeping, {}))
+        if isinstance(written, RewardRangeError):
+            raise written
+        return written
 
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
@@ -124,14 +134,36 @@ class ItemWriter:
         job_id: str | None,
         items: Sequence[tuple[wire.WrittenItem, Kept | None]],
         jobs: _Jobs,
-    ) -> tuple[JobRecord, list[WriteResult]]:
-        """``jobs`` were looked up already in this transaction; no write changes what is asked of them."""
+    ) -> Written | RewardRangeError:
+        """``jobs`` were looked up already in this transaction; no write changes what is asked of them.
+
+        A refusal is returned, not raised: that it is counted must stay.
+        """
         if job_id not in jobs:
             jobs[job_id] = self._job_for_write(connection, job_id)
         job = jobs[job_id]
+        if not job.takes_items:
+            raise ConflictError(
+                f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
+                "task_type external for items from outside"
+            )
         for item, _ in items:
             _check_tokens(job, item)
+        if outside := self._outside_of_range(connection, job, [item for item, _ in items]):
+            refusal = _refusal(job, outside[0])
+            job_rows.note_refused_items(connection, job.key, len(outside), refusal.message[:500])
+            return refusal
         return job, [self._write_item(connection, job, item, kept) for item, kept in items]
+
+    def _outside_of_range(
+        self, connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]
+    ) -> list[wire.WrittenItem]:
+        """Returns the new items whose rewards the job's payload does not allow."""
+        wanted = job.settings.get("reward_range")
+        if wanted is None:
+            return []
+        outside = [item for item in items if not wanted[0] <= item.reward <= wanted[1]]
+        return [item for item in outside if not trajectory_rows.has_trajectory(connection, job.key, item.uid)]
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
@@ -215,6 +247,15 @@ def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
         raise InvalidPayloadError(
             f"item {item.uid!r} holds a generation of {longest} tokens, and the cap of job {job.job_id} is {cap}"
         )
+
+
+def _refusal(job: JobRecord, item: wire.WrittenItem) -> RewardRangeError:
+    low, high = job.settings["reward_range"]
+    return RewardRangeError(
+        f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
+        f"{low:g} to {high:g}: nothing of this request was stored",
+        {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
+    )
 
 
 def _draft(item: wire.WrittenItem) -> Draft:

@@ -85,8 +85,11 @@ def _job_to_attach_to(connection: Connection, payload: StartPayload) -> JobRecor
                 {"job_id": job.job_id},
             )
         return job
-    unfinished = job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
-    return next((job for job in unfinished if job.identity == identity), None)
+    same = [job for job in job_rows.all_jobs(connection) if job.identity == identity]
+    unfinished = [job for job in same if job.state in job_rules.OPEN_STATES]
+    if unfinished:
+        return unfinished[-1]
+    return same[0] if same and same[0].state is JobState.FAILED else None
 
 
 def _create_job(
@@ -109,11 +112,13 @@ def _create_job(
         settings=payload.settings(),
         has_input=bool(ids),
         has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
+        takes_items=payload.task_type == EXTERNAL_TASK_TYPE,
         group_size=payload.num_repeat_per_sample,
         instance_count=len(ids),
         num_epoch=payload.num_epoch,
         created_at=now,
         updated_at=now,
+        run_began_at=now,
     )
     if written_as is None:
         lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
@@ -143,6 +148,10 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     if job.state is JobState.FAILED:
         changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
     job_rows.update_job(connection, job.key, **changes)
+    if job.state is JobState.FAILED and not repeated:
+        _open_failed_groups(connection, now, job, settings)
+    if not repeated:
+        job_rows.open_trainer_run(connection, job.key, now)
     if payload.skip_instance_ids is not None and not repeated:
         _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
     if payload.retry_given_up and not repeated and job.state is not JobState.CANCELLED:
@@ -165,18 +174,31 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
 
 
+def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
+    """Begins anew with what failed; what the skip list names of it is skipped afterwards."""
+    failed = group_rows.failed_groups(connection, job.key)
+    group_rows.open_again(connection, failed, now)
+    portion_rows.report_again(connection, failed)
+    _allow_more_attempts(connection, job.key, settings)
+
+
 def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
-    """Opens every closed group that came short; what failed is still counted, so the limit grows by as much."""
+    """Opens every closed group that came short."""
     short = group_rows.short_groups(connection, job.key, job.group_size)
     for delivery in {group.delivery_key for group in short if group.state is GroupState.READY}:
         if delivery is not None:
             delivery_rows.dissolve_delivery(connection, delivery)
     group_rows.open_again(connection, [group.key for group in short], now)
     portion_rows.report_again(connection, [group.key for group in short])
-    spent = attempt_rows.most_failures(connection, job.key)
-    limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
-    job_rows.update_job(connection, job.key, settings=json.dumps({**settings, "max_attempts": limit}))
+    _allow_more_attempts(connection, job.key, settings)
     _go_on_if_finished(connection, job.key)
+
+
+def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:
+    """What failed is still counted, so the limit grows by as much."""
+    spent = attempt_rows.most_failures(connection, job_key)
+    limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
+    job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))
 
 
 def _go_on_if_finished(connection: Connection, job_key: int) -> None:

@@ -12,10 +12,12 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 __all__ = [
     "FINAL_STATES",
     "OPEN_STATES",
+    "FailedAttempts",
     "KnownGroup",
     "PlannedGroup",
     "Resumption",
     "attempt_uid",
+    "ending_of",
     "next_state",
     "plan_groups",
     "wanted_again",
@@ -142,6 +144,47 @@ def next_state(current: JobState, verb: str) -> JobState:
     if current not in allowed:
         raise ConflictError(f"a job that is {current.value} cannot be {_DONE[verb]}", {"state": current.value})
     return target
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedAttempts:
+    """How many attempts of a job failed of those that ended, and the commonest error with an example of it."""
+
+    failed: int
+    ended: int
+    code: str
+    of_code: int
+    message: str
+
+    def sentence(self) -> str:
+        """Says it in one sentence."""
+        of_them = "" if self.of_code == self.failed else f", {self.of_code} of them with {self.code}"
+        return f"{self.failed} of {self.ended} attempts failed{of_them}: {self.message or self.code}"
+
+
+def ending_of(
+    groups: Mapping[GroupState, int], causes: Mapping[str, Mapping[str, int]], failures: FailedAttempts | None
+) -> tuple[JobState, str]:
+    """Returns how a job ends whose groups are all closed, and why, when none of them could be delivered.
+
+    ``causes`` counts filtered and failed groups by state and cause.
+    """
+    if any(groups.get(state) for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)):
+        return JobState.FINISHED, ""
+    failed, filtered = (groups.get(state, 0) for state in (GroupState.FAILED, GroupState.FILTERED))
+    if failed:
+        cause, count = _commonest(causes.get(GroupState.FAILED.value, {}))
+        if failures is not None and cause.startswith(("slots failed", "timed out")):
+            return JobState.FAILED, failures.sentence()
+        return JobState.FAILED, f"none of {failed + filtered} groups could be delivered: {cause} ({count} of them)"
+    if filtered:
+        cause, count = _commonest(causes.get(GroupState.FILTERED.value, {}))
+        return JobState.FINISHED, f"all {filtered} groups were filtered: {cause} ({count} of them)"
+    return JobState.FINISHED, ""
+
+
+def _commonest(counted: Mapping[str, int]) -> tuple[str, int]:
+    return max(counted.items(), key=lambda entry: entry[1], default=("no cause is known", 0))
 
 
 def attempt_uid(job_key: int, epoch: int, position: int, slot: int, attempt: int) -> str:

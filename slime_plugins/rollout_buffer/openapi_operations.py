@@ -36,6 +36,7 @@ ERRORS: Mapping[int, str] = {
     409: "The request contradicts what is stored, or names too little to choose by.",
     413: "The body, or the list in it, is larger than the server takes.",
     415: "The body is compressed; send it as it is.",
+    422: "The job does not take what was sent; the message says why. Nothing was changed.",
     503: "Cannot be done now; the same request may succeed later (Retry-After says when). Nothing was lost.",
     507: "The disk is full. What was acknowledged is safe.",
 }
@@ -113,7 +114,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=ref("WriteBody"),
         reply=ref("WriteReply"),
         reply_says="All items are durable.",
-        errors=(400, 404, 409, 503, 507),
+        errors=(400, 404, 409, 422, 503, 507),
         example="""-d '{"uid": "a/0", "instance_id": "a", "reward": 1.0,
         "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}' URL/buffer/write""",
     ),

@@ -160,6 +160,20 @@ COMPONENTS: Mapping[str, Schema] = {
             "description": "Nothing will ever be ready again, and nothing is leased to anybody else",
         },
         acknowledged=ref("Acknowledged"),
+        weight_version=_nullable(integer("The newest that is known in this run of the trainer")),
+        stale_groups=_array(integer(), "`group_index` of groups that are too old, where `stale_groups` is `flag`"),
+        note=text("What was done otherwise than asked: a `batch_size` below one group"),
+        short_groups=_array(
+            _object(
+                "group_index instance_id members group_size delivered",
+                group_index=integer(),
+                instance_id=text(),
+                members=integer("Played members"),
+                group_size=integer(),
+                delivered={"type": "boolean", "description": "False: too few are left, and the group has failed"},
+            ),
+            "Groups with fewer members than they should have, for a client that takes no dummies",
+        ),
     ),
     "RolloutData": _object(
         "success message data",
@@ -214,7 +228,7 @@ COMPONENTS: Mapping[str, Schema] = {
     ),
     "Job": _object(
         "job_id task_type state cause group_size instances epochs groups slots attempts outcomes late causes settings "
-        "damaged measures",
+        "damaged refused_items trainer_run measures",
         job_id=text(),
         task_type=text(),
         state=text(enum=[state.value for state in JobState]),
@@ -236,6 +250,8 @@ COMPONENTS: Mapping[str, Schema] = {
         outcomes=_counts(None, "Trajectories by outcome"),
         late=integer("Trajectories that came after their group had closed"),
         damaged=integer("Trajectories that could not be read when they were to be delivered"),
+        refused_items=integer("Written items whose reward lay outside of the payload's `reward_range`"),
+        trainer_run=integer("Weight versions are ordered within one; every start of the trainer opens the next"),
         measures={
             "type": "object",
             "additionalProperties": {"type": "object", "additionalProperties": {"type": "number"}},

@@ -193,13 +193,15 @@ class JobSettings(BaseModel):
     group_timeout_seconds: Annotated[Number, Field(gt=0)] = 300.0
     """Seconds without a new item after which a begun group is closed."""
     reward_range: tuple[Number, Number] | None = None
-    """Rewards outside are filtered. The generator's own range when it is not given; [0, 1] when that has none."""
+    """Items whose rewards lie outside are refused (422). Without it only a generator's own range holds, if any."""
     normalize_rewards: bool = False
     """Z-score the rewards of each group here; tell the trainer ``--disable-rewards-normalization`` then."""
     padding: Literal["dummy", "copy"] = "dummy"
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
     max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = 3
     """How often a slot is tried before it is given up as failed."""
+    stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
+    """A job fails when so many attempts in a row, of two instances or more, failed with one error code. 0: never."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
     """New groups wait while this many are ready or leased. None is unlimited."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
@@ -313,7 +315,16 @@ class StartPayload(JobSettings):
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-CHANGEABLE = frozenset({"num_process", "tokenizer_path", "max_attempts", "max_groups_ahead", "pause_when_idle_s"})
+CHANGEABLE = frozenset(
+    {
+        "num_process",
+        "tokenizer_path",
+        "max_attempts",
+        "stop_after_failures",
+        "max_groups_ahead",
+        "pause_when_idle_s",
+    }
+)
 """Settings that an attaching payload may bring anew: they say how the work is done, not which."""
 
 NOT_SETTINGS = set(StartPayload.model_fields) - set(JobSettings.model_fields)
@@ -325,7 +336,7 @@ class PollPayload(Body):
     job_id: Identifier | None = None
     """Whose groups; may be left out while only one job has something to come."""
     batch_size: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
-    """How many samples at most; whole groups."""
+    """How many samples at most; whole groups, one at least (`meta_info.note` says when that is more)."""
     max_groups: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
     """How many groups at most; all that are ready when neither is given."""
     wait_s: Annotated[Number, Field(ge=0, le=300)] = 0.0
@@ -340,8 +351,15 @@ class PollPayload(Body):
     """One id per intended poll: the same pair gets the same delivery again."""
     images: Literal["inline", "hash"] = "inline"
     """Screenshots as data URIs, or by the hash under which `/images` has them."""
+    dummies: bool | None = None
+    """Members with `remove_sample` come too (true), or played ones alone (false); who leases gets them by default."""
     weight_version: Annotated[Count, Field(ge=0)] | None = None
     """The trainer's newest weight version. Staleness is measured by it, or by what the engine said if that is newer."""
+
+    @property
+    def knows_dummies(self) -> bool:
+        """Tells whether members with ``remove_sample`` may be in the reply."""
+        return self.lease_s is not None if self.dummies is None else self.dummies
 
     @model_validator(mode="after")
     def _asks_in_one_way(self) -> PollPayload:

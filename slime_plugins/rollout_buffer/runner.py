@@ -102,6 +102,28 @@ class _RunningGroup:
     has_members: bool = False
 
 
+@dataclass(slots=True)
+class _FailureStreak:
+    """Failures with one error code since the last success."""
+
+    code: str = ""
+    count: int = 0
+    instances: set[str] = field(default_factory=set)
+
+    def add(self, code: str, instance_id: str) -> None:
+        if code != self.code:
+            self.code, self.count, self.instances = code, 0, set()
+        self.count += 1
+        self.instances.add(instance_id)
+
+    def end(self) -> None:
+        self.code, self.count, self.instances = "", 0, set()
+
+    def reaches(self, limit: int) -> bool:
+        """One instance may be broken in itself: only two tell something of the job."""
+        return 0 < limit <= self.count and len(self.instances) > 1
+
+
 class JobRunner:
     """Plays one job to its end. Build it, then ``await run()`` once."""
 
@@ -136,6 +158,7 @@ class JobRunner:
         self._engine_told_at = -math.inf
         self._engine_was_away = False
         self._engine_watch: EngineWatch | None = None
+        self._streak = _FailureStreak()
 
     async def run(self) -> None:
         """Plays until every group is closed or the job is over.
@@ -147,7 +170,8 @@ class JobRunner:
             await self._run()
 
     async def _run(self) -> None:
-        self._fence = await self._stored(self._buffer.begin_running, self._job.key)
+        plain = self._plugin.create_generator is None
+        self._fence = await self._stored(lambda: self._buffer.begin_running(self._job.key, takes_items=plain))
         self._set_pause(self._job.state)
         logger.info("job %s: runner %d begins", self._job.job_id, self._fence)
         try:
@@ -156,7 +180,9 @@ class JobRunner:
             elif self._plugin.run_rollout is not None:
                 await self._run_plain_generator(self._plugin.run_rollout)
         except* _FencedError:
-            logger.warning("job %s: runner %d was replaced and stops", self._job.job_id, self._fence)
+            logger.warning(
+                "job %s: runner %d stops: it was replaced, or the job is over", self._job.job_id, self._fence
+            )
         finally:
             self._store_thread.shutdown(wait=True)
 
@@ -350,6 +376,7 @@ class JobRunner:
             await self._give_up(record, slot, number, GeneratorError.code, reason)
             return _Tried.FAILED
         group.quiet_s, group.has_members = 0.0, True
+        self._streak.end()
         if self._engine_watch is not None:
             self._engine_watch.succeeded()
         return _Tried.SETTLED
@@ -387,6 +414,17 @@ class JobRunner:
                 self._fence, record, slot, attempt, code=code, message=message, given_up=given_up
             )
         )
+        if not given_up:
+            await self._stop_when_all_fail(code, record.instance_id)
+
+    async def _stop_when_all_fail(self, code: str, instance_id: str) -> None:
+        """Ends the job, instead of burning its whole input, when attempts only ever fail in one way."""
+        self._streak.add(code, instance_id)
+        limit = self._settings.stop_after_failures
+        if self._streak.reaches(limit):
+            logger.error("job %s: %d attempts in a row failed with %s: it stops", self._job.job_id, limit, code)
+            await self._stored(self._buffer.stop_failing_job, self._job.key, limit)
+            raise _FencedError
 
     async def _close_group(self, group: _RunningGroup, *, timed_out: bool) -> None:
         del self._groups[group.record.key]

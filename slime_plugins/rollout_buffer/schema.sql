@@ -12,12 +12,21 @@ CREATE TABLE jobs (
     engine_url     TEXT,
     settings       TEXT    NOT NULL,            -- what the job keeps of its payload, as JSON
     has_runner     INTEGER NOT NULL,            -- 0: filled through /buffer/write alone
+    takes_items    INTEGER NOT NULL DEFAULT 1,  -- 0: its runner plays every slot itself, /buffer/write is refused
     has_input      INTEGER NOT NULL,            -- 0: the items that are written name its instances
     group_size     INTEGER NOT NULL,
     instance_count INTEGER NOT NULL,
     num_epoch      INTEGER NOT NULL,
     fence          INTEGER NOT NULL DEFAULT 0,  -- number of the runner that may write
-    weight_version INTEGER,                     -- the newest that any of its trajectories was sampled with
+    trainer_run    INTEGER NOT NULL DEFAULT 1,  -- weight versions are ordered within one; each start opens the next
+    run_began_at   REAL,
+    weight_version INTEGER,                     -- the newest that is known in this run
+    first_weight_version   INTEGER,             -- the oldest that is known in this run
+    earlier_weight_version INTEGER,             -- the newest of the run before
+    lone_versions  INTEGER NOT NULL DEFAULT 0,  -- how often a version was named that is absurdly far ahead
+    lone_version   INTEGER,                     -- the last of them
+    refused_items  INTEGER NOT NULL DEFAULT 0,  -- items whose reward lies outside of the job's reward_range
+    last_refusal   TEXT    NOT NULL DEFAULT '',
     meta_info      TEXT    NOT NULL DEFAULT '{}', -- what the generator's own get_group_data_meta_info said last
     created_at     REAL    NOT NULL,
     updated_at     REAL    NOT NULL,
@@ -56,6 +65,7 @@ CREATE INDEX groups_by_sequence ON groups (sequence) WHERE sequence IS NOT NULL;
 CREATE INDEX groups_unreported ON groups (job_key) WHERE state IN ('filtered', 'failed') AND delivery_key IS NULL;
 CREATE INDEX groups_by_instance ON groups (job_key, instance_id, epoch);
 CREATE INDEX groups_by_delivery ON groups (delivery_key) WHERE delivery_key IS NOT NULL;
+CREATE INDEX groups_by_cause ON groups (job_key, state, cause) WHERE state IN ('filtered', 'failed');
 CREATE INDEX groups_by_closing ON groups (job_key, closed_at, state) WHERE closed_at IS NOT NULL;
 CREATE INDEX groups_by_touch ON groups (
     job_key, coalesce(closed_at, last_write_at, opened_at, 0.0) DESC, key, state, instance_id
@@ -110,6 +120,7 @@ CREATE TABLE trajectories (
     stop_reason  TEXT    NOT NULL,
     reward       REAL    NOT NULL,
     raw_reward   REAL,
+    trainer_run  INTEGER NOT NULL DEFAULT 1,    -- the run whose weights sampled it
     oldest_version INTEGER,                     -- of the weights that sampled it; NULL when nobody told
     versions_behind INTEGER,                    -- how far that was behind the job's newest when it was written
     success      REAL,                          -- what the environment said, before any shaping; NULL when unknown

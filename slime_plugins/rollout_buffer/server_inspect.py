@@ -37,10 +37,10 @@ def deliveries(job_id: str) -> Response:
 
 @routes.get("/deliveries/<id:delivery_id>")
 def delivery(delivery_id: str) -> Response:
-    """Returns a past delivery exactly as its poll got it. Changes nothing: no lease, no state."""
+    """Returns a past delivery as its poll got it, with its dummies. Changes nothing: no lease, no state."""
     query = payloads.parse(DeliveryQuery, request.args.to_dict())
     found = the_inspection().delivery(delivery_id)
-    poll = PollPayload(images=query.images)
+    poll = PollPayload(images=query.images, dummies=True)
     return as_response(Answer(delivery_chunks(the_buffer(), found, poll, None)))
 
 

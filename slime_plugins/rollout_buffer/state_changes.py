@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError
 from slime_plugins.rollout_buffer.groups import GroupPolicy, Verdict
-from slime_plugins.rollout_buffer.staleness import versions_of
+from slime_plugins.rollout_buffer.staleness import Standing, standing_of, versions_of
 from slime_plugins.rollout_buffer.tables import group_rows, job_rows, trajectory_rows
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Generation, GroupState
-
-DEFAULT_REWARD_RANGE = (0.0, 1.0)
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord:
@@ -35,13 +33,26 @@ def several_jobs(candidates: Sequence[JobRecord]) -> ConflictError:
     )
 
 
-def note_versions(connection: Connection, job_key: int, generations: Sequence[Generation]) -> dict[str, int | None]:
-    """Returns the oldest weight version of a trajectory and how far it is behind; tells the job of its newest."""
+def note_versions(
+    connection: Connection, job_key: int, generations: Sequence[Generation], *, sampled_from: float | None = None
+) -> dict[str, int | None]:
+    """Returns the columns of a trajectory that tell the age of its weights; tells the job of the newest.
+
+    ``sampled_from`` is when its attempt began, None when nobody told.
+    """
     versions = versions_of(generations)
     if versions is None:
         return {"oldest_version": None, "versions_behind": None}
-    newest = job_rows.raise_weight_version(connection, job_key, versions[1])
-    return {"oldest_version": versions[0], "versions_behind": newest - versions[0]}
+    oldest, newest = versions
+    known = job_rows.known_versions(connection, job_key)
+    columns = {"oldest_version": oldest, "versions_behind": None, "trainer_run": known.trainer_run}
+    standing = standing_of(newest, known, sampled_from=sampled_from)
+    if standing is Standing.OF_AN_EARLIER_RUN:
+        return {**columns, "trainer_run": known.trainer_run - 1}
+    if standing is Standing.ALONE:
+        job_rows.note_lone_version(connection, job_key, newest)
+        return columns
+    return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
 
 
 def close_group(connection: Connection, group_key: int, verdict: Verdict, now: float) -> bool:
@@ -63,13 +74,13 @@ def close_group(connection: Connection, group_key: int, verdict: Verdict, now: f
 
 
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:
-    """Builds what a job's groups are measured by; the payload's reward range comes before the generator's."""
+    """Builds what a job's groups are measured by; the payload's reward range comes before the generator's own."""
     settings = job.settings
     wanted = settings.get("reward_range")
     return GroupPolicy(
         group_size=job.group_size,
         task_type=job.task_type,
-        reward_range=(wanted[0], wanted[1]) if wanted else reward_range or DEFAULT_REWARD_RANGE,
+        reward_range=(wanted[0], wanted[1]) if wanted else reward_range,
         evaluation=settings["evaluation"],
         min_valid_group_size_ratio=settings["min_valid_group_size_ratio"],
         min_valid_item_size_ratio=settings["min_valid_item_size_ratio"],

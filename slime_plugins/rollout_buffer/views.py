@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.deliveries import STALE
 from slime_plugins.rollout_buffer.device_reports import FRESH_S, report_of_job
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.explain import Situation, explain_group, explain_job, explain_service
@@ -104,6 +105,7 @@ class Views:
             "now": now,
             "explanation": [one.as_dict() for one in explain_job(situation)],
             "weight_version": job.weight_version,
+            "trainer_run": job.trainer_run,
             "running_attempts": situation.running_attempts,
             "trajectory_age_s": situation.trajectory_age_s,
             "poll_age_s": situation.poll_age_s,
@@ -130,6 +132,14 @@ class Views:
             poll_age_s=_age(now, job.last_poll_at),
             max_groups_ahead=job.settings.get("max_groups_ahead"),
             pause_when_idle_s=job.settings.get("pause_when_idle_s"),
+            stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, STALE),
+            max_weight_version_lag=job.settings.get("max_weight_version_lag"),
+            trainer_run=job.trainer_run,
+            weight_version=job.weight_version,
+            lone_versions=job.lone_versions,
+            lone_version=job.lone_version,
+            refused_items=job.refused_items,
+            last_refusal=job.last_refusal,
         )
         if job.state not in OPEN_STATES:
             return bare

@@ -18,6 +18,7 @@ from werkzeug.routing import PathConverter
 
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.config import ServeSettings, read_token
+from slime_plugins.rollout_buffer.delivered import ShortGroup
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     PayloadTooLargeError,
@@ -231,14 +232,23 @@ def json_object(content: bytes | bytearray) -> dict[str, Any]:
 
 
 def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, acknowledged: Any) -> Iterator[Part]:
-    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once."""
+    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once.
+
+    What is said of the groups comes after them: who takes no dummies learns only by reading which groups are short.
+    """
     meta_info = dict(delivery.meta_info)
     if acknowledged is not None:
         meta_info["acknowledged"] = acknowledged
     head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
-    pieces: list[bytes | memoryview] = [head, b',"data":{"meta_info":', orjson.dumps(meta_info), b',"data":[']
+    pieces: list[bytes | memoryview] = [head, b',"data":{"data":[']
     separator, size = b"", 0
-    for light, body in buffer.delivered_pieces(delivery, inline_images=poll.images == "inline"):
+    short_groups: list[ShortGroup] = []
+    inline_images = poll.images == "inline"
+    if poll.knows_dummies:
+        members = buffer.delivered_pieces(delivery, inline_images=inline_images)
+    else:
+        members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)
+    for light, body in members:
         item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
         for piece in item:
             pieces.append(piece)
@@ -247,7 +257,9 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
                 yield pieces
                 pieces, size = [], 0
         separator = b","
-    yield [*pieces, b"]}}"]
+    if short_groups:
+        meta_info["short_groups"] = short_groups
+    yield [*pieces, b'],"meta_info":', orjson.dumps(meta_info), b"}}"]
 
 
 def with_inline_images(buffer: Buffer, body: bytes) -> bytes:

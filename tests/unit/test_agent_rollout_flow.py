@@ -309,6 +309,20 @@ def test_used_up_input_is_a_clear_error_and_never_fewer_groups(buffer: LoopbackB
         trainer.train(1)
 
 
+def test_input_of_which_nothing_could_be_trained_is_said_with_its_cause() -> None:
+    with LoopbackBuffer([]) as empty:
+        trainer = trainer_of(empty)
+        cause = "all 3 groups were filtered: is_valid_group refused it (3 of them)"
+
+        def say_why(path: str, body: dict[str, Any]) -> None:
+            for job in empty.jobs.values():
+                job.cause = cause
+
+        empty.on_request = say_why
+        with pytest.raises(InputExhaustedError, match=r"nothing of it could be trained: all 3 groups were filtered"):
+            trainer.train(1)
+
+
 def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: Path) -> None:
     choices: dict[str, Any] = {"rollout_batch_size": 3, "rollout_buffer_on_exhausted": "repeat", "save": str(tmp_path)}
     records = trainer_of(buffer, **choices).train(4)

@@ -118,6 +118,14 @@ def test_a_rollout_that_is_played_again_forgets_the_pass_it_had_reached() -> Non
     assert skip_list(consumed_before(metadata, 2, 0)) == ["c", "d"]
 
 
+def test_a_list_of_finished_groups_is_a_skip_list() -> None:
+    metadata = {"finished_groups": ["id1", 2], "0": ["a"]}
+
+    assert skip_list(metadata) == ["id1", "2", "a"]
+    assert skip_list(consumed_before(metadata, 1, 0)) == ["id1", "2", "a"]
+    assert skip_list(consumed_before(metadata, 1, 1)) == []
+
+
 def test_a_rollout_asked_for_again_means_going_back() -> None:
     progress = JobProgress(last_returned=3)
 

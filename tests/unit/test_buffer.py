@@ -112,9 +112,10 @@ def test_max_groups_and_batch_size_hand_out_whole_groups(buffer: Buffer) -> None
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
     assert uids(buffer, poll(buffer, job, max_groups=1)) == ["a0", "a1"]
     assert uids(buffer, poll(buffer, job, batch_size=3)) == ["b0", "b1"]
-    with pytest.raises(ConflictError, match="less than one group"):
-        poll(buffer, job, batch_size=1)
-    assert uids(buffer, poll(buffer, job)) == ["c0", "c1"]
+    rounded_up = poll(buffer, job, batch_size=1)
+    assert rounded_up is not None
+    assert uids(buffer, rounded_up) == ["c0", "c1"]
+    assert rounded_up.meta_info["note"].startswith("batch_size 1 was rounded up to one group of 2 samples")
 
 
 def test_meta_info_counts_each_write_once_and_names_every_group_that_ended(buffer: Buffer) -> None:

@@ -65,6 +65,11 @@ class Served:
         return " ".join(result.stdout.split())
 
 
+def sampled_by(version: int) -> list[dict[str, Any]]:
+    """One generation by weights of that version."""
+    return [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "weight_version": version}]
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     app = create_app(ServeSettings(data_dir=tmp_path / "data"))
@@ -74,10 +79,13 @@ def served(tmp_path: Path) -> Iterator[Served]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     found = Served(f"http://127.0.0.1:{server.port}", buffer, tmp_path / "data")
-    start = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j", "reward_range": [-1, 1]}
+    start = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j", "max_weight_version_lag": 0}
     found.client.start_rollout(start)
-    found.client.write([written("u0", "a", reward=7.0), written("u1", "b", **EPISODE)], job_id="j")
-    found.client.write([written(f"u{n}", name) for n, name in ((2, "c"), (3, "d"), (4, "e"))], job_id="j")
+    found.client.write(
+        [written("u0", "a", reward=7.0, generations=sampled_by(0)), written("u1", "b", **EPISODE)], job_id="j"
+    )
+    found.client.write([written(f"u{n}", name) for n, name in ((2, "c"), (3, "d"))], job_id="j")
+    found.client.write([written("u4", "e", generations=sampled_by(1))], job_id="j")
     found.client.get_rollout_data(job_id="j", max_groups=2)
     yield found
     server.shutdown()
@@ -91,7 +99,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def test_groups_say_what_became_of_them(served: Served) -> None:
     said = served.said("groups", "j", "--state", "filtered")
-    assert "outside of the" in said
+    assert "max_weight_version_lag" in said
     assert "delivered" not in said
     page = json.loads(served.said("groups", "j", "--limit", "2", "--json"))
     assert len(page["groups"]) == 2

@@ -56,14 +56,20 @@ def test_one_reward_is_fine_for_evaluation_and_for_groups_of_one() -> None:
 
 
 def test_no_valid_member_filters_the_group() -> None:
-    verdict = judge_group(members_with([2.0, 3.0]), policy_of(2))
+    verdict = judge_group(members_with([2.0, 3.0]), policy_of(2, reward_range=(0.0, 1.0)))
     assert verdict.state is GroupState.FILTERED
     assert "filter_item kept 0 of 2" in verdict.cause
 
 
+def test_every_finite_reward_is_valid_unless_a_range_is_set() -> None:
+    rewards = [-1.0, 1e9]
+    assert judge_group(members_with(rewards), policy_of(2)).state is GroupState.READY
+    assert judge_group(members_with([math.nan, math.inf]), policy_of(2)).state is GroupState.FILTERED
+
+
 def test_the_reward_range_is_the_policys_own() -> None:
     rewards = [-0.5, 1.6]
-    assert judge_group(members_with(rewards), policy_of(2)).state is GroupState.FILTERED
+    assert judge_group(members_with(rewards), policy_of(2, reward_range=(0.0, 1.0))).state is GroupState.FILTERED
     assert judge_group(members_with(rewards), policy_of(2, reward_range=(-0.5, 1.6))).state is GroupState.READY
 
 

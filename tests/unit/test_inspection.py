@@ -163,7 +163,7 @@ def test_a_page_says_what_became_of_each(filled: FlaskClient) -> None:
     entries = {entry["uid"]: entry for entry in get(filled, "/trajectories?job_id=j")["trajectories"]}
     assert (entries["u5"]["late"], entries["u0"]["late"]) == (True, False)
     assert {uid: entry["group_state"] for uid, entry in entries.items() if uid in ("u2", "u4")} == {
-        "u2": "filtered",
+        "u2": "ready",
         "u4": "open",
     }
     assert entries["u0"]["delivery_id"] in (delivered, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slime_plugins.rollout_buffer.jobs import FailedAttempts
 from slime_plugins.rollout_buffer.tables import group_rows
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
@@ -25,6 +26,13 @@ def attempt_state(connection: Connection, group_key: int, slot: int, attempt: in
     query = "SELECT state FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
     return None if row is None else str(row[0])
+
+
+def began_at(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
+    """Returns when an attempt began."""
+    query = "SELECT started_at FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
+    row = connection.execute(query, (group_key, slot, attempt)).fetchone()
+    return None if row is None else float(row[0])
 
 
 def end_attempt(
@@ -136,6 +144,27 @@ def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[str, s
     """Counts the attempts of a job by (state, error code); the code is empty where there was no error."""
     query = "SELECT state, error_code, attempts FROM attempt_counts WHERE job_key = ? AND attempts > 0"
     return {(row[0], row[1]): row[2] for row in connection.execute(query, (job_key,))}
+
+
+def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
+    """Returns how many attempts of a job failed, and the commonest error; None when none did."""
+    counted = attempts_by_error(connection, job_key)
+    by_code = {code: count for (state, code), count in counted.items() if state == "failed"}
+    if not by_code:
+        return None
+    code = max(by_code, key=lambda name: by_code[name])
+    query = (
+        "SELECT error_message FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
+        "WHERE attempts.state = 'failed' AND error_code = ? AND job_key = ? "
+        "GROUP BY error_message ORDER BY count(*) DESC, max(ended_at) DESC LIMIT 1"
+    )
+    row = connection.execute(query, (code, job_key)).fetchone()
+    failed = sum(by_code.values())
+    finished = sum(count for (state, _), count in counted.items() if state == "finished")
+    message = "" if row is None else str(row[0] or "")
+    return FailedAttempts(
+        failed=failed, ended=failed + finished, code=code, of_code=by_code[code], message=message[:500]
+    )
 
 
 def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:

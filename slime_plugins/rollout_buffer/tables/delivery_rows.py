@@ -66,6 +66,11 @@ def find_delivery(connection: Connection, delivery_id: str) -> DeliveryRecord | 
     return None if row is None else as_delivery(row)
 
 
+def job_of(connection: Connection, delivery_key: int) -> int:
+    """Returns the key of the job that a delivery is of."""
+    return int(connection.execute("SELECT job_key FROM deliveries WHERE key = ?", (delivery_key,)).fetchone()[0])
+
+
 def delivery_of_poll(connection: Connection, job_key: int, consumer_id: str, poll_id: str) -> DeliveryRecord | None:
     """Returns what an earlier call of the same poll was given."""
     query = "SELECT * FROM deliveries WHERE job_key = ? AND consumer_id = ? AND poll_id = ?"
@@ -200,13 +205,17 @@ def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -
     connection.executemany("UPDATE groups SET state = 'skipped', cause = ? WHERE key = ?", rows)
 
 
-def stale_ready_groups(connection: Connection, job_key: int, oldest_allowed: int) -> list[tuple[int, int]]:
-    """Returns ready groups with a member sampled by weights older than allowed, as (key, oldest version)."""
+def stale_ready_groups(
+    connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
+) -> list[int]:
+    """Returns ready groups with a member sampled by weights older than allowed, in the order of the present run."""
     query = (
-        "SELECT groups.key, min(oldest_version) FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
-        "WHERE groups.job_key = ? AND groups.state = 'ready' GROUP BY groups.key HAVING min(oldest_version) < ?"
+        "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
+        "WHERE groups.job_key = ? AND groups.state = 'ready' AND oldest_version IS NOT NULL GROUP BY groups.key "
+        "HAVING min(CASE WHEN trainer_run = ? THEN oldest_version ELSE ? END) < ?"
     )
-    return [(row[0], row[1]) for row in connection.execute(query, (job_key, oldest_allowed))]
+    rows = connection.execute(query, (job_key, trainer_run, version_of_earlier_runs, oldest_allowed))
+    return [int(row[0]) for row in rows]
 
 
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:

@@ -144,6 +144,21 @@ def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
     )
 
 
+def count_with_cause(connection: Connection, job_key: int, state: GroupState, cause: str) -> int:
+    """Counts the groups that were filtered, or failed, for one cause."""
+    query = (
+        "SELECT count(*) FROM groups INDEXED BY groups_by_cause "
+        "WHERE state IN ('filtered', 'failed') AND job_key = ? AND state = ? AND cause = ?"
+    )
+    return int(connection.execute(query, (job_key, state.value, cause)).fetchone()[0])
+
+
+def failed_groups(connection: Connection, job_key: int) -> list[int]:
+    """Returns the keys of the groups that failed."""
+    query = "SELECT key FROM groups WHERE job_key = ? AND state = 'failed'"
+    return [int(row[0]) for row in connection.execute(query, (job_key,))]
+
+
 def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
     """Returns open groups that something was written to."""
     query = "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
@@ -190,8 +205,8 @@ def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
 def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, int]]:
     """Counts why groups were filtered or failed."""
     query = (
-        "SELECT state, cause, count(*) FROM groups WHERE job_key = ? AND state IN ('filtered', 'failed') "
-        "GROUP BY state, cause ORDER BY 3 DESC LIMIT 50"
+        "SELECT state, cause, count(*) FROM groups INDEXED BY groups_by_cause "
+        "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause ORDER BY 3 DESC LIMIT 50"
     )
     causes: dict[str, dict[str, int]] = {}
     for state, cause, count in connection.execute(query, (job_key,)):

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.staleness import KnownVersions
 from slime_plugins.rollout_buffer.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import JobState
 
@@ -28,12 +29,21 @@ class JobRecord:
     engine_url: str | None
     settings: dict[str, Any]
     has_runner: bool
+    takes_items: bool
     has_input: bool
     group_size: int
     instance_count: int
     num_epoch: int
     fence: int
+    trainer_run: int
+    run_began_at: float | None
     weight_version: int | None
+    first_weight_version: int | None
+    earlier_weight_version: int | None
+    lone_versions: int
+    lone_version: int | None
+    refused_items: int
+    last_refusal: str
     meta_info: dict[str, Any]
     created_at: float
     updated_at: float
@@ -107,14 +117,45 @@ def as_job(row: sqlite3.Row) -> JobRecord:
     values["state"] = JobState(values["state"])
     values["settings"] = orjson.loads(values["settings"])
     values["meta_info"] = orjson.loads(values["meta_info"])
-    values["has_runner"], values["has_input"] = bool(values["has_runner"]), bool(values["has_input"])
+    for name in ("has_runner", "takes_items", "has_input"):
+        values[name] = bool(values[name])
     return JobRecord(**values)
 
 
-def raise_weight_version(connection: Connection, job_key: int, version: int) -> int:
-    """Notes a newer weight version of a job's engine and returns the newest; an older one changes nothing."""
+def known_versions(connection: Connection, job_key: int) -> KnownVersions:
+    """Returns what a job knows of the weight versions of its trainer's present run."""
+    query = "SELECT trainer_run, run_began_at, weight_version, earlier_weight_version FROM jobs WHERE key = ?"
+    run, began_at, newest, before = connection.execute(query, (job_key,)).fetchone()
+    return KnownVersions(trainer_run=run, began_at=began_at, newest=newest, newest_before=before)
+
+
+def note_weight_versions(connection: Connection, job_key: int, oldest: int, newest: int) -> int:
+    """Notes weight versions of the present run and returns the newest of all."""
     row = connection.execute(
-        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?), ?) WHERE key = ? RETURNING weight_version",
-        (version, version, job_key),
+        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?1), ?1), "
+        "first_weight_version = min(coalesce(first_weight_version, ?2), ?2) WHERE key = ?3 RETURNING weight_version",
+        (newest, oldest, job_key),
     ).fetchone()
     return int(row[0])
+
+
+def note_lone_version(connection: Connection, job_key: int, version: int) -> None:
+    """Counts a weight version that is too far ahead to be believed."""
+    query = "UPDATE jobs SET lone_versions = lone_versions + 1, lone_version = ? WHERE key = ?"
+    connection.execute(query, (version, job_key))
+
+
+def note_refused_items(connection: Connection, job_key: int, count: int, why: str) -> None:
+    """Counts items that were refused for their reward."""
+    query = "UPDATE jobs SET refused_items = refused_items + ?, last_refusal = ? WHERE key = ?"
+    connection.execute(query, (count, why, job_key))
+
+
+def open_trainer_run(connection: Connection, job_key: int, now: float) -> None:
+    """Begins the trainer's next run: its weight versions are ordered among themselves."""
+    connection.execute(
+        "UPDATE jobs SET trainer_run = trainer_run + 1, run_began_at = ?, weight_version = NULL, "
+        "earlier_weight_version = coalesce(weight_version, earlier_weight_version), first_weight_version = NULL "
+        "WHERE key = ?",
+        (now, job_key),
+    )
