@@ -27,8 +27,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib
 import json
+import logging
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -49,6 +54,9 @@ __all__ = [
     "start_payload",
 ]
 
+logger = logging.getLogger(__name__)
+
+OLD_URL_FLAG = "--agent-rollout-buffer-url"
 DEFAULT_NUM_EPOCH = 3
 DEFAULT_NUM_PROCESS = 100
 DEFAULT_IMAGE_CACHE_MB = 512.0
@@ -336,12 +344,46 @@ def _derived_job_id(args: Any) -> str:
 
 
 def _buffer_url(args: Any) -> str:
-    url = getattr(args, "agent_rollout_buffer_url", None) or getattr(args, "rollout_buffer_url", None)
+    given = getattr(args, "agent_rollout_buffer_url", None) or getattr(args, "rollout_buffer_url", None)
+    url = given or _url_on_the_command_line()
     if not url:
-        raise ConfigError("the trainer does not know its buffer: set --rollout-buffer-url http://HOST:8889")
+        raise ConfigError(
+            "the trainer does not know its buffer: set --rollout-buffer-url http://HOST:8889, or "
+            f"agent_rollout_buffer_url in the file of --custom-config-path; {OLD_URL_FLAG}, which slime's parser "
+            "ignores, stands on no command line that can be read here"
+        )
     if not str(url).startswith(("http://", "https://")):
         raise ConfigError(f"--rollout-buffer-url is {url!r}; it must start with http:// or https://")
     return str(url).rstrip("/")
+
+
+def _url_on_the_command_line() -> str | None:
+    """Returns the value of the older flag, which slime's parser ignores without a word: last given, first obeyed."""
+    own = subprocess.list2cmdline(sys.argv)
+    return next(filter(None, map(_old_flag_in, (own, _drivers_command_line()))), None)
+
+
+def _old_flag_in(command_line: str) -> str | None:
+    found = re.findall(rf'{OLD_URL_FLAG}(?:=|\s+)"?(?!--)([^\s"]+)', command_line)
+    return found[-1] if found else None
+
+
+def _drivers_command_line() -> str:
+    """Returns how the training was started; '' outside Ray.
+
+    slime calls a rollout function in an actor, whose own command line is that of a Ray worker. Ray keeps the driver's
+    with the job.
+    """
+    ray = sys.modules.get("ray")
+    try:
+        if ray is None or not ray.is_initialized():
+            return ""
+        job_id = ray.get_runtime_context().get_job_id()
+        jobs = importlib.import_module("ray._private.state").jobs()
+        return next((str(job.get("Entrypoint") or "") for job in jobs if job["JobID"] == job_id), "")
+    except Exception as error:  # noqa: BLE001 - Ray has no public name for it; the sentence about the URL must come
+        logger.info("the command line of the training cannot be read from Ray: %r", error)
+        return ""
 
 
 def _on_exhausted(args: Any) -> OnExhausted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,10 +120,42 @@ def test_both_names_of_the_url_argument_are_understood() -> None:
     assert read_settings(old).buffer_url == "http://old:1"
 
 
+FLAG = "--agent-rollout-buffer-url"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [FLAG, "http://old:1/"],
+        [f"{FLAG}=http://old:1"],
+        ["train.py", "--save", "a folder", FLAG, "http://old:1", "--num-rollout", "3"],
+        [FLAG, "http://older:1", FLAG, "http://old:1"],
+    ],
+)
+def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+
+    assert read_settings(arguments(rollout_buffer_url=None)).buffer_url == "http://old:1"
+    assert read_settings(arguments()).buffer_url == "http://127.0.0.1:8889"
+
+
+@pytest.mark.parametrize("words", [[], [FLAG], [FLAG, "--num-rollout"], ["--not-agent-rollout-buffer-url-list", "x"]])
+def test_a_flag_without_a_value_is_none(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+
+    with pytest.raises(ConfigError, match="stands on no command line"):
+        read_settings(arguments(rollout_buffer_url=None))
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"rollout_buffer_url": None}, "set --rollout-buffer-url"),
+        (
+            {"rollout_buffer_url": None},
+            "set --rollout-buffer-url .* agent_rollout_buffer_url .*--agent-rollout-buffer-url",
+        ),
         ({"rollout_buffer_url": "localhost:8889"}, "must start with http"),
         ({"rollout_buffer_on_exhausted": "again"}, "use error or repeat"),
         ({"rollout_batch_size": 0}, "at least 1"),
