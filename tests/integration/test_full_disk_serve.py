@@ -53,6 +53,9 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_nothing(on_a_small_disk: Buff
     buffer = on_a_small_disk
     fill(tmp_path / "data")
     assert status_of_write(buffer, "refused") == 507
+    report = requests.get(f"{buffer.url}/health", timeout=30)
+    assert (report.status_code, report.json()["status"]) == (200, "degraded")
+    assert "full" in report.json()["reason"]
     assert take(buffer, 2) == ["u0", "u1"]
     server = next(pid for pid, line in buffer.children().items() if "gunicorn" in line or "server" in line)
     os.kill(server, signal.SIGKILL)
