@@ -33,6 +33,8 @@ class EngineWatch:
         self._failures = 0
         self._failed_instances: set[str] = set()
         self._last_failure = ""
+        self.answers_others = False
+        """The engine was asked after a burst of failures, and answered: the job's own requests are at fault."""
         self._probed_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
 
@@ -46,6 +48,10 @@ class EngineWatch:
 
     def succeeded(self) -> None:
         """Notes that an episode came to its end: the engine answers."""
+        self.answers_others = False
+        self._forget_failures()
+
+    def _forget_failures(self) -> None:
         self._failures = 0
         self._failed_instances.clear()
 
@@ -62,7 +68,8 @@ class EngineWatch:
             return ""
         answered = self._probe()
         if answered:
-            self.succeeded()  # it answers others: what failed was each request's own fault
+            self.answers_others = True
+            self._forget_failures()
         return f"fails every attempt: {self._last_failure}" if answered is False else ""
 
     def has_recovered(self) -> bool:

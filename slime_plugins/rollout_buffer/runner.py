@@ -421,6 +421,8 @@ class JobRunner:
         """Ends the job, instead of burning its whole input, when attempts only ever fail in one way."""
         self._streak.add(code, instance_id)
         limit = self._settings.stop_after_failures
+        if code == EngineError.code and self._engine_watch is not None and not self._engine_watch.answers_others:
+            return  # the watch asks the engine itself: a job whose engine is at fault is paused
         if self._streak.reaches(limit):
             logger.error("job %s: %d attempts in a row failed with %s: it stops", self._job.job_id, limit, code)
             await self._stored(self._buffer.stop_failing_job, self._job.key, limit)

@@ -9,7 +9,7 @@ import pytest
 
 from slime_plugins.rollout_buffer import runner
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.jobs import FailedAttempts, ending_of
@@ -50,7 +50,7 @@ async def test_a_job_of_which_every_attempt_failed_is_failed_and_says_with_what(
     assert found.cause in explanation(quick, job.job_id)["failed"]
 
 
-@pytest.mark.parametrize("error", [ValueError("no label"), EngineError("the engine answered 400"), DeviceError("gone")])
+@pytest.mark.parametrize("error", [ValueError("no label"), DeviceError("gone")])
 async def test_sixteen_failures_of_one_kind_stop_a_job(quick: Buffer, error: Exception) -> None:
     job = start(quick, count=50, num_repeat_per_sample=4, num_process=4)
     generator = ScriptedGenerator(lambda episode: error)
