@@ -94,7 +94,7 @@ def build_serve_settings(**values: object) -> ServeSettings:
     for flag, folders in (("--data-root", settings.data_roots), ("--generator-dir", settings.generator_dirs)):
         for folder in folders:
             if not folder.is_dir():
-                raise ConfigError(f"{flag} {folder} is not a folder")
+                raise ConfigError(f"{flag} {folder} is not a folder: name one that is there")
     return settings
 
 

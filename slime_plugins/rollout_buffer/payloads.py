@@ -65,6 +65,8 @@ ENGINES_OWN = (
     "top_k",
 )  # fmt: skip
 """Sampling parameters that the engine knows, beside those of slime: what a misspelt one may have meant."""
+GATEWAYS_OWN = "pin_sampling_params"
+"""An option that is like a field, and none."""
 LIKENESS_OF_A_TYPO = 0.84
 """How alike an unknown key and a known one must be (``difflib``) for the first to be a slip and no option."""
 
@@ -275,7 +277,7 @@ class StartPayload(JobSettings):
         if not isinstance(body, dict):
             return body
         sampling = body.get("sampling_params")
-        wrong = _misspelt(body, cls.model_fields, "")
+        wrong = _misspelt(body, [*cls.model_fields, GATEWAYS_OWN], "")
         if isinstance(sampling, dict):
             wrong += _misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
         if wrong:

@@ -19,7 +19,16 @@ from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedError
 
-__all__ = ["SESSION_LENGTH_S", "check_access", "check_host", "cookie_name", "host_name", "is_token", "issue_session"]
+__all__ = [
+    "SESSION_LENGTH_S",
+    "check_access",
+    "check_host",
+    "cookie_name",
+    "host_name",
+    "is_token",
+    "issue_session",
+    "why_unauthorized",
+]
 
 SESSION_LENGTH_S = 7 * 86_400
 OPEN_ROUTES = frozenset({"/health", "/", "/sign_in", "/sign_out"})
@@ -48,10 +57,20 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
         return False
     cookie = _cookie(environ, cookie_name(token))
     if not _session_holds(cookie, token, now):
-        raise UnauthorizedError("send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)")
+        raise UnauthorizedError(why_unauthorized(environ.get("HTTP_AUTHORIZATION")))
     if environ["REQUEST_METHOD"] not in READING and "HTTP_ORIGIN" not in environ:
         raise ForbiddenError("a request with a cookie must say which page it comes from (Origin)")
     return True
+
+
+def why_unauthorized(authorization: str | None) -> str:
+    """Says what is wrong with an ``Authorization`` header that does not let its request pass."""
+    scheme, _, given = (authorization or "").partition(" ")
+    if not scheme:
+        return "no token came: send the header Authorization: Bearer TOKEN (clients read ROLLOUT_BUFFER_TOKEN)"
+    if scheme.lower() != "bearer" or not given.strip():
+        return "the Authorization header must say Bearer TOKEN"
+    return "the token that came is not this server's: send the first line of its --token-file"
 
 
 def check_host(environ: Mapping[str, Any], allowed: Collection[str]) -> None:

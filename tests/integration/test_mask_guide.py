@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 from slime_plugins.rollout_buffer.cli import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
 from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
@@ -25,6 +28,7 @@ from slime_plugins.rollout_buffer.stand_in_engine import server as stand_in
 from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
 from tests.remote_rollout_serving import call, rollout_body, served, trainer_side
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "remote_rollout.md").read_text(encoding="utf-8")
 SAMPLING = {"temperature": 0.7, "max_tokens": 128}
 SYSTEM = {"role": "system", "content": "You are a helpful calculator assistant."}
 SUM = {"role": "user", "content": "Calculate 15*23"}
@@ -191,7 +195,9 @@ async def test_a_context_that_was_cut_without_a_mask_is_refused() -> None:
 
 TESTS = '''
 """Three tests that anybody would write who read about masks; bare dots stand where the request says nothing."""
+import json
 import logging
+import re
 
 logging.basicConfig(level=logging.DEBUG)
 
@@ -273,3 +279,18 @@ async def test_the_stand_in_calls_the_calculator_only_where_one_is_offered() -> 
         assert "<tool_call>" in await reply(SUM, tools=list(CALCULATOR_SCHEMAS))
         assert "<tool_call>" in await reply(SYSTEM, SUM)
         assert "<tool_call>" not in await reply(SUM)
+
+
+async def test_the_request_of_the_page_is_one_that_is_taken() -> None:
+    """The documented body, with an address and a tokenizer that are here; a key with spaces is refused by name."""
+    (shown,) = re.findall(r"POST /rollout\n(\{.*?\n\})", PAGE, re.DOTALL)
+    agent = AgentSide()
+    async with trainer_with_an_engine() as (_, url):
+        body = {**json.loads(shown), "server_url": url, "tokenizer_name": "demo"}
+        final = await agent.rollout(body)
+        with pytest.raises(InvalidPayloadError, match=r"callback_api_key.*ASCII without spaces"):
+            await agent.rollout({**body, "callback_api_key": "a key"})
+    await agent.close()
+
+    assert final["status"] == "COMPLETED"
+    assert final["metrics"]["num_tool_calls"] == 1

@@ -49,6 +49,7 @@ def test_options_of_generators_and_parameters_of_engines_pass() -> None:
     }
     options = {
         "android_world": {}, "apply_chat_template_kwargs": {}, "max_tokens_total": 8192, "max_turns": 10,
+        "pin_sampling_params": True,
         "remote_rollout_callback_host": "10.0.0.5", "remote_rollout_tokenizer": "m", "remote_rollout_url": "http://a:1",
         "statelm": {}, "max_context_len": 1, "rollout_mode": "history",
     }  # fmt: skip

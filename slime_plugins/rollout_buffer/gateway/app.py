@@ -46,6 +46,7 @@ from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gat
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
 from slime_plugins.rollout_buffer.inline_images import take_out
+from slime_plugins.rollout_buffer.sign_in import why_unauthorized
 
 __all__ = ["create_app", "running"]
 
@@ -168,7 +169,7 @@ def _has_token(request: web.Request) -> bool:
 
 def _check_token(request: web.Request) -> None:
     if not _has_token(request):
-        raise UnauthorizedError("send the header Authorization: Bearer TOKEN, the token of --token-file")
+        raise UnauthorizedError(why_unauthorized(request.headers.get("Authorization")))
 
 
 def _named_session(request: web.Request) -> str:

@@ -34,6 +34,12 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+def _key(key: str) -> str:
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ValueError("a key travels in a header: it must be ASCII without spaces")
+    return key
+
+
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_messages)]
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 Tools = Annotated[list[dict[str, Any]], Field(max_length=1000)]
@@ -69,7 +75,7 @@ class RolloutBody(_Body):
     """Turns that are sampled at most."""
     max_tokens_total: Annotated[Count, Field(ge=1)] = 8192
     """Tokens of the whole sequence at most, prompt and every reply."""
-    callback_api_key: Annotated[str, StringConstraints(max_length=4096, pattern=r"^[\x21-\x7e]*$")] | None = None
+    callback_api_key: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_key)] | None = None
     """Sent to the trainer as a bearer token."""
     tools: Tools | None = None
     """OpenAI tools to send with every turn; without them, tools are named by the messages or the trainer alone."""

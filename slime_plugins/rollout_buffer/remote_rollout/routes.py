@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.session_views import coloured, described, listed, shown_page
 from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide, is_right_key
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
+from slime_plugins.rollout_buffer.sign_in import why_unauthorized
 
 __all__ = ["add_agent_routes", "add_trainer_routes", "answer_turn", "create_app"]
 
@@ -170,7 +171,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 def _check_key(request: web.Request, key: str | None) -> None:
     if key and not is_right_key(request.headers.get("Authorization"), (key,)):
-        raise UnauthorizedError("the bearer token is missing or wrong")
+        raise UnauthorizedError(why_unauthorized(request.headers.get("Authorization")))
 
 
 def _json(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

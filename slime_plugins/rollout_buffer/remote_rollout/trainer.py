@@ -46,6 +46,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import (
     plan_turn,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trajectories import TrajectorySink, item_of, trajectory_of
+from slime_plugins.rollout_buffer.sign_in import why_unauthorized
 from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
 
 __all__ = ["FixedPolicy", "Policy", "PolicySource", "TrainerSide", "is_right_key"]
@@ -157,7 +158,7 @@ class TrainerSide:
         """
         accepted = [key for key in ((session.api_key if session else None), self.settings.api_key) if key]
         if accepted and not is_right_key(authorization, accepted):
-            raise UnauthorizedError("the bearer token is missing or wrong")
+            raise UnauthorizedError(why_unauthorized(authorization))
 
     def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
         """Lets a call pass that may give a reward: with this server's key, or where it has none, with the session's.
