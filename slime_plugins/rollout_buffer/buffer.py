@@ -203,10 +203,13 @@ class Buffer:
         ``takes_items`` says that its generator writes its items over HTTP, instead of playing the slots one by one.
         """
         with self.store.write() as connection:
-            fence = job_rows.get_job(connection, job_key).fence + 1
+            job = job_rows.get_job(connection, job_key)
             attempt_rows.give_up_running_attempts(connection, job_key, self._clock())
-            job_rows.update_job(connection, job_key, fence=fence, takes_items=takes_items, updated_at=self._clock())
-            return fence
+            takes_items = takes_items or not job.has_runner
+            job_rows.update_job(
+                connection, job_key, fence=job.fence + 1, takes_items=takes_items, updated_at=self._clock()
+            )
+            return job.fence + 1
 
     def job_by_key(self, job_key: int) -> JobRecord:
         """Returns a job by its key."""
