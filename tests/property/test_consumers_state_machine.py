@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext, create_app
+from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext
 from slime_plugins.rollout_buffer.store import Store
+from tests.asgi_client import create_app
 from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
