@@ -143,7 +143,7 @@ class ConversationReader:
             return text
         turn = rendering.turns[-1]
         body = rendering.text[turn.start : turn.end].removesuffix(self._dialect.end_marker)
-        return text.rstrip() + body.partition(_ANSWER)[2] if answer else text + body
+        return _joined(text, body.partition(_ANSWER)[2]) if answer else text + body
 
     def _probe(self, *messages: Message) -> str:
         return self._template.text(messages)
@@ -182,7 +182,7 @@ class _Conversation:
         mode = self._mode(index)
         prompt = self._prompt(index, mode)
         written, undecided = self._written(index, mode)
-        opening = mode.opening if prompt.endswith(mode.opening) else ""
+        opening = mode.opening if prompt.endswith(mode.opening) and not _reasoning_of(self._messages[index]) else ""
         if opening and written.startswith(opening):
             if self._reader.writes_reasoning:
                 written = written.removeprefix(opening)  # the template writes it in front of what it was given
@@ -257,6 +257,16 @@ class _Conversation:
         """True for calls without any text, in a template that writes them so that only it can tell how."""
         message = self._messages[index]
         return self._dialect.header is None and message.get("content") is None and bool(message.get("tool_calls"))
+
+
+def _joined(text: str, rest: str) -> str:
+    """Puts a text before what a template wrote behind it, which begins with the text's last white space or trims it."""
+    space = text[len(text.rstrip()) :]
+    if rest.startswith(space):
+        return text + rest[len(space) :]
+    if space.strip("\n"):
+        return text + rest
+    return text + rest[min(len(space), len(rest) - len(rest.lstrip("\n"))) :]
 
 
 def _with_reasoning(reasoning: str, rest: str, mode: _PromptMode, *, cut: bool) -> str:

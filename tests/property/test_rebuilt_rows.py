@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow, UndecidedReason
 from tests.example_counts import examples
 
 if TYPE_CHECKING:
-    from tests import chat_tokenizers, played_conversations
+    from tests import chat_tokenizers, mask_conversations, played_conversations
 else:  # pytest puts the tests folder itself on the path
     import chat_tokenizers
+    import mask_conversations
     import played_conversations
 
 every_family = pytest.mark.parametrize("name", list(played_conversations.FAMILIES))
@@ -75,3 +77,33 @@ def test_each_row_holds_the_images_that_its_last_prompt_showed(name: str, data: 
     for row in rebuilt.rows:
         assert row.images is not None
         assert row.token_ids.count(pad) == len(row.images)
+
+
+@pytest.mark.parametrize("name", list(chat_tokenizers.KINDS))
+@examples(25, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_hostile_text_costs_a_written_character(name: str, data: st.DataObject) -> None:
+    """Whatever stands in a conversation: each reply is trained whole, in one generation, or said to hold an image."""
+    messages, tools = data.draw(mask_conversations.conversations(chat_tokenizers.KINDS[name].oracle))
+    decode = chat_tokenizers.load(name).decode
+    try:
+        rebuilt = generator_of(name).rebuild_rows(messages, tools)
+    except ValueError as refused:  # the template's own refusal, of the whole conversation as well
+        with pytest.raises(type(refused)):
+            generator_of(name).get_loss_mask(messages, tools)
+        return
+
+    replies = [message for message in messages if message["role"] == "assistant"]
+    images = sum(one.reason is UndecidedReason.IMAGE for one in rebuilt.undecided)
+    outputs = [generation.output_ids for generation in rebuilt.generations if generation.trained]
+    assert sum(sum(row.loss_mask) for row in rebuilt.rows) + images == sum(map(len, outputs))
+    for generation, message in zip(rebuilt.generations, replies, strict=True):
+        written = unicodedata.normalize("NFC", decode(generation.output_ids))
+        assert any(text in written for text in (_said(message), _said(message).removeprefix("<think>\n")))
+        assert unicodedata.normalize("NFC", message.get("reasoning_content") or "").strip() in written
+
+
+def _said(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return unicodedata.normalize("NFC", text)

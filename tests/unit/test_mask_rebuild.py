@@ -149,6 +149,30 @@ def test_thinking_between_tool_calls_stays_one_row(name: str) -> None:
     assert len(trained(name, messages)) == 6
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("I tap.", "I tap.\n\n"),
+        ("I tap.\n", "I tap.\n\n"),
+        ("I tap.\n\n", "I tap.\n\n"),
+        ("I tap.\n\n\n", "I tap.\n\n\n"),
+        ("I tap: ", "I tap: \n\n"),
+    ],
+)
+@pytest.mark.parametrize("name", OPENED)
+def test_white_space_before_calls_is_kept_though_the_template_trims_it(name: str, text: str, written: str) -> None:
+    call = {"type": "function", "function": {"name": "tap", "arguments": {"x": 1}}}
+    (output,) = trained(name, [user(), said(text, reasoning_content="so", tool_calls=[call])])
+    assert output.startswith(f"so\n</think>\n\n{written}<tool_call>")
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_reasoning_that_begins_with_the_marker_itself_is_trained_whole(name: str) -> None:
+    assert trained(name, [user(), said("four", reasoning_content="<think>\nso")]) == [
+        "<think>\nso\n</think>\n\nfour<|im_end|>"
+    ]
+
+
 @pytest.mark.parametrize("name", ["qwen3-hybrid", "small-deepseek"])
 def test_history_without_its_thoughts_opens_a_row_for_each_reply(name: str) -> None:
     messages = [message for at in range(6) for message in (user(), said(f"so\n</think>\n\nanswer {at}"))]
