@@ -63,6 +63,14 @@ DataRoots = Annotated[
         "--data-root", help="Folder that input files may lie under; repeatable. [default: the working directory]"
     ),
 ]
+AllowedTokenizers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-tokenizer",
+        help="Folder that a job's tokenizer_path may lie under beside --data-root, or a name of the model hub that it "
+        "may be; repeatable.",
+    ),
+]
 Workers = Annotated[int, typer.Option(help="gunicorn worker processes.")]
 Threads = Annotated[int, typer.Option(help="Threads of each worker for the routes that carry no data.")]
 MaxConnections = Annotated[
@@ -194,6 +202,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     data_dir: DataDir = Path("rollout_buffer_data"),
     data_roots: DataRoots = None,
+    allowed_tokenizers: AllowedTokenizers = None,
     host: Host = DEFAULT_HOST,
     port: Port = DEFAULT_PORT,
     workers: Workers = 2,
@@ -226,6 +235,7 @@ def serve(
             port=port,
             data_dir=data_dir,
             data_roots=tuple(data_roots or ()),
+            allowed_tokenizers=tuple(allowed_tokenizers or ()),
             workers=workers,
             threads=threads,
             max_connections=max_connections,

@@ -27,6 +27,8 @@ class ServeSettings(BaseModel):
     """Everything that must survive: the database, payload files, screenshots, logs. A local disk."""
     data_roots: tuple[Path, ...] = ()
     """Folders that an ``input_file`` may lie under. The working directory when none is named."""
+    allowed_tokenizers: tuple[str, ...] = ()
+    """Folders that a ``tokenizer_path`` may be or lie under, beside the data roots, and names of the model hub."""
     generator_dirs: tuple[Path, ...] = ()
     """Folders with generator files of the user's own, beside the built-in ones."""
     workers: int = Field(default=2, ge=1, le=64)

@@ -91,8 +91,9 @@ def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lam
         tasks = read_tasks(settings)
         engine = ask_engine(settings)
         plan = open_plan(settings, tasks, engine)
-        payload = job_payload(settings, plan, tasks, tokenizer_for(settings, engine))
-        with _buffer(settings) as client:
+        tokenizer = tokenizer_for(settings, engine)
+        payload = job_payload(settings, plan, tasks, tokenizer)
+        with _buffer(settings, tokenizer) as client:
             client.start_rollout({key: value for key, value in payload.items() if value is not None or key in NULLABLE})
             job = _play(settings, client, plan, tasks, ks, watch)
             report = _report(settings, client, plan, tasks, job, ks)
@@ -163,14 +164,15 @@ def _alone_in(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _buffer(settings: EvaluationSettings) -> Iterator[RolloutBufferClient]:
+def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[RolloutBufferClient]:
     """The buffer that plays it: the given one, or one of its own for the time of the context."""
     if settings.buffer_url is not None:
         yield RolloutBufferClient(settings.buffer_url, token=token_from_environment())
         return
     port = _free_port()
     _wait_for_the_last_one(settings.output / BUFFER_FOLDER / "supervisor.lock")
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *_serve_arguments(settings, port)]
+    arguments = _serve_arguments(settings, tokenizer, port)
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *arguments]
     child = ChildProcess("buffer", command, log_file=settings.output / "buffer.log", environment=_environment(settings))
     try:
         _wait_until_well(f"http://127.0.0.1:{port}", child)
@@ -179,10 +181,12 @@ def _buffer(settings: EvaluationSettings) -> Iterator[RolloutBufferClient]:
         child.stop(STOP_PATIENCE_S)
 
 
-def _serve_arguments(settings: EvaluationSettings, port: int) -> list[str]:
+def _serve_arguments(settings: EvaluationSettings, tokenizer: str | None, port: int) -> list[str]:
     roots = Path(settings.tasks.partition("@[")[0]).resolve().parent
     data_dir = settings.output / BUFFER_FOLDER
-    return ["--port", str(port), "--data-dir", str(data_dir), "--data-root", str(roots), *settings.serve_arguments]
+    places = ["--data-dir", str(data_dir), "--data-root", str(roots)]
+    places += [] if tokenizer is None else ["--allow-tokenizer", tokenizer]
+    return ["--port", str(port), *places, *settings.serve_arguments]
 
 
 def _environment(settings: EvaluationSettings) -> dict[str, str]:

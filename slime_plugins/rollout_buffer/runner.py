@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.engine import HttpEngine, SglangEngine
 from slime_plugins.rollout_buffer.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.errors import (
+    ConfigError,
     EngineAwayError,
     EngineError,
     EpisodeError,
@@ -638,7 +639,20 @@ def _load_tokenizer(path: str | None) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+    if os.path.isdir(os.path.expanduser(path)):
+        return AutoTokenizer.from_pretrained(os.path.expanduser(path))
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=_is_offline())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tokenizer_path {path} is no folder of this host, and as a name of the model hub it cannot be had "
+            f"({'the hub is switched off here by HF_HUB_OFFLINE' if _is_offline() else 'the hub does not give it'}): "
+            "put the trainer's tokenizer into a folder of this host"
+        ) from error
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _retry_delay(failures: int) -> float:

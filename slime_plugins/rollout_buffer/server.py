@@ -6,7 +6,6 @@ The server holds no state of its own, so several gunicorn workers are as good as
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from flask import Blueprint, Flask, Response
@@ -22,6 +21,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.payloads import AckPayload, StartPayload
 from slime_plugins.rollout_buffer.supervisor_state import look_at_supervisor
+from slime_plugins.rollout_buffer.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.types import Image, Instance
 from slime_plugins.rollout_buffer.web import (
     SUPERVISOR,
@@ -99,11 +99,9 @@ def _check_task_type(task_type: Any) -> None:
 
 
 def _check_tokenizer(payload: StartPayload) -> None:
-    path = payload.tokenizer_path
-    if path is not None and path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
-        raise InvalidPayloadError(
-            f"tokenizer_path {path} is not a folder on the buffer host: put the trainer's tokenizer there"
-        )
+    settings = the_context().settings
+    if payload.tokenizer_path is not None:
+        check_tokenizer(payload.tokenizer_path, settings.resolved_data_roots(), settings.allowed_tokenizers)
 
 
 def _check_size(payload: StartPayload, instances: int) -> None:

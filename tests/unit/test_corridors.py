@@ -22,7 +22,7 @@ LEVELS = [
     "image_tokens episode_facts explain sign_in mask_view telemetry",
     "connection_limits poll_watcher request_bodies write_batcher wsgi_bridge evaluation_statistics openai_protocol "
     "payloads engine client jobs inputs processes duties generator_discovery packs inline_images token_rows",
-    "evaluation_report openai_engine pack_reader supervised_child turn_watch",
+    "evaluation_report tokenizer_paths openai_engine pack_reader supervised_child turn_watch",
     "sglang_server",
     "embedded_engine",
     "evaluation_plan store fake_engine engine_contract remote_rollout",

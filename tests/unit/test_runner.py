@@ -239,6 +239,15 @@ async def test_a_missing_tokenizer_fails_the_job_with_its_reason(real_time_buffe
     assert "does not start" in real_time_buffer.job(job.job_id).cause
 
 
+async def test_a_name_of_the_model_hub_that_cannot_be_had_fails_the_job_with_a_sentence(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    job = start(real_time_buffer, tokenizer_path="nobody/no-such-model")
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot))
+    assert "put the trainer's tokenizer into a folder of this host" in real_time_buffer.job(job.job_id).cause
+
+
 async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=2)
 

@@ -1,0 +1,45 @@
+"""Which tokenizers a job may name: folders that the server was told of, and names of the model hub that are allowed.
+
+A request says what is loaded in a process of this host. So it is held to the data roots and to what ``serve`` was
+started with, as an ``input_file`` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+
+__all__ = ["check_tokenizer"]
+
+
+def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -> None:
+    """Checks a job's ``tokenizer_path``.
+
+    ``roots`` are the data roots. ``allowed`` has folders that it may be or lie under, and names of the model hub.
+
+    Raises:
+        InvalidPayloadError: it is neither; nothing is said of folders outside.
+    """
+    if named in allowed and not _is_path(named):
+        return
+    folders = [Path(one).expanduser().resolve() for one in allowed if _is_path(one)]
+    try:
+        folder = Path(named).expanduser().resolve()
+        inside = folder == DEMO_TOKENIZER_PATH or any(folder.is_relative_to(root) for root in (*roots, *folders))
+        if inside and folder.is_dir():
+            return
+    except (OSError, RuntimeError):  # a loop of links, a home that nobody has
+        pass
+    places = ", ".join(map(str, (*roots, *folders)))
+    what = "a folder" if _is_path(named) else "a folder, or an allowed name of the model hub,"
+    raise InvalidPayloadError(
+        f"tokenizer_path {named} is not {what} that jobs may use on the buffer host: put the trainer's tokenizer under "
+        f"{places}, or start serve with --allow-tokenizer {named}"
+    )
+
+
+def _is_path(named: str) -> bool:
+    return named.startswith(("/", "./", "../", "~")) or named in (".", "..")
