@@ -33,8 +33,10 @@ HEAD_START_S = 0.001
 """What a worker with more connections leaves to the others, which were woken for the same one. If they are stuck or
 gone, it takes the connection then."""
 NO_FILES_PAUSE_S = 0.1
-ACCEPTS_AT_ONCE = 32
+ACCEPTS_AT_ONCE = 12
 """Then those that were accepted are read from: under a flood, each has its turn before it has to give way."""
+CROWDED_PAUSE_S = 0.01
+"""Between them, when others have to give way for them: clients that come back at once leave time for those who stay."""
 SWEEP_INTERVAL_S = 1.0
 NOTIFY_INTERVAL_S = 10
 GRACEFUL_TIMEOUT_S = 4
@@ -70,10 +72,10 @@ class ConnectionCounts:
         self._ENTRY.pack_into(self._memory, worker % self._ENTRIES * self._ENTRY.size, pid, connections)
 
     def is_ahead(self, connections: int) -> bool:
-        """Tells whether another worker has fewer connections."""
-        own = os.getpid()
+        """Tells whether another worker has fewer connections; of many, a few more or less do not count."""
+        own, fewer = os.getpid(), connections - connections // 16
         return any(
-            have < connections and pid not in (0, own) and _lives(pid)
+            have < fewer and pid not in (0, own) and _lives(pid)
             for pid, have in self._ENTRY.iter_unpack(self._memory)
         )
 
@@ -124,7 +126,10 @@ class Acceptor:
             self._loop.add_reader(self._listener, self._on_readable)
 
     def _on_readable(self) -> None:
-        if self._is_ahead():
+        if self._limits.are_reached:
+            self._accept_some()
+            self._pause(CROWDED_PAUSE_S, lambda: None)
+        elif self._is_ahead():
             self._pause(HEAD_START_S, self._accept_one)
         else:
             self._accept_some()
@@ -144,8 +149,8 @@ class Acceptor:
 
     def _accept_some(self) -> None:
         for _ in range(ACCEPTS_AT_ONCE):
-            if not self._accept() or self._is_ahead():
-                return
+            if not self._accept() or (not self._limits.are_reached and self._is_ahead()):
+                break
 
     def _accept_one(self) -> None:
         self._accept()

@@ -96,6 +96,11 @@ class ConnectionLimits:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def are_reached(self) -> bool:
+        """Tells whether somebody may have to give way for a new connection."""
+        return len(self._all) >= self._most_per_address
+
     def of(self, client: tuple[str, int] | None) -> Connection | None:
         """Returns the connection with a client's address and port."""
         return None if client is None else self._all.get(client)

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,16 @@ def answers(url: str) -> bool:
 class BufferProcess:
     """``rollout-buffer serve`` with the arguments of a test."""
 
-    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        """``launcher`` is a command that runs the one after it."""
         self.folder = folder
+        self._launcher = launcher
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = RolloutBufferClient(self.url, timeout_s=30)
@@ -69,7 +77,7 @@ class BufferProcess:
     def start(self) -> None:
         """Starts it, again on the same port and data, and waits until it is well."""
         command = [
-            sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
+            *self._launcher, sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
             "--data-dir", str(self.folder / "data"), "--data-root", str(self.folder), *self._arguments,
         ]  # fmt: skip
         log = self.folder / "serve.log"
@@ -117,8 +125,8 @@ def start_buffer(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
     """Starts buffers, and ends them after the test."""
     started: list[BufferProcess] = []
 
-    def start(*arguments: str, environment: dict[str, str] | None = None) -> BufferProcess:
-        started.append(BufferProcess(tmp_path, *arguments, environment=environment))
+    def start(*arguments: str, **options: Any) -> BufferProcess:
+        started.append(BufferProcess(tmp_path, *arguments, **options))
         return started[-1]
 
     yield start

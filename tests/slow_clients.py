@@ -1,0 +1,234 @@
+"""Clients that keep a server waiting, in numbers, and what others notice of them.
+
+    python -m tests.slow_clients                  # every attack on a server of its own; prints a table
+    python -m tests.slow_clients --files 1024     # with so many file descriptors for each process
+    python -m tests.slow_clients --attack idle
+
+Only against a server that this program starts. An attack runs as a process of its own; ``watch`` asks for ``/health``
+over new connections and writes over a few that stay, first undisturbed and then during the attack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+
+__all__ = ["ATTACKS", "Seen", "attacked", "watch"]
+
+HEAD = b"POST /buffer/write HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000000\r\n\r\n"
+HALF_HEAD = b"POST /buffer/write HTTP/1.1\r\nHost: localh"
+READS_NOTHING = b"GET /dashboard/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40
+WRITERS = 4
+
+
+# --- attacking -------------------------------------------------------------------------------------------------------
+
+
+async def hold(port: int, says: bytes, trickle: bytes, *, reads: bool) -> None:
+    """Connects, says something, and then says a little more every second, until the server closes."""
+    client = socket.socket()
+    client.setblocking(False)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        await loop.sock_sendall(client, says)
+        while True:
+            try:
+                async with asyncio.timeout(1.0 if trickle or not reads else None):
+                    if reads and not await loop.sock_recv(client, 4096):
+                        return
+                    await asyncio.sleep(0 if reads else 1.0)
+            except TimeoutError:
+                await loop.sock_sendall(client, trickle)
+    except OSError:
+        pass
+    finally:
+        client.close()
+
+
+async def again_and_again(port: int, pause_s: float, says: bytes, trickle: bytes, *, reads: bool = True) -> None:
+    """Holds a connection, and another one when the server has closed it."""
+    while True:
+        await hold(port, says, trickle, reads=reads)
+        await asyncio.sleep(pause_s)
+
+
+Attack = Callable[[int], list[Awaitable[None]]]
+ATTACKS: dict[str, Attack] = {
+    "half heads": lambda port: [again_and_again(port, 1.0, HALF_HEAD, b"") for _ in range(33)],
+    "slow readers": lambda port: [again_and_again(port, 1.0, READS_NOTHING, b"", reads=False) for _ in range(33)],
+    "idle": lambda port: [again_and_again(port, 1.0, b"", b"") for _ in range(2000)],
+    "many half heads": lambda port: [again_and_again(port, 1.0, HALF_HEAD, b"") for _ in range(2000)],
+    "large slow bodies": lambda port: [again_and_again(port, 1.0, HEAD, b" " * 1000) for _ in range(40)],
+    "reconnecting slow bodies": lambda port: [again_and_again(port, 0.0, HEAD, b" ") for _ in range(2000)],
+    "everything": lambda port: [
+        attacker for name, attack in ATTACKS.items() if name != "everything" for attacker in attack(port)
+    ],
+}
+
+
+async def run_attack(name: str, port: int) -> None:
+    """Attacks until the process is ended."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    attackers = [asyncio.ensure_future(attacker) for attacker in ATTACKS[name](port)]
+    sys.stdout.write("begun\n")
+    sys.stdout.flush()
+    await asyncio.gather(*attackers)
+
+
+@contextlib.contextmanager
+def attacked(name: str, port: int, lead_s: float = 2.0) -> Iterator[None]:
+    """Has a process attack a server while the block runs."""
+    command = [sys.executable, "-m", "tests.slow_clients", "--attack", name, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(lead_s)
+            yield
+        finally:
+            process.kill()
+
+
+# --- watching --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What honest clients saw for a while."""
+
+    slowest_health_s: float
+    health_checks: int
+    failed_health_checks: int
+    writes_per_s: float
+    failed_writes: int
+
+
+def watch(port: int, job_id: str, seconds: float, headers: dict[str, str] | None = None) -> Seen:
+    """Asks for health over new connections, and writes over ``WRITERS`` that stay."""
+    until = time.monotonic() + seconds
+    counts: list[tuple[int, int]] = []
+    writers = [
+        threading.Thread(target=lambda: counts.append(write_until(port, job_id, until, headers or {})))
+        for _ in range(WRITERS)
+    ]
+    for writer in writers:
+        writer.start()
+    times, failed = [], 0
+    while time.monotonic() < until:
+        began = time.monotonic()
+        try:
+            with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+                ok = request(connection, "GET", "/health") == 200
+        except OSError:
+            ok = False
+        failed += not ok
+        times.append(time.monotonic() - began)
+        time.sleep(0.05)
+    for writer in writers:
+        writer.join()
+    return Seen(
+        slowest_health_s=max(times),
+        health_checks=len(times),
+        failed_health_checks=failed,
+        writes_per_s=sum(done for done, _ in counts) / seconds,
+        failed_writes=sum(failed for _, failed in counts),
+    )
+
+
+_numbers = itertools.count()
+
+
+def write_until(port: int, job_id: str, until: float, headers: dict[str, str]) -> tuple[int, int]:
+    """Writes small items one after the other; returns how many were kept, and how often that failed."""
+    done = failed = 0
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    while time.monotonic() < until:
+        uid = f"honest-{time.monotonic_ns()}-{next(_numbers)}"
+        messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4" * 1000}]
+        item = {"uid": uid, "instance_id": uid, "messages": messages, "reward": 1.0, "job_id": job_id}
+        try:
+            kept = request(connection, "POST", "/buffer/write", json.dumps(item).encode(), headers) == 200
+        except OSError:
+            kept = False
+            connection.close()
+        done, failed = done + kept, failed + (not kept)
+    connection.close()
+    return done, failed
+
+
+def request(
+    connection: HTTPConnection, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> int:
+    """Returns the status of a reply, which is read."""
+    connection.request(method, path, body, headers or {})
+    reply = connection.getresponse()
+    reply.read()
+    return reply.status
+
+
+# --- the program -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Attacks a server, or starts one and tells what each attack does to it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attack", choices=ATTACKS)
+    parser.add_argument("--port", type=int, help="attack this server until ended")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--files", type=int, help="file descriptors of each of the server's processes")
+    given = parser.parse_args()
+    if given.port is not None:
+        asyncio.run(run_attack(given.attack, given.port))
+        return
+    names = [given.attack] if given.attack else list(ATTACKS)
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            before, during = measured(name, Path(folder), given.seconds, given.files)
+        say(name, before, during)
+
+
+def measured(name: str, folder: Path, seconds: float, files: int | None) -> tuple[Seen, Seen]:
+    """Returns what honest clients see of a server before an attack and during it."""
+    from tests.integration.conftest import BufferProcess
+
+    launcher = () if files is None else ("prlimit", f"--nofile={files}:{files}")
+    buffer = BufferProcess(folder, launcher=launcher)
+    try:
+        buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "honest"})
+        before = watch(buffer.port, "honest", seconds)
+        with attacked(name, buffer.port):
+            return before, watch(buffer.port, "honest", seconds)
+    finally:
+        buffer.stop()
+
+
+def say(name: str, before: Seen, during: Seen) -> None:
+    """Prints a line of the table."""
+    ratio = during.writes_per_s / max(before.writes_per_s, 1e-9)
+    sys.stdout.write(
+        f"{name:26} /health at most {1000 * before.slowest_health_s:.0f} → {1000 * during.slowest_health_s:.0f} ms "
+        f"({during.failed_health_checks} of {during.health_checks} failed), writes {before.writes_per_s:.0f} → "
+        f"{during.writes_per_s:.0f} /s ({ratio:.2f}), {during.failed_writes} failed\n"
+    )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
