@@ -75,8 +75,7 @@ class ConnectionCounts:
         """Tells whether another worker has fewer connections; of many, a few more or less do not count."""
         own, fewer = os.getpid(), connections - connections // 16
         return any(
-            have < fewer and pid not in (0, own) and _lives(pid)
-            for pid, have in self._ENTRY.iter_unpack(self._memory)
+            have < fewer and pid not in (0, own) and _lives(pid) for pid, have in self._ENTRY.iter_unpack(self._memory)
         )
 
 

@@ -41,6 +41,7 @@ def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[
         host=settings.host,
         port=port,
         token_file=None if settings.token_file is None else settings.token_file.resolve(),
+        allowed_hosts=settings.allowed_hosts,
         scoring_hosts=settings.scoring_hosts,
         max_body_bytes=settings.max_body_bytes,
         max_data_bytes=settings.max_data_bytes,

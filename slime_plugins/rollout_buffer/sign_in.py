@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,9 +21,7 @@ from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedErro
 __all__ = [
     "SESSION_LENGTH_S",
     "check_access",
-    "check_host",
     "cookie_name",
-    "host_name",
     "is_token",
     "issue_session",
     "why_unauthorized",
@@ -71,40 +68,6 @@ def why_unauthorized(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not given.strip():
         return "the Authorization header must say Bearer TOKEN"
     return "the token that came is not this server's: send the first line of its --token-file"
-
-
-def check_host(environ: Mapping[str, Any], allowed: Collection[str]) -> None:
-    """Lets a request pass that asks for this machine by a name of loopback's, or by one of ``allowed``.
-
-    A page of another site can have its own name resolve to loopback; its requests then carry that name.
-
-    Raises:
-        ForbiddenError: it asks for another host.
-    """
-    given = environ.get("HTTP_HOST")
-    if given is None:  # every browser sends one
-        return
-    name = host_name(given)
-    if name != "localhost" and not name.endswith(".localhost") and name not in allowed and not _is_loopback(name):
-        raise ForbiddenError(
-            f"this server does not answer for the host {given[:200]!r}: ask for 127.0.0.1, or start it with "
-            "--allowed-host NAME or --token-file FILE"
-        )
-
-
-def host_name(given: str) -> str:
-    """Returns the name in a Host header, without its port."""
-    name = given.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() and ":" in name else name
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def is_token(given: str, token: str) -> bool:

@@ -26,10 +26,11 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
     UnsupportedEncodingError,
 )
+from slime_plugins.rollout_buffer.hosts import check_host
 from slime_plugins.rollout_buffer.inspection import Inspection
 from slime_plugins.rollout_buffer.liveness import supervisors_heartbeat
 from slime_plugins.rollout_buffer.payloads import PollPayload
-from slime_plugins.rollout_buffer.sign_in import check_access, check_host
+from slime_plugins.rollout_buffer.sign_in import check_access
 from slime_plugins.rollout_buffer.store import Store
 from slime_plugins.rollout_buffer.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.views import Views
@@ -116,7 +117,7 @@ def check_request(context: ServerContext, environ: Mapping[str, Any]) -> bool:
         UnsupportedEncodingError: its body is compressed.
     """
     if context.token is None:
-        check_host(environ, context.settings.allowed_hosts)
+        check_host(environ.get("HTTP_HOST"), context.settings.allowed_hosts)
     may_ask = check_access(environ, context.token, time.time())
     encoding = environ.get("HTTP_CONTENT_ENCODING", "identity")
     if encoding.lower() not in ("", "identity"):

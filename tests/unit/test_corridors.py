@@ -16,7 +16,7 @@ ANDROID = f"{GENERATOR}.android_world"
 LEVELS = [
     "redaction",
     "errors types overlay_advice backoff vocabulary",
-    "logs tracing liveness sampled_json storage_errors write_lock data_dir shared_clock",
+    "hosts logs tracing liveness sampled_json storage_errors write_lock data_dir shared_clock",
     "disk_reserve",
     "wire config sglang_protocol chat_tokens demo_tokenizer groups staleness committer "
     "image_tokens episode_facts explain sign_in mask_view telemetry",

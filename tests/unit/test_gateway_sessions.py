@@ -425,9 +425,8 @@ async def test_an_answer_that_cannot_be_sent_is_not_recorded(tmp_path: Path) -> 
         reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
         body = json.dumps({"messages": [USER], "max_tokens": 10}).encode()
         path = f"/sessions/{opened['api_key']}/v1/chat/completions"
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n"
         writer.write(head.encode() + body)
         assert (await reader.read(10)).startswith(b"HTTP/1.1 2")
         writer.transport.abort()
@@ -479,7 +478,7 @@ async def test_limits_have_their_status(tmp_path: Path) -> None:
         assert (await gateway.chat(opened, [USER])).status == 410
         host, port = gateway.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /sessions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         assert (await asyncio.wait_for(reader.read(20), 40)).startswith(b"HTTP/1.1 400")
         writer.close()
         assert (await gateway.call("GET", "/no/such/route")).status == 404
@@ -513,3 +512,13 @@ async def test_http_of_old_clients_is_answered(gateway: GatewayUnderTest) -> Non
         path = f"{gateway.url}/sessions/{opened['api_key']}/chat/completions"
         async with http.post(path, json={"messages": [USER]}) as response:
             assert response.status == 200
+
+
+async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone(tmp_path: Path) -> None:
+    async with (
+        gateway_on(tmp_path, talkative(), public_url="http://agents.lan:8890", allowed_hosts=("proxy.lan",)) as gateway,
+        aiohttp.ClientSession() as session,
+    ):
+        for host, status in (("evil.example", 403), ("agents.lan:8890", 200), ("proxy.lan", 200), ("localhost", 200)):
+            async with session.get(f"{gateway.url}/health", headers={"Host": host}) as reply:
+                assert reply.status == status, host

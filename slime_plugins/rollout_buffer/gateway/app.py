@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -45,6 +46,7 @@ from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
+from slime_plugins.rollout_buffer.hosts import check_host
 from slime_plugins.rollout_buffer.inline_images import take_out
 from slime_plugins.rollout_buffer.sign_in import why_unauthorized
 
@@ -116,9 +118,18 @@ async def _life(app: web.Application) -> AsyncIterator[None]:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
+def _check_host(request: web.Request) -> None:
+    """Refuses pages of other sites whose names lead to loopback, where there is no token that they lack."""
+    settings = request.app[GATEWAY].settings
+    if not request.app[TOKEN]:
+        public = urlsplit(settings.public_url or "").hostname
+        check_host(request.headers.get("Host"), [*settings.allowed_hosts, *([public] if public else [])])
+
+
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        _check_host(request)
         return await handler(request)
     except RolloutBufferError as error:
         return _error_reply(request, error)

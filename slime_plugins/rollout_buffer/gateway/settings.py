@@ -26,6 +26,8 @@ class GatewaySettings(BaseModel):
     public_url: str | None = None
     """Where agents reach it, when that is not ``http://host:port``; it stands in the replies to ``/sessions``."""
     token_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which a gateway without a token may be asked for, beside loopback's and that of ``public_url``."""
     scoring_hosts: tuple[str, ...] = ()
     """Hosts (``name`` or ``name:port``) that a session's ``scoring_url`` may name. None at all by default."""
     max_body_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)

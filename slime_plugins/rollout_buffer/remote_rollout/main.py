@@ -38,7 +38,8 @@ class RemoteRolloutSettings:
 
     ``tools`` is the address (``MODULE:NAME``) of the tools of rollouts; None is the calculator.
     ``engine_url`` turns the trainer's side on; ``buffer_url`` is where it writes trajectories, with ``buffer_token``.
-    ``token_file`` holds the bearer token that ``POST /rollout`` and the trainer's routes ask for.
+    ``token_file`` holds the bearer token that ``POST /rollout`` and the trainer's routes ask for; without one, the
+    server answers for hosts of loopback's and for ``allowed_hosts`` alone.
 
     Raises:
         ConfigError: other machines could reach it, and there is no token.
@@ -47,6 +48,7 @@ class RemoteRolloutSettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     token_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
     engine_url: str | None = None
     buffer_url: str | None = None
     buffer_token: str | None = None
@@ -115,6 +117,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
         open_box=offer.open_box,
         tool_schemas=offer.schemas,
     )
+    allowed = settings.allowed_hosts if key is None else None
     trainer = None
     if engine is not None:
         rules = TrainerSettings(
@@ -125,7 +128,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
         )
         trainer = TrainerSide(FixedPolicy(engine, catalog), rules, sink=sink)
     try:
-        async with _listening(create_app(agent=agent, trainer=trainer), settings) as url:
+        async with _listening(create_app(agent=agent, trainer=trainer, allowed_hosts=allowed), settings) as url:
             yield url
     finally:
         for end in (engine, sink):

@@ -11,11 +11,12 @@ hands bodies with a ``rollout_id`` to ``answer_turn``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
@@ -23,6 +24,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnauthorizedError,
 )
+from slime_plugins.rollout_buffer.hosts import check_host
 from slime_plugins.rollout_buffer.payloads import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.session_views import coloured, described, listed, shown_page
@@ -40,16 +42,36 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(
-    *, agent: AgentSide | None = None, trainer: TrainerSide | None = None, max_body_bytes: int = LARGEST_BODY
+    *,
+    agent: AgentSide | None = None,
+    trainer: TrainerSide | None = None,
+    max_body_bytes: int = LARGEST_BODY,
+    allowed_hosts: Collection[str] | None = None,
 ) -> web.Application:
-    """Returns an application with one side or both, and ``GET /health``."""
-    app = web.Application(client_max_size=max_body_bytes)
+    """Returns an application with one side or both, and ``GET /health``.
+
+    ``allowed_hosts`` are the names that it may be asked for, beside loopback's; None: any, for servers with a token.
+    """
+    guards = [] if allowed_hosts is None else [_answering_for(allowed_hosts)]
+    app = web.Application(client_max_size=max_body_bytes, middlewares=guards)
     app.router.add_get("/health", _health)
     if agent is not None:
         add_agent_routes(app, agent)
     if trainer is not None:
         add_trainer_routes(app, trainer)
     return app
+
+
+def _answering_for(allowed: Collection[str]) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def checked(request: web.Request) -> web.StreamResponse:
+            check_host(request.headers.get("Host"), allowed)
+            return await handler(request)
+
+        return await _answered(checked)(request)
+
+    return guard
 
 
 def add_agent_routes(app: web.Application, agent: AgentSide) -> None:

@@ -1,0 +1,48 @@
+"""Pure: which ``Host`` a server without a token answers for.
+
+A page of another site can have its own name resolve to loopback, and the browser then takes the server for that site.
+Its requests still carry that name, which no program here uses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+
+from slime_plugins.rollout_buffer.errors import ForbiddenError
+
+__all__ = ["check_host"]
+
+
+def check_host(given: str | None, allowed: Collection[str]) -> None:
+    """Lets a request pass that asks for this machine by a name of loopback's, or by one of ``allowed``.
+
+    ``given`` is its Host header; None when it has none, which no browser's request is.
+
+    Raises:
+        ForbiddenError: it asks for another host.
+    """
+    if given is None:
+        return
+    name = _without_port(given.strip().lower())
+    if name == "localhost" or name.endswith(".localhost") or _is_loopback(name):
+        return
+    if name not in {each.lower() for each in allowed}:
+        raise ForbiddenError(
+            f"this server does not answer for the host {given[:200]!r}: ask for 127.0.0.1, or start it with "
+            "--allowed-host NAME or --token-file FILE"
+        )
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdigit() or not port) else host
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
