@@ -65,6 +65,8 @@ CHUNK_BYTES = 512 * 1024
 """A reply goes out in about such parts."""
 RETRY_AFTER_S = 2
 """When to come again to a server that could not do it now."""
+LOG_INTERVAL_S = 5.0
+"""How often an error of one kind is logged, however many requests meet it."""
 
 Part = Sequence[bytes | memoryview]
 """A part of a long reply, in the order of the pieces it consists of."""
@@ -90,6 +92,15 @@ class ServerContext:
         self.views = Views(self.buffer.store, SUPERVISOR)
         self.token_texts = TokenTexts()
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
+        self._logged_at: dict[str, float] = {}
+
+    def may_log(self, code: str) -> bool:
+        """Lets one line of a kind pass every few seconds: on a full disk, where the log lies too, every write fails."""
+        now = time.monotonic()
+        if now - self._logged_at.get(code, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
+            return False
+        self._logged_at[code] = now
+        return True
 
 
 def the_context() -> ServerContext:
@@ -145,7 +156,7 @@ def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
     ``what`` is the request's method and path.
     """
     if isinstance(error, RolloutBufferError):
-        if error.http_status >= 500:
+        if error.http_status >= 500 and context.may_log(error.code):
             logger.warning("%s: %s", what, error.message)
         return _error(error.http_status, error.code, error.message, error.detail)
     if isinstance(error, MemoryError):

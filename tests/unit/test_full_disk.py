@@ -105,7 +105,7 @@ def test_a_disk_that_was_full_from_the_start_is_not_filled_further(small_disk: P
     store.close()
 
 
-def test_writes_get_507_and_polls_their_groups_over_http(small_disk: Path) -> None:
+def test_writes_get_507_and_polls_their_groups_over_http(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(ServeSettings.model_validate({"data_dir": small_disk / "data"}))
     context: ServerContext = app.extensions["rollout_buffer"]
     client = app.test_client()
@@ -115,6 +115,10 @@ def test_writes_get_507_and_polls_their_groups_over_http(small_disk: Path) -> No
     fill(small_disk)
     refused = client.post("/buffer/write", json=written("b"))
     assert (refused.status_code, refused.get_json()["error"]["code"]) == (507, "storage_full")
+    for _ in range(50):
+        assert client.post("/buffer/write", json=written("b")).status_code == 507
+    lines = [record for record in caplog.records if "/buffer/write" in record.getMessage()]
+    assert 1 <= len(lines) <= 3, "the log lies on the full disk too"
     got = client.post("/get_rollout_data", json={"lease_s": 60}).get_json()["data"]
     assert [item["uid"] for item in got["data"]] == ["a"]
     assert client.post("/ack", json={"delivery_id": got["meta_info"]["delivery_id"]}).status_code == 200
