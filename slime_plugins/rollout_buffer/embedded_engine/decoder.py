@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from slime_plugins.rollout_buffer.embedded_engine.eyes import Sight
 from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, Stretch, WeightsError
 from slime_plugins.rollout_buffer.embedded_engine.prefix_cache import PrefixCache
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
@@ -43,6 +44,7 @@ class Request:
     ids: list[int]
     sampling: Sampling
     on_finish: Callable[[Request], None]
+    sight: Sight | None = None
     prompt_length: int = 0
     filled: int = 0
     epoch: int = -1
@@ -59,6 +61,16 @@ class Request:
     def output_ids(self) -> list[int]:
         """What was sampled so far."""
         return self.ids[self.prompt_length :]
+
+    @property
+    def keys(self) -> list[int]:
+        """What a prefix is found by: the ids, and the images themselves instead of their tokens."""
+        return self.ids if self.sight is None else [*self.sight.keys, *self.output_ids]
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether an image is still to be read."""
+        return self.sight is not None and self.sight.spans[-1][1] > self.filled
 
     def version_spans(self, current: str) -> list[tuple[str, int, int]]:
         """Version, start and end of each stretch of output; one empty stretch of ``current`` if there is none."""
@@ -128,8 +140,16 @@ class Decoder:
         if mode is PauseMode.ABORT:
             self.abort(None)
         elif mode is PauseMode.RETRACT:
+            self._end_those_who_cannot_be_read_again()
             self._waiting.extendleft(reversed(self._rows))
             self._rows, self._ready = [], 0
+
+    def _end_those_who_cannot_be_read_again(self) -> None:
+        """A sampled image placeholder would be taken for an image of the prompt."""
+        eyes = self._model.eyes
+        for request in list(self._rows):
+            if eyes is not None and request.sight is not None and eyes.placeholder_id in request.output_ids:
+                self._remove(request, ABORTED)
 
     def resume(self) -> None:
         """Lets held requests go on."""
@@ -164,12 +184,14 @@ class Decoder:
                 self._finish(request, _length_reached(request))
                 continue
             self._rows.append(request)
-            request.filled, stored = self._prefixes.find(request.ids)
+            request.filled, stored = self._prefixes.find(request.keys)
+            if request.sight is not None:
+                request.filled = request.sight.start_of_cached(request.filled)
             request.epoch = self._epoch
             if not request.log_probs:
                 request.cached_tokens = request.filled
             self._model.cache.reserve(len(self._rows), len(request.ids))
-            if stored:
+            if request.filled:
                 self._model.cache.write(len(self._rows) - 1, stored, request.filled)
 
     def _remove(self, request: Request, reason: Mapping[str, Any]) -> None:
@@ -177,7 +199,7 @@ class Decoder:
         if request in self._rows:
             slot = self._rows.index(request)
             if request.epoch == self._epoch and request.filled:
-                self._prefixes.keep(request.ids[: request.filled], self._model.cache.read(slot, request.filled))
+                self._prefixes.keep(request.keys[: request.filled], self._model.cache.read(slot, request.filled))
             self._close_gap(slot)
         else:
             self._waiting.remove(request)
@@ -202,21 +224,26 @@ class Decoder:
     # --- forward passes ----------------------------------------------------------------------------------------------
 
     def _read_prompts(self) -> None:
-        """Reads as many prompts as one pass may hold; a longer one is read in several passes."""
+        """Reads as many prompts as one pass may hold; a longer one is read in several, one with images alone."""
         reading = self._rows[self._ready :]
         if not reading:
             return
-        budget = self._settings.prefill_tokens
-        longest, batch = 0, list[Request]()
-        for request in reading:
-            longest = max(longest, len(request.ids) - request.filled)
-            if batch and longest * (len(batch) + 1) > budget:
-                break
-            batch.append(request)
-        logits = self._pass(self._ready, batch, budget)
+        most = len(reading[0].ids) if reading[0].shows_images else self._settings.prefill_tokens
+        batch = reading[:1] if reading[0].shows_images else self._fitting(reading, most)
+        logits = self._pass(self._ready, batch, most)
         done = list(takewhile(lambda request: request.filled == len(request.ids), batch))
         self._ready += len(done)
         self._take_tokens(done, logits)
+
+    def _fitting(self, reading: Sequence[Request], most: int) -> list[Request]:
+        """The first of them, and those behind it that are read whole with it by a pass of ``most`` tokens."""
+        longest, batch = 0, list[Request]()
+        for request in takewhile(lambda request: not request.shows_images, reading):
+            longest = max(longest, len(request.ids) - request.filled)
+            if batch and longest * (len(batch) + 1) > most:
+                break
+            batch.append(request)
+        return batch
 
     def _decode(self) -> None:
         batch = self._rows[: self._ready]
@@ -224,7 +251,7 @@ class Decoder:
             self._take_tokens(batch, self._pass(0, batch, 1))
 
     def _pass(self, first: int, batch: Sequence[Request], most: int) -> torch.Tensor:
-        stretches = [Stretch(r.ids[r.filled : r.filled + most], r.filled) for r in batch]
+        stretches = [Stretch(r.ids[r.filled : r.filled + most], r.filled, r.sight) for r in batch]
         logits = self._model.logits(first, stretches)
         for request, stretch in zip(batch, stretches, strict=True):
             request.filled += len(stretch.ids)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from slime_plugins.rollout_buffer.embedded_engine.eyes import Eyes, Sight, load_eyes
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
 from slime_plugins.rollout_buffer.embedded_engine.slot_cache import SlotCache
 from slime_plugins.rollout_buffer.errors import ConfigError
@@ -29,18 +30,25 @@ class WeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one slot gets in a forward pass: ``ids``, to be written from place ``start`` on."""
+    """What one slot gets in a forward pass: ``ids``, to be written from place ``start`` on.
+
+    With images in its prompt (``sight``) a token's position is not its place.
+    """
 
     ids: Sequence[int]
     start: int
+    sight: Sight | None = None
 
 
 class LanguageModel:
     """The weights and the keys and values. Used from one thread."""
 
-    def __init__(self, model: Any, tokenizer: Any, *, context_length: int | None = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, eyes: Eyes | None = None, context_length: int | None = None
+    ) -> None:
         config = model.config.get_text_config()
         self.tokenizer = tokenizer
+        self.eyes = eyes
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         self.context_length = context_length or int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT))
         self.end_ids = frozenset(_end_ids(model, tokenizer))
@@ -51,7 +59,7 @@ class LanguageModel:
         """Runs the model over one stretch per slot, from slot ``first`` on; returns the logits behind each one's end.
 
         Shorter stretches are filled up on the right: what that writes lies behind the slot's end, where no query of
-        its own looks before it is written over.
+        its own looks before it is written over. A stretch that holds images comes alone and holds them whole.
         """
         longest = max(len(stretch.ids) for stretch in stretches)
         width = max(stretch.start for stretch in stretches) + longest
@@ -64,14 +72,16 @@ class LanguageModel:
         self.cache.look_at(first, places, width)
         ends = [len(stretch.ids) - 1 for stretch in stretches]
         kept = sorted(set(ends))
+        positions, images = _positions(stretches, places)
         with torch.no_grad():
             output = self._model(
                 input_ids=ids,
                 attention_mask=(torch.arange(width, device=device) <= places[:, :, None])[:, None],
-                position_ids=places,
+                position_ids=positions,
                 past_key_values=self.cache.past_key_values,
                 use_cache=True,
                 logits_to_keep=torch.tensor(kept, device=device),
+                **{name: tensor.to(device) for name, tensor in images.items()},
             )
         logits: torch.Tensor = output.logits[range(len(ends)), [kept.index(end) for end in ends]]
         return logits
@@ -106,7 +116,7 @@ class LanguageModel:
 
 
 def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
-    """The model in the settings' folder, ready to answer.
+    """The model in the settings' folder, ready to answer, with images where the model sees.
 
     Raises:
         ConfigError: no model of a kind that is served here.
@@ -117,10 +127,25 @@ def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         _check_kind(config, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        model = _load_model(AutoModelForCausalLM, path, getattr(torch, settings.dtype))
+        sees = hasattr(config, "vision_config")
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        model = _load_model(kind, path, getattr(torch, settings.dtype))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} holds no model that transformers can load: {error}") from error
-    return LanguageModel(model.to(_device(settings.device)).eval(), tokenizer, context_length=settings.context_length)
+    eyes = load_eyes(model, path) if sees else None
+    model = model.to(_device(settings.device)).eval()
+    return LanguageModel(model, tokenizer, eyes=eyes, context_length=settings.context_length)
+
+
+def _positions(stretches: Sequence[Stretch], places: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """The tokens' positions, and the images that a stretch shows."""
+    start, sight = stretches[0].start, stretches[0].sight
+    if len(stretches) == 1 and sight is not None and start < len(sight.ids):
+        later = torch.arange(len(sight.ids), start + places.shape[1]) + sight.delta
+        positions = torch.cat([sight.positions[:, start:], later.expand(3, -1)], dim=1)[:, : places.shape[1]]
+        return positions[:, None].to(places.device), sight.inputs_from(start)
+    deltas = [0 if stretch.sight is None else stretch.sight.delta for stretch in stretches]
+    return places + torch.tensor(deltas, device=places.device)[:, None], {}
 
 
 def _load_model(kind: Any, path: Path, dtype: torch.dtype) -> Any:
@@ -152,7 +177,8 @@ def _device(name: str) -> str:
 
 
 def _end_ids(model: Any, tokenizer: Any) -> Iterable[int]:
-    for named in (model.config.eos_token_id, model.generation_config.eos_token_id, tokenizer.eos_token_id):
+    configs = (model.config, model.config.get_text_config(), model.generation_config, tokenizer)
+    for named in (getattr(config, "eos_token_id", None) for config in configs):
         yield from named if isinstance(named, list | tuple) else () if named is None else (named,)
 
 

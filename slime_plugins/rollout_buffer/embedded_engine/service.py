@@ -10,11 +10,12 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.embedded_engine.decoder import Decoder, Request, WeightUpdate
+from slime_plugins.rollout_buffer.embedded_engine.eyes import Sight
 from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, WeightsError
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
 from slime_plugins.rollout_buffer.sglang_server.records import (
@@ -73,7 +74,7 @@ class EmbeddedEngine:
             "served_model_name": path,
             "tokenizer_path": path,
             "is_generation": True,
-            "has_image_understanding": False,
+            "has_image_understanding": self._model.eyes is not None,
             "weight_version": self.weight_version,
             "embedded_engine": True,
         }
@@ -96,15 +97,18 @@ class EmbeddedEngine:
 
         Raises:
             BadRequestError: the request is wrong, and in which way.
-            EngineBreakError: a forward pass failed.
+            EngineBreakError: fewer images than placeholders, or a forward pass failed.
         """
         ids = self._checked_ids(call)
+        sight = await asyncio.to_thread(self._seen, ids, call.images) if call.images else None
+        ids = ids if sight is None else list(sight.ids)
+        check_length(len(ids), call.sampling.max_new_tokens, self._model.context_length)
         rid = call.rid or uuid.uuid4().hex
         if rid in self._rids:
             raise BadRequestError({"message": f"Duplicate request ID detected: {rid}"})
         self._rids.add(rid)
         try:
-            request = await self._played(rid, ids, call.sampling)
+            request = await self._played(rid, ids, sight, call.sampling)
         finally:
             self._rids.discard(rid)
         if request.error is not None:
@@ -161,7 +165,7 @@ class EmbeddedEngine:
         if call.sampling.not_computed:
             names = ", ".join(call.sampling.not_computed)
             raise BadRequestError({"message": f"the embedded engine does not compute {names}: leave it out."})
-        if call.images:
+        if call.images and self._model.eyes is None:
             raise BadRequestError({"message": "the model that is served does not take images."})
         ids = self._model.encode(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
         if not ids:
@@ -170,16 +174,18 @@ class EmbeddedEngine:
         for token_id in (*ids, *call.sampling.logit_bias):
             if type(token_id) is not int or not 0 <= token_id < size:
                 raise BadRequestError({"message": f"{str(token_id)[:100]} is no id of this model ({size} ids)."})
-        check_length(len(ids), call.sampling.max_new_tokens, self._model.context_length)
         return ids
 
-    async def _played(self, rid: str, ids: list[int], sampling: Sampling) -> Request:
+    def _seen(self, ids: list[int], images: Sequence[bytes]) -> Sight | None:
+        return None if self._model.eyes is None else self._model.eyes.see(ids, images)
+
+    async def _played(self, rid: str, ids: list[int], sight: Sight | None, sampling: Sampling) -> Request:
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def finished(request: Request) -> None:
             loop.call_soon_threadsafe(_settle, done, request, None)
 
-        request = Request(rid=rid, ids=ids, sampling=sampling, on_finish=finished)
+        request = Request(rid=rid, ids=ids, sampling=sampling, on_finish=finished, sight=sight)
         self._tasks.put(lambda: self._decoder.submit(request))
         try:
             await done
@@ -200,7 +206,7 @@ class EmbeddedEngine:
             version_spans=request.version_spans(self.weight_version),
             prompt_ids=request.ids[: request.prompt_length],
             cached_tokens=request.cached_tokens,
-            image_tokens=0,
+            image_tokens=sum(end - start for start, end in request.sight.spans) if request.sight else 0,
         )
 
     def _text(self, ids: list[int], matched: Any, sampling: Sampling) -> str:
