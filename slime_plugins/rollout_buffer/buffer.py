@@ -485,8 +485,9 @@ class Buffer:
             return {**statistics, **about}
         with self.store.read() as connection:
             exhausted = deliveries.is_exhausted(connection, job.key)
-            state = job_rows.get_job(connection, job.key).state.value
-        return {**statistics, **about, "exhausted": exhausted, "job_id": job.job_id, "job_state": state}
+            now = job_rows.get_job(connection, job.key)
+        told = {"job_id": job.job_id, "job_state": now.state.value, "job_cause": now.cause}
+        return {**statistics, **about, "exhausted": exhausted, **told}
 
     def polled(self, job: JobRecord) -> None:
         """Notes that a trainer asked for a job's data; a job that had paused itself goes on."""

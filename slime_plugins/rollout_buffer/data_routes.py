@@ -146,8 +146,10 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
     """Answers a poll with what was found for it."""
     if poll.delivery is not None:
         return Answer(delivery_chunks(context.buffer, poll.delivery, poll.payload, poll.acknowledged))
-    message = "no job is open" if poll.job is None else "nothing is ready yet"
     meta_info = context.buffer.empty_meta_info(poll.job)
+    message = "no job is open" if poll.job is None else "nothing is ready yet"
+    if cause := meta_info.get("job_cause"):
+        message = f"nothing is ready, and job {meta_info['job_id']} is {meta_info['job_state']}: {cause}"
     if poll.acknowledged is not None:
         meta_info["acknowledged"] = poll.acknowledged
     return Answer(as_json({"success": False, "message": message, "data": {"data": [], "meta_info": meta_info}}))

@@ -154,6 +154,7 @@ COMPONENTS: Mapping[str, Schema] = {
         delivery_id=_nullable(text("What to acknowledge; null when nothing was delivered")),
         job_id=text(),
         job_state=text("Only when nothing was delivered"),
+        job_cause=text("Why the job is in that state, when there is a reason; only when nothing was delivered"),
         outcomes=_counts(None, "Trajectories since the last delivery by outcome"),
         exhausted={
             "type": "boolean",

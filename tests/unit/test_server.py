@@ -275,6 +275,17 @@ def test_an_empty_poll_is_success_false_with_200(client: FlaskClient) -> None:
     assert post(client, "/get_rollout_data", b"")[1]["data"]["meta_info"]["exhausted"] is False
 
 
+def test_a_poll_of_a_failed_job_is_told_why(client: FlaskClient) -> None:
+    _, job = start(client)
+    buffer = client.application.extensions["rollout_buffer"].buffer
+    buffer.fail_job(buffer.job(job["job_id"]).key, "9 of 9 attempts failed: no label")
+    _, reply = post(client, "/get_rollout_data", {"job_id": job["job_id"]})
+    assert reply["message"] == (
+        f"nothing is ready, and job {job['job_id']} is failed: 9 of 9 attempts failed: no label"
+    )
+    assert reply["data"]["meta_info"]["job_cause"] == "9 of 9 attempts failed: no label"
+
+
 def test_an_ack_may_ride_on_the_next_poll(client: FlaskClient) -> None:
     start(client)
     post(client, "/buffer/write", {"items": [written("a", reward=0), written("b")]})
