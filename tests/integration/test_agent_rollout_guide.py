@@ -1,8 +1,8 @@
 """What a guide to agent rollouts tells people to write: its functions, bodies and loops, against a real buffer.
 
 Its commands are tried in ``tests/unit/test_install_into_slime.py`` (scripts, instance ids), its mask classes in
-``tests/unit/test_custom_loss_mask.py`` where there is one, generators of its form in ``test_plain_generators.py``.
-What is refused on purpose stands at the end, with the reason.
+``tests/unit/test_agent_rollout_masks.py``, its flag for the buffer in ``tests/integration/test_buffer_url_flag.py``,
+generators of its form in ``test_plain_generators.py``. What is refused on purpose stands at the end, with the reason.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from slime.rollout.agent_rollout import generate_agent_rollout, get_rollout_data
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.trainer_stand_in import CheckpointDataSource, flat_samples, trainer_args
-from tests.integration.conftest import BufferProcess
+from tests.integration.conftest import BufferProcess, wait_until
+from tests.support import written
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -106,17 +108,19 @@ async def test_start_poll_convert_and_log_as_the_guide_does_it(
     args = arguments(buffer, stand_in_engine, rollout_buffer_url=None)
     wanted = args.rollout_batch_size * args.n_samples_per_prompt
 
-    told = await asyncio.to_thread(start_rollout, buffer.url, args, {"0": ["math_010"]})
+    consumed = {"0": ["math_010"], "finished_groups": ["math_011"]}
+    told = await asyncio.to_thread(start_rollout, buffer.url, args, consumed)
     assert told["message"]
 
     results: list[dict[str, Any]] = []
     all_meta_info: list[dict[str, Any]] = []
     while len(results) < wanted:
-        data, meta_info = await get_rollout_data(buffer.url, 8, timeout=100.0)
+        data, meta_info = await get_rollout_data(buffer.url, 1, timeout=100.0)
+        assert len(data) <= args.n_samples_per_prompt, "one group at a time"
         results.extend(data)
         if meta_info:
             all_meta_info.append(meta_info)
-    assert "math_010" not in {record["instance_id"] for record in results}
+    assert not {"math_010", "math_011"} & {record["instance_id"] for record in results}
 
     tokenizer = AutoTokenizer.from_pretrained(args.hf_checkpoint)
     samples = [converted(record, tokenizer, args) for record in results]
@@ -196,6 +200,17 @@ async def test_a_buffer_that_is_not_there_is_a_network_error() -> None:
         await get_rollout_data("http://127.0.0.1:1", None, 5.0)
 
 
+async def test_a_refusal_is_a_network_error_too(start_buffer: StartBuffer) -> None:
+    buffer = start_buffer()
+    for job_id in ("one", "two"):
+        buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": job_id})
+        buffer.client.write([written(f"of-{job_id}")], job_id=job_id)
+
+    with pytest.raises(aiohttp.ClientError, match="job_id") as refusal:
+        await get_rollout_data(buffer.url, timeout=20.0)
+    assert isinstance(refusal.value, RolloutBufferError)
+
+
 async def test_nothing_ready_in_time_is_a_timeout(start_buffer: StartBuffer) -> None:
     buffer = start_buffer()
     buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1})
@@ -233,4 +248,5 @@ def test_problems_without_a_label_cannot_be_rewarded(start_buffer: StartBuffer, 
     assert data.items == ()
     job = buffer.client.job(job_id)
     assert (job["slots"]["failed"], job["outcomes"]) == (2, {})
-    assert job["attempts"]["failed"] == 2
+    wait_until(lambda: buffer.client.job(job_id)["state"] == "failed", 30, "end of the job")
+    assert "needs a label" in json.dumps(buffer.client.explanation(job_id))
