@@ -418,13 +418,19 @@ class JobRunner:
         if not given_up:
             await self._stop_when_all_fail(code, record.instance_id)
 
+    async def _measures_something(self) -> bool:
+        """An evaluation that has results goes on: it reports which tasks could not be played, often the last ones."""
+        if not self._settings.evaluation:
+            return False
+        return await self._stored(self._buffer.count_trajectories, self._job.key) > 0
+
     async def _stop_when_all_fail(self, code: str, instance_id: str) -> None:
         """Ends the job, instead of burning its whole input, when attempts only ever fail in one way."""
         self._streak.add(code, instance_id)
         limit = self._settings.stop_after_failures
         if code == EngineError.code and self._engine_watch is not None and not self._engine_watch.answers_others:
             return  # the watch asks the engine itself: a job whose engine is at fault is paused
-        if self._streak.reaches(limit):
+        if self._streak.reaches(limit) and not await self._measures_something():
             logger.error("job %s: %d attempts in a row failed with %s: it stops", self._job.job_id, limit, code)
             await self._stored(self._buffer.stop_failing_job, self._job.key, limit)
             raise _FencedError

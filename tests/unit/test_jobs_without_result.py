@@ -72,6 +72,16 @@ async def test_a_success_between_failures_lets_the_job_go_on(quick: Buffer) -> N
     assert len(generator.requests) == 60
 
 
+@pytest.mark.parametrize("results", [True, False])
+async def test_an_evaluation_stops_only_while_it_has_no_result(quick: Buffer, results: bool) -> None:
+    job = start(quick, count=20, num_process=1, evaluation=True, max_attempts=1)
+    generator = ScriptedGenerator(lambda e: 1.0 if results and e.instance.instance_id == "i0" else DeviceError("gone"))
+    await run(quick, job, generator)
+    found = quick.job(job.job_id)
+    assert found.state is (JobState.FINISHED if results else JobState.FAILED)
+    assert len(generator.requests) == (40 if results else 16)
+
+
 async def test_one_instance_alone_does_not_stop_a_job(quick: Buffer) -> None:
     job = start(quick, count=2, num_repeat_per_sample=8, num_process=1)
     generator = ScriptedGenerator(lambda e: DeviceError("gone") if e.instance.instance_id == "i0" else by_slot(e))
