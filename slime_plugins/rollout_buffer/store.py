@@ -75,6 +75,7 @@ class Store:
         self.packs_dir = self.data_dir / "packs"
         self._max_bytes = max_bytes
         self._used_bytes = (0.0, 0)
+        self._tried_at = 0.0
         self._local = threading.local()
         self._open_connections: list[sqlite3.Connection] = []
         self._writing: sqlite3.Connection | None = None
@@ -265,8 +266,7 @@ class Store:
             self._check_room()
             with self.read() as connection:
                 connection.execute("SELECT 1 FROM jobs LIMIT 1").fetchone()
-            with self._errors:
-                os.utime(self.data_dir)  # the least that a read-only file system refuses
+            self._try_the_disk()
         except RolloutBufferError as error:
             return error.message
         except OSError as error:
@@ -342,6 +342,13 @@ class Store:
         with self._lock:
             self._open_connections.append(connection)
         return connection
+
+    def _try_the_disk(self) -> None:
+        """Does the least that a read-only file system refuses; once a second, however often somebody asks."""
+        if time.monotonic() - self._tried_at > 1.0:
+            with self._errors:
+                os.utime(self.data_dir)
+            self._tried_at = time.monotonic()
 
     def _create_or_migrate(self, *, owned: bool) -> None:
         with self.read() as connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -203,6 +204,7 @@ def test_reads_go_on_when_the_file_system_turns_read_only(tmp_path: Path) -> Non
         write(buffer, job, written("a"))
         assert buffer.store.trouble() is None
         abort(disk)
+        time.sleep(1.1)  # the disk is tried once a second
         assert buffer.describe(job)["outcomes"] == {"completed": 1}
         for refused in (lambda: write(buffer, job, written("b")), lambda: poll(buffer, job)):
             with pytest.raises(UnavailableError, match="look at dmesg"):
