@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from transformers import AutoTokenizer
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine import EngineSettings, SglangEngine
+from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.stand_in_engine.engine_state import EngineState, GenerateCall, Sampled
 from slime_plugins.rollout_buffer.stand_in_engine.server import running
 from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Instance, SamplingParams, Trajectory
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(patience_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
@@ -91,25 +94,88 @@ async def test_siblings_of_a_group_earn_mixed_rewards() -> None:
     assert len(mixed) >= 2
 
 
-async def test_episodes_go_on_through_updates_of_the_weights() -> None:
-    """Every half second all running turns are aborted, as a trainer does; what was sampled is kept and trained."""
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
+    """Everything that the engine sampled, in parts, as the engine itself knows it."""
+    parts: list[Sampled] = []
+    generate = EngineState.generate
+
+    async def record(self: EngineState, call: GenerateCall) -> Sampled:
+        part = await generate(self, call)
+        parts.append(part)
+        return part
+
+    monkeypatch.setattr(EngineState, "generate", record)
+    return parts
+
+
+def versions_as_sampled(generation: Generation, parts: list[Sampled]) -> list[str]:
+    """The version of each token of a turn by the engine's own account, whose parts are used up by it."""
+    versions: list[str] = []
+    wanted = list(generation.output_ids)
+    while len(versions) < len(wanted):
+        at = len(versions)
+        part = next(
+            part
+            for part in parts
+            if part.output_ids
+            and part.output_ids == wanted[at : at + len(part.output_ids)]
+            and part.prompt_ids[len(part.prompt_ids) - at :] == wanted[:at]
+        )
+        parts.remove(part)
+        for version, start, end in part.version_spans:
+            versions += [version] * (end - start)
+    return versions
+
+
+@pytest.mark.parametrize("mode", ["abort", "in_place", "retract"])
+async def test_episodes_go_on_through_updates_of_the_weights_with_exact_tokens_and_versions(
+    mode: str, sampled: list[Sampled]
+) -> None:
+    """Every quarter of a second the trainer updates; running turns are cut and go on, or wait, by the mode."""
     settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.002)
     async with running(settings) as url, generator_with(url) as generator, aiohttp.ClientSession() as session:
-        updates = asyncio.create_task(update_weights(session, url))
+        updates = asyncio.create_task(update_weights(session, url, mode))
         played = await asyncio.gather(*(generator.play(episode(task, 0)) for task in TASKS[:2]))
         updates.cancel()
+    was_cut = any(part.finish_reason["type"] == "abort" for part in sampled)
+    assert was_cut == (mode == "abort")
     for trajectory in played:
         assert trajectory.extra_info["success"] == 1.0
         assert trained_text(trajectory) == said(trajectory)
-    spans = [len(generation.weight_version_spans) for trajectory in played for generation in trajectory.generations]
-    assert max(spans) >= 2
+        for generation in trajectory.generations:
+            spans = generation.weight_version_spans
+            assert [span.weight_version for span in spans for _ in range(span.end - span.start)] == versions_as_sampled(
+                generation, sampled
+            )
+            assert len(generation.output_log_probs or ()) == len(generation.output_ids)
+    crossed = [len(generation.weight_version_spans) for trajectory in played for generation in trajectory.generations]
+    assert max(crossed) >= 2
 
 
-async def update_weights(session: aiohttp.ClientSession, url: str) -> None:
+async def test_an_engine_that_does_not_come_back_from_an_update_is_a_failure_and_no_reward() -> None:
+    settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.05)
+    impatient = replace(QUICK, patience_s=0.2, deadline_s=3.0)
+    async with running(settings) as url, aiohttp.ClientSession() as session:
+        engine, generator = SglangEngine(url, impatient), create_generator()
+        await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=4))
+        playing = asyncio.create_task(generator.play(episode(TASKS[0], 0)))
+        await asyncio.sleep(1.0)
+        async with session.post(f"{url}/pause_generation", data=json.dumps({"mode": "abort"})) as response:
+            assert response.status == 200
+        try:
+            with pytest.raises(EngineError):
+                await playing
+        finally:
+            await generator.close()
+            await engine.close()
+
+
+async def update_weights(session: aiohttp.ClientSession, url: str, mode: str) -> None:
     for version in range(1, 1000):
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.25)
         for route, body in (
-            ("pause_generation", {}),
+            ("pause_generation", {"mode": mode}),
             ("update_weight_version", {"new_version": str(version)}),
             ("continue_generation", {}),
         ):
