@@ -14,7 +14,7 @@ __all__ = ["main"]
 def main() -> int:
     """Runs the command line; returns 2 where it cannot be found."""
     try:
-        from slime_plugins.rollout_buffer.cli import main as command_line
+        from slime_plugins.rollout_buffer.cli.app import main as command_line
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("slime_plugins"):
             raise

@@ -67,7 +67,7 @@ class RestlessPolicy:
 
     def __call__(self, conversation: Any, *, skill: float, luck: Any) -> str:
         """As ``Policy``."""
-        from slime_plugins.rollout_buffer.stand_in_engine.policy import reply_to
+        from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
 
         chance: random.Random = luck.about("restless", len(conversation.turns), conversation.turns[-1].text)
         if chance.random() < _SHARE_OF_IMAGE_TOKENS * self._bad:
@@ -110,8 +110,8 @@ async def serve_engine(port: int, bad: float) -> None:
     """Serves the stand-in engine with the restless policy and counts request bytes, at ``/bytes_received``."""
     from aiohttp import web
 
-    from slime_plugins.rollout_buffer.stand_in_engine.server import create_app
-    from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+    from slime_plugins.rollout_buffer.simulation.engine.server import create_app
+    from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 
     received = 0
 

@@ -46,10 +46,9 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from benchmarks.latencies import Latencies
-from slime_plugins.rollout_buffer import payloads
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest, SglangEngine
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
@@ -58,9 +57,10 @@ from slime_plugins.rollout_buffer.generator.android_world.generator import Andro
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.runner import JobRunner
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
 
 EPISODES, DEVICES = 512, 256
@@ -231,7 +231,7 @@ def run_runner(bench: Bench) -> None:
             "group_timeout_seconds": 3600,
             **OPTIONS,
         }
-        job = buffer.start_job(payloads.parse(payloads.StartPayload, body), instances).job
+        job = buffer.start_job(request_models.parse(request_models.StartPayload, body), instances).job
         plugin = Plugin(
             task_type="android_world",
             source=Path(__file__),

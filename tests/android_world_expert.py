@@ -6,7 +6,7 @@ import json
 from functools import cache
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine import GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import rng_for

@@ -16,8 +16,8 @@ from typing import Any
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
-from slime_plugins.rollout_buffer.stand_in_engine.conversation import Conversation
-from slime_plugins.rollout_buffer.stand_in_engine.luck import Luck
+from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
+from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.types import Image
 from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
 from tests.android_world_player import SOLUTIONS

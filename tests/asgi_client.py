@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from flask import Flask
 
-from slime_plugins.rollout_buffer.asgi import Application
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.server import create_app as create_flask
+from slime_plugins.rollout_buffer.server.app import create_app as create_flask
+from slime_plugins.rollout_buffer.server.asgi import Application
 
 __all__ = ["create_app"]
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.server import SUPERVISOR, ServerContext
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.server.app import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.storage.store import Store
 from tests.asgi_client import create_app
 from tests.skips import unexpected
 

@@ -12,13 +12,19 @@ import pytest
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import GenerateRequest
-from slime_plugins.rollout_buffer.fake_engine import FakeEngine, ScriptedReply
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing import history as history_module
 from slime_plugins.rollout_buffer.generator.context_editing.history import Deletion, History
 from slime_plugins.rollout_buffer.generator.context_editing_generator import create_generator
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    Message,
+    SamplingParams,
+    Trajectory,
+)
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 

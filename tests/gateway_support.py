@@ -14,18 +14,19 @@ import openai
 from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import Generation
-from slime_plugins.rollout_buffer import payloads, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import Engine
+from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.gateway.app import create_app, running
-from slime_plugins.rollout_buffer.gateway.doors import Doors
+from slime_plugins.rollout_buffer.gateway.backends import JobBackends
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import Keys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.payloads import StartPayload
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
@@ -44,7 +45,7 @@ def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), *
     instances = [Instance(instance_id=name, data={"instance_id": name, "question": f"of {name}"}) for name in ids]
     if ids:
         body["instances"] = [dict(instance.data) for instance in instances]
-    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ async def gateway_on(
     def connect(url: str, _vocabulary: int | None) -> Engine:
         return engine(url) if callable(engine) else engine
 
-    gateway = Gateway(made, Buffer(store), doors=Doors(connect, load))
+    gateway = Gateway(made, Buffer(store), backends=JobBackends(connect, load))
     app = create_app(gateway, Keys.of(folder))
     async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.store import SCHEMA_FILE, SCHEMA_VERSION
+from slime_plugins.rollout_buffer.storage.store import SCHEMA_FILE, SCHEMA_VERSION
 
 __all__ = ["create_schema", "rewrite_as", "schema_of"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from slime_plugins.rollout_buffer.engine import Engine
+from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide

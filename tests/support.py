@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from slime_plugins.rollout_buffer import payloads, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
-from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
-from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance
 
 PNG = (
@@ -31,7 +32,7 @@ def start_external(buffer: Buffer, n: int = 2, ids: tuple[str, ...] = (), **chan
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
     if ids:
         body["instances"] = [dict(instance.data) for instance in instances]
-    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
 
 
 def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:
@@ -43,7 +44,7 @@ def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list
 
 def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
     """Polls once."""
-    return buffer.take(job, payloads.parse(PollPayload, options))
+    return buffer.take(job, request_models.parse(PollPayload, options))
 
 
 def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:

@@ -21,7 +21,14 @@ from rich.console import Console
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.mask_view import Category, Piece, Section, page, pieces_of, print_sections
+from slime_plugins.rollout_buffer.reporting.mask_view import (
+    Category,
+    Piece,
+    Section,
+    page,
+    pieces_of,
+    print_sections,
+)
 from slime_plugins.rollout_buffer.wire import decode_generations
 
 

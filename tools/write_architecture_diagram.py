@@ -1,7 +1,7 @@
-"""Draws ``docs/images/architecture.svg``: which process holds which room, and what goes between them.
+"""Draws ``docs/images/architecture.svg``: which process holds which modules, and what goes between them.
 
 ``--check`` writes nothing and only says whether the picture is up to date. What the picture claims stands in ``BOXES``
-and ``ARROWS``; ``tests/unit/test_architecture_diagram.py`` holds both to the code.
+and ``ARROWS``; ``tests/unit/docs/test_architecture_diagram.py`` holds both to the code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINE = 19
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
-    """A process (or a place on disk), and the rooms that live in it. Sizes and places in pixels of the picture."""
+    """A process (or a place on disk), and the modules that live in it. Sizes and places in pixels of the picture."""
 
     title: str
     says: str
@@ -32,7 +32,7 @@ class Box:
     y: int
     width: int
     height: int
-    rooms: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     frame: bool = False
 
 
@@ -40,8 +40,8 @@ class Box:
 class Arrow:
     """What one box sends another, along straight lines. ``label_at`` is where its words begin.
 
-    ``route`` names the HTTP route of the buffer that it goes to; ``imports`` the two rooms of which the first imports
-    the second, where it is a call within a process.
+    ``route`` names the HTTP route of the buffer that it goes to; ``imports`` the two packages of which the first
+    imports the second, where it is a call within a process.
     """
 
     label: str
@@ -62,7 +62,7 @@ BOXES: Mapping[str, Box] = {
         title="rollout function",
         says="in slime's RolloutManager",
         x=32, y=66, width=260, height=224,
-        rooms=(
+        modules=(
             "slime/rollout/agent_rollout.py",
             f"{BUFFER}/client.py",
             "slime/rollout/agent_rollout_samples.py",
@@ -77,44 +77,45 @@ BOXES: Mapping[str, Box] = {
         title="supervisor",
         says="starts, restarts and ends the others",
         x=432, y=66, width=360, height=62,
-        rooms=(f"{BUFFER}/supervisor.py",),
+        modules=(f"{BUFFER}/supervisor/supervisor.py",),
     ),
     "server": Box(
         title="server",
         says="gunicorn workers, no state",
         x=432, y=148, width=210, height=142,
-        rooms=(f"{BUFFER}/data_routes.py", f"{BUFFER}/server.py", f"{BUFFER}/server_inspect.py",
-               f"{BUFFER}/server_dashboard.py"),
+        modules=(f"{BUFFER}/server/routes_data.py", f"{BUFFER}/server/app.py", f"{BUFFER}/server/routes_inspect.py",
+                 f"{BUFFER}/server/routes_dashboard.py"),
     ),
     "gateway": Box(
         title="gateway",
         says="for other agents",
         x=652, y=148, width=140, height=142,
-        rooms=(f"{BUFFER}/gateway", f"{BUFFER}/slot_claims.py"),
+        modules=(f"{BUFFER}/gateway", f"{BUFFER}/gateway/slot_claims.py"),
     ),
     "store": Box(
         title="store",
         says="SQLite (WAL) and pack files, fsynced",
         x=432, y=340, width=360, height=104,
-        rooms=(f"{BUFFER}/buffer.py", f"{BUFFER}/tables/", f"{BUFFER}/deliveries.py", f"{BUFFER}/packs.py"),
+        modules=(f"{BUFFER}/buffer.py", f"{BUFFER}/storage/tables/", f"{BUFFER}/state/deliveries.py",
+                 f"{BUFFER}/storage/pack_writer.py"),
     ),
     "runner": Box(
         title="runner",
         says="one process per job, asyncio",
         x=432, y=504, width=360, height=104,
-        rooms=(f"{BUFFER}/runner.py", f"{BUFFER}/generator", f"{BUFFER}/engine.py", f"{BUFFER}/groups.py"),
+        modules=(f"{BUFFER}/runner", f"{BUFFER}/generator", f"{BUFFER}/engine", f"{BUFFER}/rules/groups.py"),
     ),
     "registry": Box(
         title="device registry",
         says="who has which device",
         x=946, y=340, width=178, height=84,
-        rooms=(f"{ANDROID}/device_registry.py",),
+        modules=(f"{ANDROID}/device_registry.py",),
     ),
     "devices": Box(
         title="device worker",
         says="one per phone",
         x=946, y=504, width=178, height=104,
-        rooms=(f"{ANDROID}/device_worker.py", f"{ANDROID}/device.py"),
+        modules=(f"{ANDROID}/device_worker.py", f"{ANDROID}/device.py"),
     ),
 }  # fmt: skip
 """Every box by its name; frames first, so that the rest is drawn over them."""
@@ -139,7 +140,7 @@ ARROWS: tuple[Arrow, ...] = (
         label="5 slots; trajectories, judged groups", points=((537, 504), (537, 444)), label_at=(547, 478),
         imports=("runner", "buffer"), both_ways=True,
     ),
-    Arrow(label="3 generate", points=((432, 561), (292, 561)), label_at=(328, 555), imports=("runner", "engine")),
+    Arrow(label="3 generate", points=((432, 561), (292, 561)), label_at=(328, 555), imports=("runner", "engine.base")),
     Arrow(label="2 lease", points=((792, 532), (868, 532), (868, 382), (946, 382)), label_at=(876, 374)),
     Arrow(label="4 reset, act, score", points=((792, 582), (946, 582)), label_at=(820, 576)),
 )  # fmt: skip
@@ -149,7 +150,7 @@ STYLE = """
 .page { fill: #ffffff; } .frame { fill: #f6f8fa; stroke: #d0d7de; } .box { fill: #ffffff; stroke: #57606a; }
 text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f2328; }
 .title { font-weight: 600; font-size: 14px; } .says { fill: #57606a; } .label { fill: #0550ae; font-size: 12.5px; }
-.room { font: 12px ui-monospace, 'SF Mono', Menlo, Consolas, monospace; }
+.module { font: 12px ui-monospace, 'SF Mono', Menlo, Consolas, monospace; }
 .arrow { fill: none; stroke: #0550ae; stroke-width: 1.6; } .head { fill: #0550ae; }
 @media (prefers-color-scheme: dark) {
   .page { fill: #0d1117; } .frame { fill: #161b22; stroke: #30363d; } .box { fill: #0d1117; stroke: #8b949e; }
@@ -176,22 +177,22 @@ def _box(box: Box) -> Iterator[str]:
     yield f'<rect class="{kind}" x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="6"/>'
     yield _text("title", box.x + 12, box.y + 22, box.title)
     yield _text("says", box.x + 12, box.y + 22 + LINE, box.says)
-    for number, room in enumerate(box.rooms):
-        yield _text("room", *_place_of_room(box, number), _short(room))
+    for number, module in enumerate(box.modules):
+        yield _text("module", *_place_of_room(box, number), _short(module))
 
 
 def _place_of_room(box: Box, number: int) -> tuple[int, int]:
-    """Wide boxes hold two columns of rooms."""
+    """Wide boxes hold two columns of modules."""
     columns = 2 if box.width > 300 else 1
     row, column = divmod(number, columns)
     top = box.y + 22 + LINE * 2 + 6
-    if len(box.rooms) == 1 and box.height < 80:
+    if len(box.modules) == 1 and box.height < 80:
         return box.x + box.width - 120, box.y + 22
     return box.x + 12 + column * (box.width // 2), top + LINE * row
 
 
-def _short(room: str) -> str:
-    name = room.removeprefix(f"{ANDROID}/").removeprefix(f"{BUFFER}/").removeprefix("slime/")
+def _short(module: str) -> str:
+    name = module.removeprefix(f"{ANDROID}/").removeprefix(f"{BUFFER}/").removeprefix("slime/")
     return name if name.endswith(".py") else f"{name}/"
 
 

@@ -13,7 +13,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs" / "command_line.md"
 
 def command_line_docs() -> str:
     """Returns the reference of every command and option."""
-    command = [sys.executable, "-m", "typer", "slime_plugins.rollout_buffer.cli", "utils", "docs"]
+    command = [sys.executable, "-m", "typer", "slime_plugins.rollout_buffer.cli.app", "utils", "docs"]
     answer = subprocess.run([*command, "--name", "rollout-buffer"], capture_output=True, text=True, check=True)
     return html.unescape(answer.stdout).rstrip() + "\n"
 

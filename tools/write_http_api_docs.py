@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slime_plugins.rollout_buffer.metrics import METRICS
-from slime_plugins.rollout_buffer.openapi import openapi_document
-from slime_plugins.rollout_buffer.openapi_operations import ERRORS, OPERATIONS, Operation
+from slime_plugins.rollout_buffer.openapi.document import openapi_document
+from slime_plugins.rollout_buffer.openapi.operations import ERRORS, OPERATIONS, Operation
+from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 URL = "http://127.0.0.1:8889"
@@ -132,7 +132,7 @@ def _anchor(operation: Operation) -> str:
 def _route(operation: Operation) -> Iterator[str]:
     described = openapi_document()["paths"][operation.path][operation.method]
     yield f"### `{_title(operation)}`\n"
-    yield f"{operation.summary}. {operation.says}\n"
+    yield f"{operation.summary}. {operation.description}\n"
     parameters = described["parameters"]
     if parameters:
         yield from ("| parameter | in | type | default | meaning |", "|---|---|---|---|---|")

@@ -18,9 +18,9 @@ import aiohttp
 import requests
 
 from slime.rollout.agent_rollout_settings import RolloutSettings
-from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.wire import RolloutData
 
 __all__ = [

@@ -36,7 +36,7 @@ from slime.utils.mask_generator import (
     pack_training_rows,
 )
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.vocabulary import LARGEST_VOCABULARY, vocabulary_size
+from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, vocabulary_size
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = [
@@ -115,23 +115,23 @@ class SampleConverter:
 
         ``vision`` gives the rows their ``images``; without it they keep one placeholder for each.
         """
-        members_by_group, strays = _by_group(items)
+        members_by_group, ungrouped = _by_group(items)
         groups = []
         for members in members_by_group:
             # What is made of an image lives as long as its group is at work: siblings share it, and it is large.
             self._row_images = None if vision is None else RowImages(vision, images or FetchedImages())
-            groups.append(self._group(members, strays))
+            groups.append(self._group(members, ungrouped))
         self._row_images = None
         return groups
 
-    def _group(self, items: list[RolloutItem], strays: list[RolloutItem]) -> Group:
+    def _group(self, items: list[RolloutItem], ungrouped: list[RolloutItem]) -> Group:
         surplus = len(items) - self._samples_per_group
         if surplus > 0:
             self.counts["surplus_items"] += surplus
             logger.warning("group of %s has %d members too many; they are not trained", items[0].instance_id, surplus)
         taken = [*items[: self._samples_per_group]]
-        while strays and len(taken) < self._samples_per_group:
-            taken.append(strays.pop())
+        while ungrouped and len(taken) < self._samples_per_group:
+            taken.append(ungrouped.pop())
         members = [self._member(item) for item in taken]
         missing = range(len(members), self._samples_per_group)
         members += [[_dummy(_stand_in(items[0], slot), "the group came with too few members")] for slot in missing]
@@ -461,15 +461,15 @@ def _warn_of_unknown_log_probs(lacking: int, trained: int) -> None:
 def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], list[RolloutItem]]:
     """Sorts items into their groups; a malformed item that no longer says where it belongs is a stray."""
     groups: dict[Any, list[RolloutItem]] = {}
-    strays = []
+    ungrouped = []
     for item in items:
         if item.group_index >= 0:
             groups.setdefault(item.group_index, []).append(item)
         elif item.error is None:
             groups.setdefault((item.instance_id, item.epoch), []).append(item)
         else:
-            strays.append(item)
-    return list(groups.values()), strays
+            ungrouped.append(item)
+    return list(groups.values()), ungrouped
 
 
 def _refusal(item: RolloutItem) -> str | None:

@@ -133,7 +133,7 @@ class Dialect(Protocol):
         """What every assistant turn begins with; None where that differs."""
         ...
 
-    def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
+    def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
         """Finds what each assistant message sampled, in order; raises UndecidedError where it cannot."""
         ...
 
@@ -167,8 +167,8 @@ class ChatTemplate:
         """Renders a conversation, in a form that the template accepts, and finds its turns."""
         write, messages, text = self.accepted(messages, tools)
         try:
-            shadow = self._shadow(dialect, write, messages, tools, text)
-            return Rendering(text, tuple(dialect.locate(shadow, messages)), messages=messages)
+            escaped_render = self._escaped_render(dialect, write, messages, tools, text)
+            return Rendering(text, tuple(dialect.locate(escaped_render, messages)), messages=messages)
         except UndecidedError as error:
             return Rendering(text, problem=str(error), messages=messages)
 
@@ -212,24 +212,24 @@ class ChatTemplate:
         )
         return rendered
 
-    def _shadow(self, dialect: Dialect, write: Writer, messages: Messages, tools: Tools, text: str) -> str:
+    def _escaped_render(self, dialect: Dialect, write: Writer, messages: Messages, tools: Tools, text: str) -> str:
         if not _hold_any(dialect.neutral_characters, [messages, tools]) and not any(map(_has_odd_role, messages)):
             return text
 
         for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):
-            veil = _Veil(dialect.neutral_characters, spares)
-            veiled_messages = [veil.message(message) for message in messages]
-            veiled_tools = veil.value(tools) if tools else tools
+            escaper = _MarkerEscaper(dialect.neutral_characters, spares)
+            escaped_messages = [escaper.message(message) for message in messages]
+            escaped_tools = escaper.value(tools) if tools else tools
             try:
-                shadow = write(veiled_messages, veiled_tools)
+                escaped_render = write(escaped_messages, escaped_tools)
             except Exception:  # noqa: BLE001 - a template that dislikes one spare character may take the next
                 continue
-            if veil.lift(shadow) == text:
-                return shadow
+            if escaper.unescape(escaped_render) == text:
+                return escaped_render
         raise UndecidedError("the chat template depends on the characters of its own turn markers in the messages")
 
 
-class _Veil:
+class _MarkerEscaper:
     """Replaces marker characters in messages by spare ones, and puts them back."""
 
     def __init__(self, characters: str, spares: str) -> None:
@@ -259,11 +259,11 @@ class _Veil:
 
         return value
 
-    def lift(self, shadow: str) -> str:
+    def unescape(self, escaped_render: str) -> str:
         """Puts the replaced characters back."""
         for character, spare in [*self._pairs, ("a", self._role_spare)]:
-            shadow = shadow.replace(spare, character)
-        return shadow
+            escaped_render = escaped_render.replace(spare, character)
+        return escaped_render
 
     def _string(self, value: str) -> str:
         for character, spare in self._pairs:
@@ -372,23 +372,23 @@ class MarkerDialect:
     chunk_markers: tuple[str, ...]
     neutral_characters: str
 
-    def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
+    def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
         """Pairs the headers that the template wrote with the assistant messages, in order."""
         speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
-        headers = [match.start() for match in re.finditer(re.escape(self.header), shadow)]
+        headers = [match.start() for match in re.finditer(re.escape(self.header), escaped_render)]
         if len(headers) != len(speakers):
             raise UndecidedError(f"the template wrote {len(headers)} turns for {len(speakers)} assistant messages")
 
-        limits = [*headers, len(shadow)][1:]
+        limits = [*headers, len(escaped_render)][1:]
         return [
-            self._turn(shadow, index, header, limit)
+            self._turn(escaped_render, index, header, limit)
             for index, header, limit in zip(speakers, headers, limits, strict=True)
         ]
 
-    def _turn(self, shadow: str, message_index: int, header: int, limit: int) -> RenderedTurn:
-        prompt = next(prompt for prompt in self.prompts if shadow.startswith(prompt, header))
+    def _turn(self, escaped_render: str, message_index: int, header: int, limit: int) -> RenderedTurn:
+        prompt = next(prompt for prompt in self.prompts if escaped_render.startswith(prompt, header))
         start = header + len(prompt)
-        end = shadow.find(self.end_marker, start, limit)
+        end = escaped_render.find(self.end_marker, start, limit)
         if end < 0:
             raise UndecidedError(f"the template did not close the turn of message {message_index}")
 
@@ -416,16 +416,16 @@ class DeepSeekDialect:
     call_begin: str = "\n<｜tool▁call▁begin｜>"
     header: str | None = None
 
-    def locate(self, shadow: str, messages: Messages) -> list[RenderedTurn]:
+    def locate(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
         """Walks text and messages side by side."""
         turns: list[RenderedTurn] = []
         cursor = 0
         written = [(index, message) for index, message in enumerate(messages) if self._is_written(message)]
         roles = [message.get("role") for _, message in written]
         for (index, message), next_role in zip(written, [*roles, None][1:], strict=True):
-            opening, cursor = self._opening(shadow, message, cursor)
+            opening, cursor = self._opening(escaped_render, message, cursor)
             if message.get("role") == "assistant":
-                turn = self._turn(shadow, (index, message), opening, cursor, next_role)
+                turn = self._turn(escaped_render, (index, message), opening, cursor, next_role)
                 turns.append(turn)
                 cursor = turn.end
         return turns
@@ -444,37 +444,39 @@ class DeepSeekDialect:
 
         return (self.user,) if role == "user" else (self.outputs_begin, "\n" + self.output_begin, self.output_begin)
 
-    def _opening(self, shadow: str, message: Message, cursor: int) -> tuple[int, int]:
+    def _opening(self, escaped_render: str, message: Message, cursor: int) -> tuple[int, int]:
         """Gives where the message's opening marker begins and ends."""
         openings = self._openings(message.get("role"))
-        begin, marker = _first_of(shadow, openings, cursor)
+        begin, marker = _first_of(escaped_render, openings, cursor)
         if marker is None:
             raise UndecidedError(f"the template did not open a {message.get('role')} message")
 
         if marker == self.outputs_begin:
-            begin = shadow.find(self.output_begin, begin)
+            begin = escaped_render.find(self.output_begin, begin)
             marker = self.output_begin
         return begin, begin + len(marker)
 
-    def _turn(self, shadow: str, place: tuple[int, Message], opening: int, after: int, next_role: Any) -> RenderedTurn:
+    def _turn(
+        self, escaped_render: str, place: tuple[int, Message], opening: int, after: int, next_role: Any
+    ) -> RenderedTurn:
         index, message = place
-        prompt = next((prompt for prompt in self.prompts if shadow.startswith(prompt, opening)), "")
+        prompt = next((prompt for prompt in self.prompts if escaped_render.startswith(prompt, opening)), "")
         start = opening + len(prompt) if prompt else after
-        if shadow.startswith(self.call_begin, opening):
+        if escaped_render.startswith(self.call_begin, opening):
             start = opening  # the template wrote no header: the call itself is the turn
-        limit = self._limit(shadow, index, max(after, start), message, next_role)
-        end = shadow.rfind(self.end_marker, start, limit)
+        limit = self._limit(escaped_render, index, max(after, start), message, next_role)
+        end = escaped_render.rfind(self.end_marker, start, limit)
         return RenderedTurn(index, start, limit if end < 0 else end + len(self.end_marker), "</think>" in prompt)
 
-    def _limit(self, shadow: str, index: int, start: int, message: Message, next_role: Any) -> int:
+    def _limit(self, escaped_render: str, index: int, start: int, message: Message, next_role: Any) -> int:
         """Gives where the next message opens; the turn lies before it."""
         if next_role is None:
-            return len(shadow)
+            return len(escaped_render)
 
         if message.get("content") is None:
             for _ in (message.get("tool_calls") or [])[1:]:  # further calls of this turn look like a turn of calls
-                start = max(start, shadow.find(self.call_begin, start + 1))
-        limit, marker = _first_of(shadow, self._openings(next_role), start + 1)
+                start = max(start, escaped_render.find(self.call_begin, start + 1))
+        limit, marker = _first_of(escaped_render, self._openings(next_role), start + 1)
         if marker is None:
             raise UndecidedError(f"the template did not open the message after message {index}")
 

@@ -20,22 +20,23 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer import deliveries, job_starts, large_starts, state_changes, wire
-from slime_plugins.rollout_buffer import groups as group_rules
-from slime_plugins.rollout_buffer import jobs as job_rules
-from slime_plugins.rollout_buffer.contents import Contents, Draft, Kept
-from slime_plugins.rollout_buffer.delivered import DeliveredMembers, ShortGroup, only_played
-from slime_plugins.rollout_buffer.deliveries import Delivery
-from slime_plugins.rollout_buffer.episode_facts import facts_of
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StaleAttemptError, StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.groups import Member, Verdict
-from slime_plugins.rollout_buffer.item_writer import ItemWriter, Write, WriteResult, Written
-from slime_plugins.rollout_buffer.job_starts import StartedJob
-from slime_plugins.rollout_buffer.payloads import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
-from slime_plugins.rollout_buffer.series import job_measures
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables import (
+from slime_plugins.rollout_buffer.reporting.time_series import job_measures
+from slime_plugins.rollout_buffer.rules import groups as group_rules
+from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.groups import Member, Verdict
+from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
+from slime_plugins.rollout_buffer.state import deliveries, job_start, large_starts, transitions
+from slime_plugins.rollout_buffer.state.deliveries import Delivery
+from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
+from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
+from slime_plugins.rollout_buffer.state.job_start import StartedJob
+from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
     clock_rows,
     content_rows,
@@ -45,10 +46,16 @@ from slime_plugins.rollout_buffer.tables import (
     service_rows,
     trajectory_rows,
 )
-from slime_plugins.rollout_buffer.tables.connection import Connection
-from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, GroupState, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import (
+    ENGINE_AWAY_CAUSE,
+    GroupState,
+    Instance,
+    JobState,
+    Trajectory,
+)
 
 __all__ = ["Buffer", "Delivery", "StartedJob"]
 
@@ -66,7 +73,7 @@ class Buffer:
     def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
         """``clock`` gives seconds since the epoch; without one, all processes go by the store's."""
         self.store = store
-        self.contents = Contents(store)
+        self.contents = PayloadStore(store)
         self._delivered = DeliveredMembers(store, self.contents)
         self._clock = clock or store.clock
         self._item_writer = ItemWriter(store, self.contents, clock=self._clock)
@@ -85,13 +92,13 @@ class Buffer:
             UnavailableError: it is a large job that another call is starting just now.
         """
         with self.store.read() as connection:
-            is_new = job_starts.creates_job(connection, payload)
+            is_new = job_start.creates_job(connection, payload)
         if is_new:
             self.store.check_room()
             if large_starts.is_large(payload, instances):
                 return large_starts.start_large(self.store, self._clock, payload, instances)
         with self.store.write() as connection:
-            return job_starts.start_job(connection, self._clock(), payload, instances)
+            return job_start.start_job(connection, self._clock(), payload, instances)
 
     def job(self, job_id: str) -> JobRecord:
         """Returns a job.
@@ -100,7 +107,7 @@ class Buffer:
             NotFoundError: there is none of that id.
         """
         with self.store.read() as connection:
-            return state_changes.find_job(connection, job_id)
+            return transitions.find_job(connection, job_id)
 
     def jobs(self) -> list[JobRecord]:
         """Returns every job, newest first."""
@@ -120,10 +127,10 @@ class Buffer:
             ConflictError: the job is already over in another way.
         """
         with self.store.write() as connection:
-            job = state_changes.find_job(connection, job_id)
+            job = transitions.find_job(connection, job_id)
             target = job_rules.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
-                job_starts.end_job(connection, self._clock(), job, target, "cancelled by request")
+                job_start.end_job(connection, self._clock(), job, target, "cancelled by request")
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
@@ -281,7 +288,9 @@ class Buffer:
         body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
         images = {image.sha256: image for image in trajectory.images}
         needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
-        (kept,) = self.contents.keep([Draft(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)])
+        (kept,) = self.contents.keep(
+            [PendingPayload(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)]
+        )
         return self.store.commit(
             lambda connection: self._add_trajectory(connection, fence, group, slot, attempt, trajectory, kept)
         )
@@ -304,7 +313,7 @@ class Buffer:
         slot: int,
         attempt: int,
         trajectory: Trajectory,
-        kept: Kept,
+        kept: StoredPayload,
     ) -> WriteResult:
         if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
             return WriteResult(uid=trajectory.uid, status="duplicate")
@@ -323,7 +332,7 @@ class Buffer:
             stop_reason=trajectory.stop_reason.value,
             reward=trajectory.reward,
             raw_reward=trajectory.raw_reward,
-            **state_changes.note_versions(
+            **transitions.note_versions(
                 connection,
                 group.job_key,
                 trajectory.generations,
@@ -404,7 +413,7 @@ class Buffer:
                 self._check_fence(connection, group.job_key, fence)
             if judged is not None and trajectory_rows.count_members(connection, group.key) != judged:
                 return False
-            return state_changes.close_group(connection, group.key, verdict, self._clock())
+            return transitions.close_group(connection, group.key, verdict, self._clock())
 
     def is_open(self, group: GroupRecord) -> bool:
         """Tells whether a group still waits for its verdict."""
@@ -443,10 +452,10 @@ class Buffer:
         """
         with self.store.read() as connection:
             if job_id is not None:
-                return state_changes.find_job(connection, job_id)
+                return transitions.find_job(connection, job_id)
             candidates = job_rows.jobs_with_groups_for_a_trainer(connection)
         if len(candidates) > 1:
-            raise state_changes.several_jobs(candidates)
+            raise transitions.several_jobs(candidates)
         return candidates[0] if candidates else None
 
     def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
@@ -543,7 +552,7 @@ class Buffer:
         only now, when its bytes are read and found damaged.
         """
         with self.store.read() as connection:
-            policy = state_changes.group_policy(
+            policy = transitions.group_policy(
                 job_rows.get_job(connection, delivery_rows.job_of(connection, delivery.key))
             )
         members = self.delivered_pieces(delivery, inline_images=inline_images)
@@ -608,7 +617,7 @@ class Buffer:
             for group, _ in self.begun_open_groups(job.key):
                 if group.last_write_at is not None and group.last_write_at < deadline:
                     members = self.members(group, with_items=False)
-                    verdict = group_rules.judge_group(members, state_changes.group_policy(job), timed_out=True)
+                    verdict = group_rules.judge_group(members, transitions.group_policy(job), timed_out=True)
                     closed += self.close_group(group, verdict, judged=len(members))
         return closed
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, checked_log_prob
 from slime_plugins.rollout_buffer.types import (
     Generation,
     Image,
@@ -24,7 +25,6 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
     WeightVersionSpan,
 )
-from slime_plugins.rollout_buffer.vocabulary import LARGEST_VOCABULARY, checked_log_prob
 
 WIRE_VERSION = 1
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.packs import Place
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.storage.pack_writer import Place
+from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.wire import image_hashes
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.workload import (

@@ -29,7 +29,7 @@ FREEZES_S = (1.0, 3.0, 6.0, 16.0)
 FULL_FOR_S = 6.0
 
 
-MODULES = {"runner": "runner_main", "gateway": "gateway.main", "ray": "local_ray"}
+MODULES = {"runner": "runner.main", "gateway": "gateway.main", "ray": "local_ray"}
 FREEZABLE = ("supervisor", "master", "worker", "runner", "gateway", "ray", "engine", "writer", "leasing", "checkpoint")
 
 

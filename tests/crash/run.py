@@ -34,7 +34,7 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.payloads import MAX_ATTEMPTS
+from slime_plugins.rollout_buffer.protocol.request_models import MAX_ATTEMPTS
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.books import CHECKS, SHOWN, Books
 from tests.crash.disk import SmallDisk

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,7 +82,7 @@ class BufferProcess:
         ]  # fmt: skip
         log = self.folder / "serve.log"
         self.process = ChildProcess("buffer", command, log_file=log, environment=self._environment)
-        wait_until(lambda: answers(f"{self.url}/health"), 60, f"start of the buffer\n{self.process.last_words(20)}")
+        wait_until(lambda: answers(f"{self.url}/health"), 60, f"start of the buffer\n{self.process.log_tail(20)}")
 
     def stop(self) -> None:
         """Asks it to stop, and sees that it does."""
@@ -100,7 +100,7 @@ class BufferProcess:
     def runner_pid(self) -> int:
         """The process of the only runner."""
         found: int = wait_until(
-            lambda: next((pid for pid, command in self.children().items() if "runner_main" in command), None),
+            lambda: next((pid for pid, command in self.children().items() if "runner.main" in command), None),
             what="a runner",
         )
         return found

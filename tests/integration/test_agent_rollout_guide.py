@@ -1,8 +1,9 @@
 """What a guide to agent rollouts tells people to write: its functions, bodies and loops, against a real buffer.
 
-Its commands are tried in ``tests/unit/test_install_into_slime.py`` (scripts, instance ids), its mask classes in
-``tests/unit/test_agent_rollout_masks.py``, its flag for the buffer in ``tests/integration/test_buffer_url_flag.py``,
-generators of its form in ``test_plain_generators.py``. What is refused on purpose stands at the end, with the reason.
+Its commands are tried in ``tests/unit/tools/test_install_into_slime.py`` (scripts, instance ids), its mask classes in
+``tests/unit/trainer/test_agent_rollout_masks.py``, its flag for the buffer in
+``tests/integration/test_buffer_url_flag.py``, generators of its form in ``test_plain_generators.py``. What is refused
+on purpose stands at the end, with the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.trainer_stand_in import CheckpointDataSource, flat_samples, trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, flat_samples, trainer_args
 from tests.integration.conftest import BufferProcess, wait_until
 from tests.support import written
 

@@ -21,9 +21,9 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
-from slime_plugins.rollout_buffer.stand_in_engine.server import running
-from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.trainer_stand_in import trainer_args
+from slime_plugins.rollout_buffer.simulation.engine.server import running
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from tests.android_world_expert import expert_replies, say
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)

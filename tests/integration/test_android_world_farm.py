@@ -35,9 +35,9 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts
     SimulatedSdk,
     make_simulated_sdk,
 )
-from slime_plugins.rollout_buffer.stand_in_engine.server import running
-from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from slime_plugins.rollout_buffer.simulation.engine.server import running
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 from tests.android_world_expert import say
 from tests.android_world_script import Part, Script, task_params
 from tests.integration.conftest import BufferProcess, process_table, wait_until

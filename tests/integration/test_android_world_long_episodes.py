@@ -18,21 +18,27 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import (
+from slime_plugins.rollout_buffer.engine.base import (
     Engine,
     EngineSettings,
     GenerateReply,
     GenerateRequest,
     SglangEngine,
 )
+from slime_plugins.rollout_buffer.engine.sglang_protocol import generate_body
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
-from slime_plugins.rollout_buffer.sglang_protocol import generate_body
-from slime_plugins.rollout_buffer.stand_in_engine.server import running
-from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, StopReason, Trajectory
+from slime_plugins.rollout_buffer.simulation.engine.server import running
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+)
 from tests.recorded_phone import ADDRESS, REPEATED, UNIQUE
 from tests.support import start_external
 

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_V
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
-from slime_plugins.rollout_buffer.trainer_stand_in import trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 MODEL = os.environ.get("SLIME_TEST_MODEL", "")
 PORT = os.environ.get("SLIME_TEST_SGLANG_PORT", "")
@@ -38,7 +38,7 @@ NAMED = (
     "slime.rollout.agent_rollout:generate_rollout",
     "slime.rollout.agent_rollout:post_process_rewards",
     "slime.utils.mask_utils:MultiTurnLossMaskGenerator",
-    "slime_plugins.rollout_buffer.cli:main",
+    "slime_plugins.rollout_buffer.cli.app:main",
     "slime_plugins.rollout_buffer.generator.android_world_generator:create_generator",
     "slime_plugins.rollout_buffer.generator.android_world.device_pool:create_device_pool",
     "slime_plugins.rollout_buffer.generator.android_world.device_process:main",

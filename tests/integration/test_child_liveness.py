@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import requests
 
-from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
 from tests.support import written
 

@@ -27,7 +27,13 @@ import pytest
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, GenerateReply, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import (
+    Engine,
+    EngineSettings,
+    GenerateReply,
+    GenerateRequest,
+    SglangEngine,
+)
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, read_calls
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import snapshots_of

@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
 from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
 from tests.integration.test_dashboard_browser import Visit, browser
@@ -114,7 +114,7 @@ def test_a_rollout_of_a_server_elsewhere_says_so(
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "remote-rollout", "--port", str(port)]
     remote = ChildProcess("remote", command, log_file=tmp_path / "remote.log")
     try:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, f"its start\n{remote.last_words()}")
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, f"its start\n{remote.log_tail()}")
         options = {"remote_rollout_url": f"http://127.0.0.1:{port}", "remote_rollout_tokenizer": "demo"}
         lines = [{"instance_id": "7+8", "prompt": "Calculate 7 + 8", "label": "15"}]
         job_id = played(buffer, stand_in_engine, task_type="remote_rollout", instances=lines, **options)

@@ -22,9 +22,7 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer import payloads
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
@@ -33,12 +31,20 @@ from slime_plugins.rollout_buffer.generator.android_world.device_pool import Ray
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.payloads import StartPayload
-from slime_plugins.rollout_buffer.runner import JobRunner
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.state.device_reports import devices_of_job
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -228,7 +234,7 @@ def start_job(buffer: Buffer) -> JobRecord:
         "evaluation": True,  # every group is kept, also those with equal rewards: every slot can be counted
     }
     instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
-    return buffer.start_job(payloads.parse(StartPayload, body), instances).job
+    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
 
 
 async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(

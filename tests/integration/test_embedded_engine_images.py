@@ -15,8 +15,14 @@ from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, GenerateReply, GenerateRequest, SglangEngine
-from slime_plugins.rollout_buffer.engine_contract import SglangServerContract, VisionContract
+from slime_plugins.rollout_buffer.engine.base import (
+    Engine,
+    EngineSettings,
+    GenerateReply,
+    GenerateRequest,
+    SglangEngine,
+)
+from slime_plugins.rollout_buffer.testing.engine_conformance import SglangServerContract, VisionContract
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
 torch: Any = pytest.importorskip("torch", reason="the embedded engine needs torch")

@@ -10,17 +10,17 @@ from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import Engine, EngineSettings, GenerateRequest, SglangEngine
-from slime_plugins.rollout_buffer.engine_contract import (
+from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
+from slime_plugins.rollout_buffer.simulation.engine.server import running
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.testing.engine_conformance import (
     EngineContract,
     HttpClientContract,
     SglangServerContract,
     VisionContract,
 )
-from slime_plugins.rollout_buffer.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.openai_engine import OpenAiEngine
-from slime_plugins.rollout_buffer.stand_in_engine.server import running
-from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)

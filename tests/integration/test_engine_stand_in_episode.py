@@ -16,15 +16,21 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import EngineSettings, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
-from slime_plugins.rollout_buffer.stand_in_engine.engine_state import EngineState, GenerateCall, Sampled
-from slime_plugins.rollout_buffer.stand_in_engine.server import running
-from slime_plugins.rollout_buffer.stand_in_engine.settings import StandInSettings
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Instance, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.simulation.engine.engine_state import EngineState, GenerateCall, Sampled
+from slime_plugins.rollout_buffer.simulation.engine.server import running
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Instance,
+    SamplingParams,
+    Trajectory,
+)
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(patience_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)

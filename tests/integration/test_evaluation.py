@@ -19,9 +19,9 @@ import pytest
 from slime.rollout.agent_rollout import generate_rollout
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.processes import ChildProcess
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.trainer_stand_in import trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import BufferProcess, answers, free_port, process_table, wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_p
     os.kill(process.pid, signal.SIGINT)
     wait_until(lambda: process.exit_code() is not None, 60, what="its end")
     assert process.exit_code() == 1
-    assert "the same command goes on from here" in " ".join(process.last_words(30).split())
+    assert "the same command goes on from here" in " ".join(process.log_tail(30).split())
     report = json.loads((output / "report.json").read_text())
     assert not report["complete"]
     assert 2 <= report["slots"]["played"] == len(played_in(output)) < 20

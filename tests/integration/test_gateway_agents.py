@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer.engine import GenerateRequest
-from slime_plugins.rollout_buffer.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import gateway_on, start_session_job, tokenizer
 
 pytestmark = pytest.mark.timeout(180)

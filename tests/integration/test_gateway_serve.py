@@ -15,7 +15,7 @@ import requests
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
 
 pytestmark = pytest.mark.timeout(180)
@@ -121,7 +121,7 @@ def test_a_taken_gateway_port_is_said_at_once(start_buffer: StartBuffer, stand_i
     command += ["--data-dir", str(tmp_path / "other"), "--gateway-port", str(stand_in_engine)]
     process = ChildProcess("serve", command, log_file=tmp_path / "taken.log")
     assert wait_until(lambda: process.exit_code() is not None and process.exit_code(), what="its end") == 2
-    assert "--gateway-port" in process.last_words()
+    assert "--gateway-port" in process.log_tail()
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def alone(start_buffer: StartBuffer, tmp_path: Path) -> Iterator[tuple[BufferPro
     command += ["--data-dir", str(buffer.folder / "data"), "--idle-timeout-s", "1"]
     process = ChildProcess("gateway", command, log_file=tmp_path / "gateway.log")
     url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: answers(f"{url}/health"), what=f"start of the gateway\n{process.last_words(20)}")
+    wait_until(lambda: answers(f"{url}/health"), what=f"start of the gateway\n{process.log_tail(20)}")
     yield buffer, url, process
     process.stop(20)
 
@@ -157,6 +157,6 @@ def test_a_gateway_alone_serves_the_same_data_and_expires_what_is_forgotten(
         log_file=tmp_path / "second.log",
     )  # fmt: skip
     assert wait_until(lambda: second.exit_code() is not None and second.exit_code(), what="its end") == 2
-    assert "another gateway" in second.last_words()
+    assert "another gateway" in second.log_tail()
     process.stop(20)
     assert process.exit_code() == 0

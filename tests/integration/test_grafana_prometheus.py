@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import requests
 
-from slime_plugins.rollout_buffer.processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
 from tests.support import written
 
@@ -65,7 +65,7 @@ def asked(start_buffer: Callable[..., BufferProcess], tmp_path: Path) -> Iterato
         return found
 
     try:
-        wait_until(lambda: answers(f"{url}/-/ready"), 60, f"start of Prometheus\n{process.last_words(20)}")
+        wait_until(lambda: answers(f"{url}/-/ready"), 60, f"start of Prometheus\n{process.log_tail(20)}")
         wait_until(lambda: ask("count_over_time(rollout_buffer_jobs[1m]) >= 2"), 60, "two scrapes")
         yield ask
     finally:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.storage.store import Store
 
 
 def free_port() -> int:

@@ -22,8 +22,8 @@ from schemathesis.specs.openapi.checks import (
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.openapi_operations import OPERATIONS, Operation
-from slime_plugins.rollout_buffer.server import SUPERVISOR
+from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS, Operation
+from slime_plugins.rollout_buffer.server.app import SUPERVISOR
 from tests.asgi_client import create_app
 from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
 

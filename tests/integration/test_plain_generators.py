@@ -130,7 +130,7 @@ def test_slimes_own_base_generator_file_plays_here(
     assert items
     assert len(items) % 4 == 0
     assert all(item.raw["extra_info"]["round_number"] == 1 for item in items)
-    forked = [pid for pid, _, command in process_table() if "runner_main" in command and f"{tmp_path}/data" in command]
+    forked = [pid for pid, _, command in process_table() if "runner.main" in command and f"{tmp_path}/data" in command]
     assert len(forked) > 5
     buffer.client.cancel(job_id)
     wait_until(lambda: not still_there(forked), 30, "end of slime's processes")

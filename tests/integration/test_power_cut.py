@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.mending import examine, mend
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.state.recovery import examine, recover
+from slime_plugins.rollout_buffer.storage.store import Store
 from tests.small_disks import mounted_ext4
 from tests.support import poll, slots, uids
 
@@ -22,9 +22,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.storage.store import Store
 from tests.support import start_external, write
-from tests.unit.test_packs import episode, shot
+from tests.unit.storage.test_packs import episode, shot
 buffer = Buffer(Store(Path(sys.argv[1])))
 job = start_external(buffer, 1, job_id="j")
 number = 0
@@ -71,7 +71,7 @@ def test_what_was_acknowledged_is_there_after_a_power_cut(tmp_path: Path, acknow
     assert known == [f"u{number}" for number in range(acknowledged)]
     with mounted_ext4(copy, tmp_path / "after") as disk:
         buffer = Buffer(Store(disk / "data"))
-        assert mend(buffer.store).damaged == []
+        assert recover(buffer.store).damaged == []
         assert list(examine(buffer.store)) == []
         job = buffer.job("j")
         assert slots(buffer, job)["ready"] >= acknowledged

@@ -15,12 +15,18 @@ from transformers import AutoTokenizer
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, JudgeError
-from slime_plugins.rollout_buffer.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, StopReason
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    Outcome,
+    SamplingParams,
+    StopReason,
+)
 from tests.remote_rollout_serving import ANSWER, CALL, served
 
 

@@ -15,14 +15,14 @@ from aiohttp import web
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
-from slime_plugins.rollout_buffer.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.main import RemoteRolloutSettings, named_folders, running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionBox
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.remote_rollout_serving import ANSWER, CALL, QUESTION, call, rollout_body, served, trainer_side
 from tests.remote_rollout_strangers import Said, StrangeRolloutServer, StrangeTrainer, rendered

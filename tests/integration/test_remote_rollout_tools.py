@@ -14,7 +14,7 @@ from aiohttp import web
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from slime_plugins.rollout_buffer.cli import app
+from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
 from slime_plugins.rollout_buffer.generator.context_editing.remote_tools import DOCUMENT_TOOLS, DocumentBox

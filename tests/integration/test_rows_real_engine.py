@@ -27,7 +27,7 @@ import pytest
 
 from slime.rollout.agent_rollout import forget_jobs
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.trainer_stand_in import TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from tests.integration.conftest import BufferProcess
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]

@@ -20,7 +20,7 @@ from slime.rollout.agent_rollout import forget_jobs
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import UnknownTaskTypeError
-from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
 from tests.support import written
 

@@ -18,7 +18,7 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.processes import ChildProcess, ChildRecords, ProcessMark
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
 from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
 from tests.support import written
 
@@ -118,7 +118,7 @@ def test_serve_stops_within_seconds_while_polls_wait(start_buffer: StartBuffer) 
     os.kill(buffer.process.pid, signal.SIGTERM)
     wait_until(lambda: buffer.process.exit_code() is not None, 40, "the end")
     assert buffer.process.exit_code() == 0
-    assert ChildRecords(buffer.folder / "data" / "children.json").left_behind() == []
+    assert ChildRecords(buffer.folder / "data" / "children.json").orphans() == []
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
@@ -147,12 +147,12 @@ def test_a_frozen_runner_that_wakes_after_its_replacement_writes_nothing(
     freeze_between_transactions(old, tmp_path / "data")
     job_key = 1  # the only job
     command = [
-        sys.executable, "-m", "slime_plugins.rollout_buffer.runner_main", "--data-dir", str(tmp_path / "data"),
+        sys.executable, "-m", "slime_plugins.rollout_buffer.runner.main", "--data-dir", str(tmp_path / "data"),
         "--job-key", str(job_key), "--buffer-url", buffer.url, "--generator-dir", str(GENERATORS),
     ]  # fmt: skip
     new = ChildProcess("second runner", command, log_file=tmp_path / "second.log")
     wait_until(lambda: new.exit_code() is not None, 60, "the end of the second runner")
-    assert new.exit_code() == 0, new.last_words(20)
+    assert new.exit_code() == 0, new.log_tail(20)
     finished = buffer.client.job(job_id)
     assert finished["state"] == "finished"
     os.kill(old, signal.SIGCONT)

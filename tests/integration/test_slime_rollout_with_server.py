@@ -21,8 +21,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.trainer_stand_in import RolloutRecord, TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.storage.store import Store
 from tests.asgi_client import create_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,7 +152,7 @@ def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path
 
 TRAINER_PROGRAM = """
 import json, sys, time
-from slime_plugins.rollout_buffer.trainer_stand_in import TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 
 options = json.loads(sys.argv[1])
 trainer = TrainerStandIn(trainer_args(**options["args"]), start_rollout_id=options["start"])

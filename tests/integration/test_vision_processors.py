@@ -15,8 +15,8 @@ from slime.rollout.agent_rollout_image_fetch import FetchedImages
 from slime.rollout.agent_rollout_multimodal import RowImages, load_vision
 from slime.utils.mask_utils import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.image_tokens import SIZE_RULES, ImageFamily, image_tokens
 
 torch: Any = pytest.importorskip("torch", reason="the processors of vision models need torch")
 pytest.importorskip("torchvision", reason="the processors of vision models need torchvision")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, write, written

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, group_normalized_rewards, rows_of
 from slime.utils.mask_utils import Generation, pack_training_rows, pack_training_rows_within
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.engine import GenerateReply
-from slime_plugins.rollout_buffer.fake_engine import END_OF_TURN
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.context_editing.history import stub_of
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import (
     emission_views_of,
@@ -28,6 +27,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.snapshots import (
     turn_boundaries_of,
 )
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
+from slime_plugins.rollout_buffer.testing.fake_engine import END_OF_TURN
 from slime_plugins.rollout_buffer.types import Trajectory
 from tests.context_editing_player import Played, call, play, tokenizer
 from tests.example_counts import examples

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.evaluation_statistics import (
+from slime_plugins.rollout_buffer.evaluation.statistics import (
     mean_difference,
     mean_over_tasks,
     pass_at_k,

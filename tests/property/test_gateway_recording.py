@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows, pack_training_rows_within
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import GenerateReply
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.gateway.messages import digest, read_conversation, reply_digest
 from slime_plugins.rollout_buffer.gateway.prompts import build_prompt
 from slime_plugins.rollout_buffer.gateway.recording import Recording

@@ -5,21 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, get_response_lengths
+from tests import chat_tokenizers, mask_conversations, mask_oracle
 from tests.example_counts import examples
-
-if TYPE_CHECKING:
-    from tests import chat_tokenizers, mask_conversations, mask_oracle
-else:  # pytest puts the tests folder itself on the path
-    import chat_tokenizers
-    import mask_conversations
-    import mask_oracle
 
 NAMES = list(chat_tokenizers.KINDS)
 VISION_MARKERS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,12 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from slime.utils.mask_tokens import ChunkTokenizer, cuts_text_at_line_starts, is_line_start
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
+from tests import chat_tokenizers
 from tests.example_counts import examples
-
-if TYPE_CHECKING:
-    from tests import chat_tokenizers
-else:  # pytest puts the tests folder itself on the path
-    import chat_tokenizers
 
 CUT_AT_LINE_STARTS = ["small-hybrid", "qwen2.5", "qwen3-hybrid", "qwen3.5", "deepseek-r1-distill"]
 HEADER = "<|im_start|>assistant\n"

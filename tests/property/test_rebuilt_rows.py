@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator, TrainingRow, UndecidedReason
+from tests import chat_tokenizers, mask_conversations, played_conversations
 from tests.example_counts import examples
-
-if TYPE_CHECKING:
-    from tests import chat_tokenizers, mask_conversations, played_conversations
-else:  # pytest puts the tests folder itself on the path
-    import chat_tokenizers
-    import mask_conversations
-    import played_conversations
 
 every_family = pytest.mark.parametrize("name", list(played_conversations.FAMILIES))
 

@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
-from slime_plugins.rollout_buffer.remote_rollout.counting import OwnCount, Way
+from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 from slime_plugins.rollout_buffer.remote_rollout.masks import Count
-from slime_plugins.rollout_buffer.remote_rollout.refusals import WrongMaskError
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import OwnCount, Way
 from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply
 from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, TurnKind, plan_turn
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.chat_tokenizers import load
 from tests.example_counts import examples

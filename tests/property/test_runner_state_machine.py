@@ -10,18 +10,24 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slime_plugins.rollout_buffer import payloads
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
-from slime_plugins.rollout_buffer.groups import judge_group
-from slime_plugins.rollout_buffer.jobs import attempt_uid
-from slime_plugins.rollout_buffer.payloads import StartPayload
-from slime_plugins.rollout_buffer.state_changes import group_policy
-from slime_plugins.rollout_buffer.store import Store
-from slime_plugins.rollout_buffer.tables.attempt_rows import attempts_by_error
-from slime_plugins.rollout_buffer.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState, Instance, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.groups import judge_group
+from slime_plugins.rollout_buffer.rules.jobs import attempt_uid
+from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import (
+    GroupState,
+    Instance,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
 from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, slots, uids
@@ -73,7 +79,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             "skip_instance_ids": None if skip is None else sorted(skip),
         }
         instances = [Instance(instance_id=name, data={"instance_id": name}) for name in NAMES]
-        return self.buffer.start_job(payloads.parse(StartPayload, body), instances).job
+        return self.buffer.start_job(request_models.parse(StartPayload, body), instances).job
 
     def _all_groups(self) -> dict[str, GroupRecord]:
         with self.buffer.store.read() as connection:
@@ -230,7 +236,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             for slot in range(GROUP_SIZE)
             if self.states[name] == "open" and (name, slot) not in self.filled
         ]
-        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, payloads.MAX_ATTEMPTS)
+        self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, request_models.MAX_ATTEMPTS)
         assert self.buffer.job("j").settings["max_attempts"] == self.max_attempts
 
     @rule()

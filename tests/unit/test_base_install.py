@@ -25,9 +25,9 @@ def run_without_extras(program: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "room",
     [
-        "supervisor",
-        "server",
-        "runner_main",
+        "supervisor.supervisor",
+        "server.asgi",
+        "runner.main",
         "gateway.main",
         "remote_rollout.main",
         "generator.android_world.config",  # `serve` checks the devices' settings, whoever plays
@@ -45,6 +45,6 @@ def test_the_trainers_side_needs_no_extra() -> None:
 
 def test_what_needs_an_extra_names_it() -> None:
     program = "import sys; sys.argv = ['rollout-buffer', 'engine']\n"
-    finished = run_without_extras(program + "from slime_plugins.rollout_buffer.cli import main; main()")
+    finished = run_without_extras(program + "from slime_plugins.rollout_buffer.cli.app import main; main()")
     assert finished.returncode == 1
     assert "slime-rollout-buffer[android]" in "".join(finished.stderr.split())

@@ -13,10 +13,11 @@ import orjson
 import pytest
 from flask.testing import FlaskClient
 
-from slime_plugins.rollout_buffer import payloads, wire
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import read_token
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.protocol import request_models
 from tests.support import stored_image, written
 
 START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}
@@ -274,7 +275,7 @@ def test_more_groups_than_a_job_can_have_are_refused(client: FlaskClient) -> Non
 def test_more_items_than_one_write_takes_are_a_413_that_says_the_limit(client: FlaskClient) -> None:
     send(client, "/start_rollout", START)
     item = written("u")
-    refused(client, "/buffer/write", {"items": [item] * (payloads.MAX_ITEMS + 1)}, "10000 items", status=413)
+    refused(client, "/buffer/write", {"items": [item] * (request_models.MAX_ITEMS + 1)}, "10000 items", status=413)
     the_rest_goes_on(client)
 
 

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.cli import app as command_line
+from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
-from slime_plugins.rollout_buffer.server import SUPERVISOR
+from slime_plugins.rollout_buffer.server.app import SUPERVISOR
 from tests.asgi_client import create_app
 from tests.support import stored_image, written
 

@@ -15,12 +15,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from flask.testing import FlaskClient
 
-from slime_plugins.rollout_buffer.cli_skip_list import _start_payload
-from slime_plugins.rollout_buffer.doctor import Examination, examine
-from slime_plugins.rollout_buffer.engine import EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.cli.commands_skip_list import _start_payload
+from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest, SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.logs import LogFormat, formatter
+from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter
 from slime_plugins.rollout_buffer.redaction import holds_masked_address, redacted, redacted_values
 from slime_plugins.rollout_buffer.types import SamplingParams
 

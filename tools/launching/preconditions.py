@@ -23,7 +23,8 @@ __all__ = ["missing"]
 
 LINES_LOOKED_AT = 1000
 TRY_BUFFER = (
-    "from slime_plugins.rollout_buffer import server, supervisor; "
+    "from slime_plugins.rollout_buffer.server import app; "
+    "from slime_plugins.rollout_buffer.supervisor import supervisor; "
     "from slime_plugins.rollout_buffer.generator import load; load({kind!r})"
 )
 TRY_TOKENIZER = (

@@ -11,11 +11,7 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
-from slime_plugins.rollout_buffer.embedded_engine.language_model import (
-    LanguageModel,
-    WeightsError,
-    load_language_model,
-)
+from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, WeightsError, load_language_model
 from slime_plugins.rollout_buffer.embedded_engine.service import EmbeddedEngine
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
 from slime_plugins.rollout_buffer.sglang_server.app import (

@@ -18,7 +18,6 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from slime_plugins.rollout_buffer import payloads
 from slime_plugins.rollout_buffer.config import read_token
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
@@ -46,9 +45,10 @@ from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
-from slime_plugins.rollout_buffer.hosts import check_host
-from slime_plugins.rollout_buffer.inline_images import take_out
-from slime_plugins.rollout_buffer.sign_in import why_unauthorized
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
+from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 
 __all__ = ["create_app", "running"]
 
@@ -205,7 +205,7 @@ def _named_session(request: web.Request) -> str:
 
 async def _open(request: web.Request) -> web.Response:
     _check_token(request)
-    body = payloads.parse(OpenBody, await _object(request))
+    body = request_models.parse(OpenBody, await _object(request))
     gateway = request.app[GATEWAY]
     session = await gateway.open(body)
     key = request.app[KEYS].key_of(session.name)
@@ -222,13 +222,13 @@ async def _show(request: web.Request) -> web.Response:
 
 async def _close(request: web.Request) -> web.Response:
     session_id = _named_session(request)
-    body = payloads.parse(CloseBody, await _object(request))
+    body = request_models.parse(CloseBody, await _object(request))
     return _json(await request.app[GATEWAY].close(session_id, body, request.app[SCORER].score))
 
 
 async def _abandon(request: web.Request) -> web.Response:
     session_id = _named_session(request)
-    body = payloads.parse(AbandonBody, await _object(request))
+    body = request_models.parse(AbandonBody, await _object(request))
     return _json(await request.app[GATEWAY].abandon(session_id, body.reason))
 
 

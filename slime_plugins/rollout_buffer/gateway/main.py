@@ -23,9 +23,9 @@ from slime_plugins.rollout_buffer.gateway.app import create_app, running
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import Keys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.liveness import Heartbeat, send_heartbeats
-from slime_plugins.rollout_buffer.logs import set_up_logging
-from slime_plugins.rollout_buffer.store import Store
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
+from slime_plugins.rollout_buffer.observability.logs import set_up_logging
+from slime_plugins.rollout_buffer.storage.store import Store
 
 __all__ = ["main", "serve"]
 

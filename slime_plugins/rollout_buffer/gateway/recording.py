@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from slime_plugins.rollout_buffer.engine import GenerateReply
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.types import Generation, WeightVersionSpan
 
 __all__ = ["Match", "Recording", "Turn"]

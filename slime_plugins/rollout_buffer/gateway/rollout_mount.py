@@ -63,13 +63,13 @@ class TrainerMount:
         job = await self._gateway.stored(self._gateway.buffer.job, session.job_id)
         if job.has_runner:
             raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
-        door = await self._gateway.doors.open(job)
+        backend = await self._gateway.backends.open(job)
         path = str(job.settings["tokenizer_path"])
         if session.tokenizer_name not in (None, path):
             raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")
         if path not in self._tokens:
-            self._tokens[path] = ConversationTokens(door.tokenizer)
-        return Policy(engine=door.engine, tokens=self._tokens[path])
+            self._tokens[path] = ConversationTokens(backend.tokenizer)
+        return Policy(engine=backend.engine, tokens=self._tokens[path])
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Keeps finished trajectories, as ``/buffer/write`` does.

@@ -12,7 +12,7 @@ import orjson
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError
 from slime_plugins.rollout_buffer.gateway.service import ScoreAsked
-from slime_plugins.rollout_buffer.payloads import MAX_NESTING, is_deeper_than
+from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 
 __all__ = ["Scorer"]
 

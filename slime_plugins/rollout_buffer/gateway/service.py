@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import (
     BusyError,
     ConfigError,
@@ -30,8 +30,8 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     StaleAttemptError,
 )
+from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
-from slime_plugins.rollout_buffer.gateway.doors import Door, Doors
 from slime_plugins.rollout_buffer.gateway.messages import (
     Conversation,
     digest,
@@ -45,9 +45,15 @@ from slime_plugins.rollout_buffer.gateway.replies import ChatReply
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
 from slime_plugins.rollout_buffer.gateway.tool_calls import ParsedReply, cut_at_stop, parse_reply
-from slime_plugins.rollout_buffer.slot_claims import ClaimState, SlotClaims
-from slime_plugins.rollout_buffer.types import Image, Message, Outcome, StopReason, Trajectory
+from slime_plugins.rollout_buffer.types import (
+    Image,
+    Message,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
 
 __all__ = ["Answer", "Gateway", "ScoreAsked"]
 
@@ -82,11 +88,11 @@ class ScoreAsked:
 class Gateway:
     """All that may happen to sessions. Build it, ``await start()``, and ``await stop()`` at the end."""
 
-    def __init__(self, settings: GatewaySettings, buffer: Buffer, *, doors: Doors | None = None) -> None:
+    def __init__(self, settings: GatewaySettings, buffer: Buffer, *, backends: JobBackends | None = None) -> None:
         self.settings = settings
         self.buffer = buffer
         self.claims = SlotClaims(buffer)
-        self.doors = doors or Doors()
+        self.backends = backends or JobBackends()
         self._sessions: dict[str, Session] = {}
         self._opening = 0
         self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
@@ -107,7 +113,7 @@ class Gateway:
             await asyncio.gather(self._sweeper, return_exceptions=True)
         for session in tuple(self._sessions.values()):
             await self._give_up(session, STOPPED, "ended: the gateway was stopped", given_up=True)
-        await self.doors.keep_only(set())
+        await self.backends.keep_only(set())
         self._store_threads.shutdown(wait=True)
 
     @property
@@ -130,7 +136,7 @@ class Gateway:
         try:
             job = await self.stored(self.buffer.job, body.job_id)
             if not job.has_runner:
-                await self.doors.open(job)
+                await self.backends.open(job)
             claim = await self.stored(self.claims.claim, body.job_id, body.instance_id)
             session = Session(claim=claim, idle_timeout_s=body.idle_timeout_s or self.settings.idle_timeout_s)
             self._sessions[session.name] = session
@@ -251,22 +257,22 @@ class Gateway:
             raise GoneError(f"session {session.name} has had its {self.settings.max_turns} turns: close it")
         if session.recording.ids > self.settings.max_session_ids:
             raise GoneError(f"session {session.name} holds more than {self.settings.max_session_ids} ids: close it")
-        door = await self.doors.open(session.claim.job)
-        chat = _chat_of(door, body)
+        backend = await self.backends.open(session.claim.job)
+        chat = _chat_of(backend, body)
         await self._bring_images(session, conversation, images)
         tools = body.offered_tools
         key = digest([tools, body.chat_template_kwargs or {}])
         prompt = await build_prompt(session.recording, key, conversation, chat, tools)
         request = GenerateRequest(
             input_ids=prompt.ids,
-            sampling_params=sampling_of(body, door.sampling, pinned=door.is_pinned),
+            sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
             session_id=session.name,
             images=[session.images[sha256] for sha256 in prompt.images],
         )
         began = time.monotonic()
-        sampled = await session.run(door.engine.generate(request))
+        sampled = await session.run(backend.engine.generate(request))
         session.generate_s += time.monotonic() - began
-        return self._answer(session, body, conversation, key, prompt, chat, sampled, door)
+        return self._answer(session, body, conversation, key, prompt, chat, sampled, backend)
 
     def _answer(
         self,
@@ -277,7 +283,7 @@ class Gateway:
         prompt: Prompt,
         chat: ChatTokens,
         sampled: GenerateReply,
-        door: Door,
+        backend: JobBackend,
     ) -> Answer:
         text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
         parsed = parse_reply(text, with_tools=bool(body.offered_tools), separate_reasoning=body.separate_reasoning)
@@ -341,8 +347,8 @@ class Gateway:
                 session.end("was ended: its job is over, or was taken over")
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
-            self.doors.engine_moved(job)
-        await self.doors.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
+            self.backends.engine_moved(job)
+        await self.backends.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
         if now - self._settled_at > SETTLE_INTERVAL_S:
             self._settled_at = now
             await self.stored(self.claims.settle_all)
@@ -389,9 +395,9 @@ def _log_fields(session: Session) -> dict[str, str | int]:
     return {"job": claim.job.job_id, "group": claim.group.key, "uid": claim.uid, "attempt": claim.attempt}
 
 
-def _chat_of(door: Door, body: ChatBody) -> ChatTokens:
+def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
     try:
-        return door.chat_for(body.chat_template_kwargs)
+        return backend.chat_for(body.chat_template_kwargs)
     except ConfigError as error:
         raise InvalidPayloadError(error.message, {"param": "chat_template_kwargs"}) from error
 

@@ -6,7 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, model_validator
 
-from slime_plugins.rollout_buffer.payloads import MAX_NESTING, Body, HttpUrl, Identifier, Number, is_deeper_than
+from slime_plugins.rollout_buffer.protocol.request_models import (
+    MAX_NESTING,
+    Body,
+    HttpUrl,
+    Identifier,
+    Number,
+    is_deeper_than,
+)
 from slime_plugins.rollout_buffer.types import Outcome, StopReason
 
 __all__ = ["AbandonBody", "CloseBody", "OpenBody"]

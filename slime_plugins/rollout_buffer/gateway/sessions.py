@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.errors import GoneError, PayloadTooLargeError, UnauthorizedError
 from slime_plugins.rollout_buffer.gateway.recording import Recording
-from slime_plugins.rollout_buffer.slot_claims import SlotClaim
+from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
 from slime_plugins.rollout_buffer.types import Image, Message
 
 __all__ = ["Keys", "Session"]

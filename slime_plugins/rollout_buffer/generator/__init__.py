@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
 from slime_plugins.rollout_buffer.generator.plain_generator import BaseGenerator, query_single_turn
-from slime_plugins.rollout_buffer.groups import GroupFunctions
+from slime_plugins.rollout_buffer.rules.groups import GroupFunctions
 
 __all__ = ["BaseGenerator", "Catalog", "Plugin", "discover", "load", "query_single_turn"]
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.generator import describe, discover
-from slime_plugins.rollout_buffer.liveness import Heartbeat
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

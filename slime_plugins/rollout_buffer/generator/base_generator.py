@@ -16,13 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
-from slime_plugins.rollout_buffer.generator.plain_generator import (
-    SAMPLING_PARAMS,
-    BaseGenerator,
-    query_single_turn,
-)
+from slime_plugins.rollout_buffer.generator.plain_generator import SAMPLING_PARAMS, BaseGenerator, query_single_turn
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -38,7 +34,7 @@ __all__ = [
     "BaseGenerator",
     "Generator",
     "GeneratorContext",
-    "KeepsDevices",
+    "ReportsDevices",
     "SingleTurnGenerator",
     "query_single_turn",
 ]
@@ -87,7 +83,7 @@ class Generator(Protocol):
 
 
 @runtime_checkable
-class KeepsDevices(Protocol):
+class ReportsDevices(Protocol):
     """What a ``Generator`` offers beside, when it plays on devices: their state, for whoever watches the job."""
 
     async def devices(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ slime's form hands round ``(instance_id, items)`` with items as dicts. A generat
     get_group_data_meta_info({instance_id: items}) -> dict
     transform_group((instance_id, items), task_type) -> (instance_id, items)      (slime's newer name for normalising)
 
-What a module does not define is the default of ``groups.py``.
+What a module does not define is the default of ``rules/groups.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from slime_plugins.rollout_buffer.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 
 __all__ = ["group_functions_of"]
 

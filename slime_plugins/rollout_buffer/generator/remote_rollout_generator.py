@@ -28,7 +28,6 @@ import aiohttp
 from aiohttp import web
 from pydantic import ValidationError
 
-from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
@@ -45,6 +44,7 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer import Policy, TrainerSide
 from slime_plugins.rollout_buffer.remote_rollout.trajectories import messages_of
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 
 __all__ = ["REWARD_RANGE", "TASK_TYPE", "RemoteRolloutGenerator", "create_generator"]

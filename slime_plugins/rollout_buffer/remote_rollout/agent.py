@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError, UnavailableError
-from slime_plugins.rollout_buffer.payloads import parse
+from slime_plugins.rollout_buffer.protocol.request_models import parse
 from slime_plugins.rollout_buffer.remote_rollout.agent_loop import play_rollout
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
-from slime_plugins.rollout_buffer.remote_rollout.refusals import RolloutConflictError
+from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CalculatorBox, ToolBox

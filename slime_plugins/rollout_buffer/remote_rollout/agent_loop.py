@@ -15,10 +15,10 @@ import aiohttp
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
-from slime_plugins.rollout_buffer.remote_rollout.counting import ExpectedTurn
-from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import ToolCall, calls_of
 from slime_plugins.rollout_buffer.remote_rollout.tools import SeesContext, ToolBox, answer_call
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply

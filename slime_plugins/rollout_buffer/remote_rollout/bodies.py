@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.payloads import Count, Identifier, Number
+from slime_plugins.rollout_buffer.protocol.request_models import Count, Identifier, Number
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["CompletionBody", "EndBody", "OpenBody", "RolloutBody", "check_text_only"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import SplitResult, urlsplit
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.remote_rollout.refusals import CallbackRefusedError
+from slime_plugins.rollout_buffer.remote_rollout.errors import CallbackRefusedError
 
 __all__ = ["CallbackHosts"]
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.config import is_loopback, read_token
-from slime_plugins.rollout_buffer.engine import SglangEngine
+from slime_plugins.rollout_buffer.engine.base import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app

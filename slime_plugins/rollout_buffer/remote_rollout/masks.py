@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from slime_plugins.rollout_buffer.remote_rollout.refusals import WrongMaskError
+from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 
 __all__ = ["Count", "Entered", "check_mask"]
 

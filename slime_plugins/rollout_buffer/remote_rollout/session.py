@@ -20,8 +20,8 @@ from typing import Any
 import aiohttp
 
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools, is_same_message
-from slime_plugins.rollout_buffer.remote_rollout.counting import ExpectedTurn, OwnCount, Way
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, OwnCount, Way
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message

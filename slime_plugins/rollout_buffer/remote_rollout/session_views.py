@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from slime_plugins.rollout_buffer.mask_view import Category, Section, coloured_text, page, pieces_of
 from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, Turn, counts_of
+from slime_plugins.rollout_buffer.reporting.mask_view import (
+    Category,
+    Section,
+    coloured_text,
+    page,
+    pieces_of,
+)
 
 __all__ = ["coloured", "described", "listed", "shown_page"]
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
-from slime_plugins.rollout_buffer.remote_rollout.refusals import TokenizerRefusedError
+from slime_plugins.rollout_buffer.remote_rollout.errors import TokenizerRefusedError
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 
 __all__ = ["TokenizerCatalog"]

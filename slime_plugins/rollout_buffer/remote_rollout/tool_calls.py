@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugins.rollout_buffer.sampled_json import read_sampled_json, said_after_thinking
+from slime_plugins.rollout_buffer.engine.sampled_json import read_sampled_json, said_after_thinking
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["ToolCall", "calls_of", "message_with_calls"]

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import (
     EngineError,
     InvalidPayloadError,
@@ -29,11 +29,12 @@ from slime_plugins.rollout_buffer.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.payloads import parse
+from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
+from slime_plugins.rollout_buffer.protocol.request_models import parse
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools
+from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
 from slime_plugins.rollout_buffer.remote_rollout.masks import Count, check_mask
-from slime_plugins.rollout_buffer.remote_rollout.refusals import RolloutConflictError, SessionEndedError
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import message_with_calls
@@ -46,7 +47,6 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import (
     plan_turn,
 )
 from slime_plugins.rollout_buffer.remote_rollout.trajectories import TrajectorySink, item_of, trajectory_of
-from slime_plugins.rollout_buffer.sign_in import why_unauthorized
 from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
 
 __all__ = ["FixedPolicy", "Policy", "PolicySource", "TrainerSide", "is_right_key"]

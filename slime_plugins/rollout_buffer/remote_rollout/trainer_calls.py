@@ -15,10 +15,10 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from slime_plugins.rollout_buffer.backoff import backoff_s
-from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply, sentence_of
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 __all__ = ["TURN_HEADER", "MaskRefusedError", "TrainerCalls"]
 

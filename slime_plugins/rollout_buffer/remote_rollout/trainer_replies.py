@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from slime_plugins.rollout_buffer.remote_rollout.refusals import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
+from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob, first_beyond
 from slime_plugins.rollout_buffer.types import Message
-from slime_plugins.rollout_buffer.vocabulary import checked_log_prob, first_beyond
 
 __all__ = ["TrainerReply", "read_reply", "sentence_of"]
 

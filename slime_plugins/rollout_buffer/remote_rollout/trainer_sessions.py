@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
-from slime_plugins.rollout_buffer.engine import Engine, GenerateReply
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply
 from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     ConversationTokens,
     Tools,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from slime_plugins.rollout_buffer.image_tokens import image_size
+from slime_plugins.rollout_buffer.engine.image_tokens import image_size
 from slime_plugins.rollout_buffer.sglang_server.sampling import BadRequestError
 
 __all__ = ["read_images", "undecodable"]

@@ -20,8 +20,8 @@ from slime_plugins.rollout_buffer.generator.android_world.android_world_package 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
 from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost, check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.screen_stability import Look, Settled, SettleTimes, settle
 from slime_plugins.rollout_buffer.generator.android_world.screenshots import encode_screenshot
-from slime_plugins.rollout_buffer.generator.android_world.settling import Look, Settled, SettleTimes, settle
 from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
 
 __all__ = ["AndroidWorldDevice"]
@@ -121,7 +121,7 @@ class AndroidWorldDevice:
         return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
 
     def lost(self) -> str:
-        """As ``Mortal.lost``."""
+        """As ``ReportsLoss.lost``."""
         return "" if self._closed else self._host.lost()
 
     def close(self) -> None:

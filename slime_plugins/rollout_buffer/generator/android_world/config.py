@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
+from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.generator.android_world.settings_section import SettingsSection, no_truth_value
-from slime_plugins.rollout_buffer.image_tokens import ImageFamily, family_with
 
 __all__ = [
     "CONFIG_VARIABLE",

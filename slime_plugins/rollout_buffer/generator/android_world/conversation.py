@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import GenerateReply
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedReply
 from slime_plugins.rollout_buffer.generator.android_world.context import Context, LastTurn, Prompt
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation

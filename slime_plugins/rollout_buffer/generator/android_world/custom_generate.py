@@ -30,21 +30,23 @@ from slime.rollout.agent_rollout_settings import read_image_settings
 from slime.utils.mask_generator import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import EngineSettings, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, SglangEngine
 from slime_plugins.rollout_buffer.errors import EpisodeError
-from slime_plugins.rollout_buffer.generator.android_world.config import (
-    AndroidWorldSettings,
-    RolloutMode,
-    load_settings,
-)
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
-from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
-from slime_plugins.rollout_buffer.generator.android_world.task_play import task_of
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeasedDevice
+from slime_plugins.rollout_buffer.generator.android_world.task_runner import task_of
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    Outcome,
+    SamplingParams,
+    Trajectory,
+)
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = ["build_env", "close_workshop", "generate_history", "generate_incremental"]
@@ -99,7 +101,7 @@ def build_env(sample: Sample, args: Any) -> AndroidWorldEnv:
     settings = load_settings(_options(args, None))
     pool = _workshop().pool_for(settings, args)
 
-    async def acquire() -> HeldDevice:
+    async def acquire() -> LeasedDevice:
         await pool.start()
         return await pool.acquire()
 
@@ -132,7 +134,7 @@ class _SharedPool:
                 await self._pool.start()
                 self._started = True
 
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
         return await self._pool.acquire(purpose)
 
     async def counters(self) -> list[dict[str, Any]]:

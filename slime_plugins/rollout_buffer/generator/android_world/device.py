@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["Action", "ActionKind", "Device", "DeviceLease", "Mortal", "Observation", "SystemButton"]
+__all__ = ["Action", "ActionKind", "Device", "DeviceLease", "Observation", "ReportsLoss", "SystemButton"]
 
 
 class ActionKind(StrEnum):
@@ -103,7 +103,7 @@ class Device(Protocol):
 
 
 @runtime_checkable
-class Mortal(Protocol):
+class ReportsLoss(Protocol):
     """A ``Device`` that knows between two calls that it is gone: its episode need not wait for the next one."""
 
     def lost(self) -> str:

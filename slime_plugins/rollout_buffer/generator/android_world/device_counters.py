@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeaseReport
 
 __all__ = ["DeviceCounters"]
 

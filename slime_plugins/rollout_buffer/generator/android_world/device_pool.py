@@ -28,9 +28,9 @@ from slime_plugins.rollout_buffer.generator.android_world.device import Action, 
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry, Grant
 from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
-from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport, device_died
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.generator.android_world.local_device_pool import LocalDevicePool
-from slime_plugins.rollout_buffer.generator.android_world.node_fit import in_words, why_no_node_fits
+from slime_plugins.rollout_buffer.generator.android_world.placement import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import DevicePool, RegistryDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.ray_versions import own_versions, version_refusal
 

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from slime_plugins.rollout_buffer.errors import DeviceError, RolloutBufferError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Mortal, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation, ReportsLoss
 
 __all__ = ["DeviceProcess", "main"]
 
@@ -78,7 +78,7 @@ class DeviceProcess:
         return facts
 
     def lost(self) -> str:
-        """As ``Mortal.lost``: what the child said of its device, or that there is no child any more."""
+        """As ``ReportsLoss.lost``: what the child said of its device, or that there is no child any more."""
         with contextlib.suppress(ValueError):  # it was closed in this moment
             said = self._news.read(_LONGEST_NEWS)
             if said is not None and not self._why_lost:
@@ -206,12 +206,12 @@ def _tell_when_lost(device: Device, news: int) -> None:
     """Watches a device that knows when it has died, beside the calls, and says why it did, once."""
     os.set_inheritable(news, False)
 
-    def watch(mortal: Mortal) -> None:
-        while not (why := mortal.lost()):
+    def watch(reporter: ReportsLoss) -> None:
+        while not (why := reporter.lost()):
             time.sleep(_WATCH_S)
         os.write(news, why.encode()[:_LONGEST_NEWS])
 
-    if isinstance(device, Mortal):
+    if isinstance(device, ReportsLoss):
         threading.Thread(target=watch, args=[device], name="death-watch", daemon=True).start()
 
 

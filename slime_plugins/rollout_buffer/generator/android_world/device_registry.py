@@ -23,10 +23,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slime_plugins.rollout_buffer.backoff import backoff_s
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_care import (
+from slime_plugins.rollout_buffer.generator.android_world.device_counters import DeviceCounters
+from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant, FairShare, Purpose
+from slime_plugins.rollout_buffer.generator.android_world.health_policy import (
     Care,
     CareRules,
     DeviceState,
@@ -34,10 +35,9 @@ from slime_plugins.rollout_buffer.generator.android_world.device_care import (
     may_recycle,
     may_rest,
 )
-from slime_plugins.rollout_buffer.generator.android_world.device_counters import DeviceCounters
-from slime_plugins.rollout_buffer.generator.android_world.fair_share import Claimant, FairShare, Purpose
-from slime_plugins.rollout_buffer.generator.android_world.held_device import LeaseReport
-from slime_plugins.rollout_buffer.generator.android_world.leasing import Lease, LeaseTable
+from slime_plugins.rollout_buffer.generator.android_world.lease_table import Lease, LeaseTable
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeaseReport
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 __all__ = ["DeviceRegistry", "Grant", "Launcher", "Worker"]
 

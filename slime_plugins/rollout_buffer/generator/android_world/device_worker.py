@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Mortal, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, Device, Observation, ReportsLoss
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 
 __all__ = ["DeviceWorker"]
@@ -82,7 +82,7 @@ class DeviceWorker:
 
     def _why_lost(self) -> str:
         device: object = self._device
-        return self._guarded(device.lost) if isinstance(device, Mortal) else ""
+        return self._guarded(device.lost) if isinstance(device, ReportsLoss) else ""
 
     def _booted(self) -> Device:
         if self._device is None:

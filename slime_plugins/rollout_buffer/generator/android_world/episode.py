@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode
 from slime_plugins.rollout_buffer.generator.android_world.context import Context
@@ -39,9 +39,9 @@ from slime_plugins.rollout_buffer.generator.android_world.device import DeviceLe
 from slime_plugins.rollout_buffer.generator.android_world.history_context import HistoryContext
 from slime_plugins.rollout_buffer.generator.android_world.image_budget import ImageBudget
 from slime_plugins.rollout_buffer.generator.android_world.incremental_context import IncrementalContext
+from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown
-from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
-from slime_plugins.rollout_buffer.generator.android_world.task_play import Done, Task, TaskPlay, task_of
+from slime_plugins.rollout_buffer.generator.android_world.task_runner import Done, Task, TaskRunner, task_of
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
@@ -104,7 +104,7 @@ class Episode:
         engine: Engine,
         chat: ChatTokens,
         settings: AndroidWorldSettings,
-        stopwatch: Stopwatch,
+        stopwatch: PhaseTimer,
     ) -> None:
         self._request = request
         self._task = task
@@ -119,7 +119,7 @@ class Episode:
             max_context_len=settings.max_context_len,
             image_budget=self._image_budget,
         )
-        self._task_play = TaskPlay(
+        self._task_play = TaskRunner(
             task=task,
             device=device,
             rewards=settings.reward,

@@ -12,8 +12,8 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
 from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, read_task
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
+from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
-from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 
@@ -55,7 +55,7 @@ class AndroidWorldGenerator:
             raise GeneratorError("the android_world generator was not started")
         context, settings, chat = self._parts
         task = read_task(episode.instance)
-        stopwatch = Stopwatch()
+        stopwatch = PhaseTimer()
         with stopwatch.phase("acquire"):
             lease = await self._pool.acquire(Purpose.EVALUATION if episode.evaluation else Purpose.TRAINING)
         async with lease as device:

@@ -15,14 +15,14 @@ from PIL import Image as PillowImage
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device import Observation
-from slime_plugins.rollout_buffer.generator.android_world.held_device import HeldDevice
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeasedDevice
+from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.android_world.prompts import (
     first_turn_message,
     later_turn_message,
     system_message,
 )
-from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
-from slime_plugins.rollout_buffer.generator.android_world.task_play import Task, TaskPlay
+from slime_plugins.rollout_buffer.generator.android_world.task_runner import Task, TaskRunner
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["AndroidWorldEnv"]
@@ -38,7 +38,7 @@ class AndroidWorldEnv:
         self,
         *,
         task: Task,
-        acquire: Callable[[], Awaitable[HeldDevice]],
+        acquire: Callable[[], Awaitable[LeasedDevice]],
         settings: AndroidWorldSettings,
         count_tokens: Callable[[str], int],
     ) -> None:
@@ -46,8 +46,8 @@ class AndroidWorldEnv:
         self._acquire = acquire
         self._settings = settings
         self._count_tokens = count_tokens
-        self._device: HeldDevice | None = None
-        self._play: TaskPlay | None = None
+        self._device: LeasedDevice | None = None
+        self._play: TaskRunner | None = None
         self._turns = 0
         self._ended_by_agent = False
 
@@ -65,13 +65,13 @@ class AndroidWorldEnv:
         if self._device is None:
             self._device = await self._acquire()
         self._turns, self._ended_by_agent = 0, False
-        self._play = TaskPlay(
+        self._play = TaskRunner(
             task=self._task,
             device=self._device,
             rewards=self._settings.reward,
             max_turns=self._settings.max_turns,
             count_tokens=self._count_tokens,
-            stopwatch=Stopwatch(),
+            stopwatch=PhaseTimer(),
         )
         first = await self._play.reset()
         return self._observation(), {"device_id": self._device.device_id, **first.details}
@@ -119,7 +119,7 @@ class AndroidWorldEnv:
         if device is not None:
             device.give_back()
 
-    def _playing(self) -> TaskPlay:
+    def _playing(self) -> TaskRunner:
         if self._play is None:
             raise EnvironmentSetupError("the environment was not reset")
         return self._play

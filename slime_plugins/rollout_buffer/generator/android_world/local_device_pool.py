@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
 from slime_plugins.rollout_buffer.generator.android_world.device_worker import DeviceWorker
-from slime_plugins.rollout_buffer.generator.android_world.held_device import device_died
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import device_died
 from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
 
 __all__ = ["LocalDevicePool"]

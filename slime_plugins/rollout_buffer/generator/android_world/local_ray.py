@@ -30,8 +30,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from slime_plugins.rollout_buffer.liveness import Heartbeat
-from slime_plugins.rollout_buffer.logs import set_up_logging
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 
 __all__ = ["main"]
 

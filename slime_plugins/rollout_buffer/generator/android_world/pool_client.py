@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_registry import Grant
 from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
-from slime_plugins.rollout_buffer.generator.android_world.held_device import DIED, HeldDevice, LeaseReport
+from slime_plugins.rollout_buffer.generator.android_world.leased_device import DIED, LeasedDevice, LeaseReport
 
 __all__ = ["DevicePool", "RegistryCalls", "RegistryDevicePool"]
 
@@ -38,7 +38,7 @@ class DevicePool(Protocol):
         """
         ...
 
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
         """Returns the next free device, within a purpose first come, first served. Leaving its context gives it back.
 
         Raises:
@@ -103,7 +103,7 @@ class RegistryDevicePool:
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
         self._lines = {purpose: _Line(purpose) for purpose in Purpose}
-        self._held: dict[int, HeldDevice] = {}
+        self._held: dict[int, LeasedDevice] = {}
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._farewells: set[asyncio.Task[None]] = set()
@@ -130,7 +130,7 @@ class RegistryDevicePool:
                 logger.warning("the device registry died while its devices came up, trying again: %s", error)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
-    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> HeldDevice:
+    async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
         """As ``DevicePool.acquire``."""
         place = self._lines[purpose].join()
         try:
@@ -185,7 +185,7 @@ class RegistryDevicePool:
                 self._hand_over(grant, line)
 
     def _hand_over(self, grant: Grant, line: _Line) -> None:
-        held = HeldDevice(
+        held = LeasedDevice(
             lease_id=grant.lease_id,
             device_id=grant.device_id,
             calls=grant.calls,
@@ -200,7 +200,7 @@ class RegistryDevicePool:
         else:
             place.set_result(held)
 
-    def _return_unclaimed(self, place: asyncio.Future[HeldDevice]) -> None:
+    def _return_unclaimed(self, place: asyncio.Future[LeasedDevice]) -> None:
         if place.done() and not place.cancelled():
             self._give_back(place.result())
         place.cancel()
@@ -230,7 +230,7 @@ class RegistryDevicePool:
                 if held is not None:
                     held.mark_lost()
 
-    def _give_back(self, held: HeldDevice) -> None:
+    def _give_back(self, held: LeasedDevice) -> None:
         """Sends the device back without waiting, so that a cancelled episode gives back just the same."""
         if self._held.pop(held.lease_id, None) is None:
             return
@@ -267,13 +267,13 @@ class _Line:
 
     def __init__(self, purpose: Purpose) -> None:
         self.purpose = purpose
-        self._places: deque[asyncio.Future[HeldDevice]] = deque()
+        self._places: deque[asyncio.Future[LeasedDevice]] = deque()
         self._left_early = 0
         self._somebody = asyncio.Event()
 
-    def join(self) -> asyncio.Future[HeldDevice]:
+    def join(self) -> asyncio.Future[LeasedDevice]:
         """Returns a place at the end of the line; cancelling it leaves the line."""
-        place: asyncio.Future[HeldDevice] = asyncio.get_running_loop().create_future()
+        place: asyncio.Future[LeasedDevice] = asyncio.get_running_loop().create_future()
         place.add_done_callback(self._note_who_leaves)
         self._places.append(place)
         self._somebody.set()
@@ -290,7 +290,7 @@ class _Line:
         """Returns how many wait."""
         return len(self._places) - self._left_early
 
-    def first(self) -> asyncio.Future[HeldDevice] | None:
+    def first(self) -> asyncio.Future[LeasedDevice] | None:
         """Takes the first one out of the line who still waits."""
         while self._places:
             place = self._places.popleft()
@@ -299,5 +299,5 @@ class _Line:
             self._left_early -= 1
         return None
 
-    def _note_who_leaves(self, place: asyncio.Future[HeldDevice]) -> None:
+    def _note_who_leaves(self, place: asyncio.Future[LeasedDevice]) -> None:
         self._left_early += place.cancelled()

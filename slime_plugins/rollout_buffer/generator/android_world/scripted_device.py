@@ -82,7 +82,7 @@ class ScriptedDevice:
         return {"pid": str(os.getpid())}
 
     def lost(self) -> str:
-        """As ``Mortal.lost``."""
+        """As ``ReportsLoss.lost``."""
         dead = self._task_name == "Dies" and time.monotonic() > self._since + DIES_AFTER_S
         return "the scripted device has died" if dead else ""
 

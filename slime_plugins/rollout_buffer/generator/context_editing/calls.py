@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugins.rollout_buffer.sampled_json import read_sampled_json, said_after_thinking
+from slime_plugins.rollout_buffer.engine.sampled_json import read_sampled_json, said_after_thinking
 
 __all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "said_beside_calls"]
 

@@ -29,9 +29,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.generator.android_world.stopwatch import Stopwatch
+from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, said_beside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
@@ -118,7 +118,7 @@ class ContextEditingEpisode:
         self._marks: list[DeletionMark] = []
         self._calls: Counter[str] = Counter()
         self._failed_calls = 0
-        self._stopwatch = Stopwatch()
+        self._stopwatch = PhaseTimer()
 
     async def play(self) -> Trajectory:
         """Plays to the end and returns the record, under the request's uid.

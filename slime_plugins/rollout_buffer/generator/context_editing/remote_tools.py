@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from slime_plugins.rollout_buffer.engine.sampled_json import without_surrogates
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.generator.context_editing.calls import ToolCall
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document, Shelf, require_search_library
@@ -21,7 +22,6 @@ from slime_plugins.rollout_buffer.generator.context_editing.settings import Cont
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, ToolName, schemas
 from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, Toolbox
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
-from slime_plugins.rollout_buffer.sampled_json import without_surrogates
 
 __all__ = ["DOCUMENT_TOOLS", "DocumentBox", "DocumentTools"]
 

@@ -17,11 +17,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geomet
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs import line_height, line_mask
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.icons import ICON_DOTS, icon_mask
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Rgb, Surface, TextColor
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import (
-    Align,
-    Widget,
-    WidgetKind,
-)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Align, Widget, WidgetKind
 
 __all__ = ["encode_screen", "paint", "shrink"]
 

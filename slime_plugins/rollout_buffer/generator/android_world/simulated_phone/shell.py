@@ -34,10 +34,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geomet
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs import TextSize
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.keyboard import KEYBOARD_TOP, keyboard_widgets
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout import (
-    STATUS_BAR_HEIGHT,
-    ScreenBuilder,
-)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout import STATUS_BAR_HEIGHT, ScreenBuilder
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Screen, Widget, WidgetKind
 

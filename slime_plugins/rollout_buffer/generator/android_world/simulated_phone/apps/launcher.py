@@ -17,10 +17,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geomet
     Rect,
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs import TextSize, line_height, wrap
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout import (
-    STATUS_BAR_HEIGHT,
-    ScreenBuilder,
-)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout import STATUS_BAR_HEIGHT, ScreenBuilder
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import APP_TILES, Surface
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Align, Widget, WidgetKind
 

@@ -9,11 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.icons import (
-    ICON_DOTS,
-    ICON_NAMES,
-    icon_mask,
-)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.icons import ICON_DOTS, ICON_NAMES, icon_mask
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import APP_TILES, Surface
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.pixels import (
     Box,

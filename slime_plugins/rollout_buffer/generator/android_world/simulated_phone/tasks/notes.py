@@ -16,11 +16,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.
     same_text,
 )
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.people import fill_phone, sent
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.words import (
-    file_name,
-    number,
-    sentence,
-)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.words import file_name, number, sentence
 
 __all__ = ["NOTES_TASKS"]
 

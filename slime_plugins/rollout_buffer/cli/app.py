@@ -1,0 +1,337 @@
+"""The command line: one app, whose larger commands have rooms of their own. Exit codes: see ``cli_common``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import requests
+import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from slime_plugins.rollout_buffer.cli import (
+    commands_eval,
+    commands_export,
+    commands_inspect,
+    commands_prune,
+    commands_serve,
+    commands_skip_list,
+)
+from slime_plugins.rollout_buffer.cli.commands_serve import set_android_settings
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    EXIT_CODES,
+    AndroidConfig,
+    AndroidSetting,
+    AsJson,
+    CommandLine,
+    ExitCode,
+    JobId,
+    Url,
+    answer_in_json,
+    connect,
+    console,
+    ended,
+    errors,
+    local_time,
+    print_json,
+    print_page,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
+
+app = typer.Typer(
+    name="rollout-buffer",
+    cls=CommandLine,
+    help="A durable rollout buffer for training agents with slime.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+class DemoTask(StrEnum):
+    """What the demo plays."""
+
+    ANDROID_WORLD = "android_world"
+    STATELM = "statelm"
+
+
+class RolloutModeName(StrEnum):
+    """How an Android World episode becomes prompts."""
+
+    INCREMENTAL = "incremental"
+    HISTORY = "history"
+
+
+commands_serve.register(app)
+
+
+def main() -> None:
+    """Runs the command line."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called: what is said then goes nowhere
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+    try:
+        app()
+    except OSError as error:
+        errors.print(f"rollout-buffer: the output cannot be written: {error.strerror or error}", style="red")
+        os._exit(ExitCode.NO.value)  # leaving in order would try to write the rest, and say so at length
+
+
+@app.command()
+def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """List the jobs, newest first."""
+    with report_errors():
+        found = connect(url).jobs()
+    if as_json:
+        print_json(found)
+        return
+    table = Table("job", "task type", "state", "groups", "ready", "delivered", "filtered", "failed", "cause")
+    for job in found:
+        groups = job["groups"]
+        total = sum(groups.values())
+        numbers = [str(groups[state]) for state in ("ready", "delivered", "filtered", "failed")]
+        table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, job["cause"])
+    console.print(table if found else "no jobs yet")
+
+
+@app.command()
+def status(
+    job_id: Annotated[str | None, typer.Argument(help="One job; all open ones when left out.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep showing it until Ctrl-C; with --json one line a second.")
+    ] = False,
+) -> None:
+    """Show how far jobs are, every slot in exactly one state, and why nothing moves."""
+    client = connect(url)
+
+    def read() -> list[dict[str, Any]]:
+        found = [client.job(job_id)] if job_id is not None else client.jobs()
+        shown = [job for job in found if job_id is not None or job["state"] in ("running", "paused")]
+        return [{**job, "now": client.explanation(job["job_id"])} for job in shown]
+
+    with report_errors():
+        if as_json:
+            _tell_in_json(read, watch=watch)
+        elif watch:
+            _watch(read)
+        else:
+            console.print(job_table(read()))
+
+
+def _tell_in_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
+    """Prints it once, or again every second as one line each."""
+    while watch:
+        typer.echo(orjson.dumps(read()))
+        time.sleep(1.0)
+    print_json(read())
+
+
+def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
+    """Shows it anew every second; a buffer that goes away is waited for, once it has answered."""
+    with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(1.0)
+            try:
+                live.update(job_table(read()))
+            except (requests.RequestException, UnavailableError):
+                live.update(Text(f"no answer from the buffer since {local_time(time.time())}; asking again"))
+                time.sleep(4.0)
+
+
+def _change(verb: str) -> Callable[[str, str, bool], None]:
+    def command(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+        with report_errors():
+            job = getattr(connect(url), verb)(job_id)
+        if as_json:
+            print_json(job)
+        else:
+            console.print(f"{job['job_id']} is {job['state']}")
+
+    return command
+
+
+app.command("cancel", help="End a job; what is finished stays and can still be fetched.")(_change("cancel"))
+app.command("pause", help="Let running episodes end and start no new ones.")(_change("pause"))
+app.command("resume", help="Go on after pause.")(_change("resume"))
+
+
+@app.command()
+def deliveries(
+    job_id: JobId,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List what was handed out of a job, newest first."""
+    with report_errors():
+        page = connect(url).deliveries(job_id, limit=limit, cursor=cursor)
+    if as_json:
+        print_json(page)
+        return
+    table = Table("delivery", "state", "groups", "samples", "handed out", "consumer")
+    for entry in page["deliveries"]:
+        numbers = (str(entry["groups"]), str(entry["samples"]), local_time(entry["created_at"]))
+        table.add_row(entry["delivery_id"], entry["state"], *numbers, entry["consumer_id"] or "")
+    print_page(table if page["deliveries"] else "nothing was handed out yet", page)
+
+
+@app.command()
+def replay(
+    delivery_id: Annotated[str, typer.Argument(help="A delivery's id, as `rollout-buffer deliveries` lists it.")],
+    output: Annotated[Path, typer.Option(help="File that gets the reply, byte for byte as its poll got it.")],
+    images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Write the groups of a past delivery to a file. Changes nothing in the buffer."""
+    with report_errors():
+        body = connect(url).delivery_body(delivery_id, images=images)
+        try:
+            output.write_bytes(body)
+        except OSError as error:
+            raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
+    samples = len(orjson.loads(body)["data"]["data"])
+    if as_json:
+        print_json({"delivery_id": delivery_id, "samples": samples, "bytes": len(body), "output": str(output)})
+    else:
+        console.print(f"{samples} samples, {len(body)} bytes, in {output}")
+
+
+@app.command()
+def trajectories(
+    job_id: Annotated[str | None, typer.Option(help="Only those of this job.")] = None,
+    instance_id: Annotated[str | None, typer.Option(help="Only those of this instance.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only those that ended so, like `truncated`.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only those with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only those with at most this reward.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[int | None, typer.Option(help="Where the page before ended.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Search trajectories, newest first."""
+    with report_errors():
+        page = connect(url).trajectories(
+            job_id=job_id,
+            instance_id=instance_id,
+            outcome=outcome,
+            stop_reason=stop_reason,
+            min_reward=min_reward,
+            max_reward=max_reward,
+            limit=limit,
+            cursor=cursor,
+        )
+    if as_json:
+        print_json(page)
+        return
+    table = Table("uid", "instance", "job", "outcome", "stop reason", "reward", "group", "written")
+    for entry in page["trajectories"]:
+        ended = (entry["outcome"], entry["stop_reason"], f"{entry['reward']:g}")
+        group = "late" if entry["late"] else entry["group_state"] or ""
+        names = (entry["uid"], entry["instance_id"], entry["job_id"])
+        table.add_row(*names, *ended, group, local_time(entry["created_at"]))
+    print_page(table if page["trajectories"] else "no such trajectory", page)
+
+
+@app.command()
+def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
+    """Ask the buffer how it is; the answer is JSON in any case. Exit code 1 when it is not well."""
+    answer_in_json(as_json)
+    with report_errors():
+        try:
+            print_json(connect(url).health())
+        except UnavailableError as error:
+            raise ended(error, ExitCode.NO) from error
+
+
+@app.command()
+def doctor(
+    data_dir: Annotated[Path, typer.Option(help="Folder that `serve` is to keep its data in.")] = Path(
+        "rollout_buffer_data"
+    ),
+    engine_url: Annotated[
+        str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
+    ] = None,
+    android_config: AndroidConfig = None,
+    android: AndroidSetting = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, examine
+    from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
+
+    with report_errors():
+        set_android_settings(android_config, android)
+        settings = load_settings({})
+    findings = examine(
+        Examination(settings=settings, data_dir=data_dir, engine_url=engine_url, ray_address=ray_address)
+    )
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
+        for finding in findings:
+            table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail, finding.remedy)))
+        console.print(table)
+    if any(finding.state is State.MISSING for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the demo keeps its data, logs and results.")] = Path(".demo"),
+    task: Annotated[
+        DemoTask, typer.Option(help="Simulated phones, or questions over long documents.")
+    ] = DemoTask.ANDROID_WORLD,
+    rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
+    skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
+    phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones.")] = 4,
+    rollout_mode: Annotated[
+        RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
+    ] = RolloutModeName.INCREMENTAL,
+) -> None:
+    """Play the whole thing on this machine: server, stand-in engine, phones or documents, and a trainer that polls."""
+    try:
+        from slime_plugins.rollout_buffer.cli.demo import DemoSettings, run_demo
+    except ImportError as error:
+        says = f"the demo needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from error
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    with report_errors():
+        settings = DemoSettings(
+            folder=folder,
+            task=task.value,
+            rollouts=rollouts,
+            skill=skill,
+            phones=phones,
+            rollout_mode=rollout_mode.value,
+        )
+        run_demo(settings, console)
+
+
+for room in (commands_inspect, commands_export, commands_skip_list, commands_prune, commands_eval):
+    room.register(app)

@@ -1,0 +1,304 @@
+"""The command that writes a job's trajectories to a file: JSON lines, Parquet, or a Hugging Face data set.
+
+Trajectories are asked for page by page and written one by one or in small row groups: memory does not grow with the
+job. A file appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    JobId,
+    Url,
+    connect,
+    console,
+    print_json,
+    refuse_existing,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError
+from slime_plugins.rollout_buffer.wire import image_media_type
+
+__all__ = ["register"]
+
+PAGE = 100
+ROWS_AT_ONCE = 16
+GROUPS_REMEMBERED = 256
+INTEGERS = ("epoch", "slot", "attempt", "group_index", "turns", "sampled_tokens", "oldest_version", "versions_behind")
+NUMBERS = ("reward", "raw_reward", "created_at", "success", "generate_s", "played_s")
+TEXTS = ("job_id", "uid", "instance_id", "outcome", "stop_reason", "group_state", "delivery_id")
+AS_JSON = ("messages", "extra_info", "generations", "timings_s")
+"""Columns that hold JSON: their form differs from task to task."""
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    JSONL = "jsonl"  # one trajectory a line
+    PARQUET = "parquet"  # one row each; what has no fixed form as JSON
+    DATASETS = "datasets"  # the same rows as a folder for datasets.load_from_disk
+
+
+class Images(StrEnum):
+    """Where screenshots go."""
+
+    FILES = "files"  # into the folder OUTPUT.images, each once, named by its sha256
+    EMBED = "embed"  # into the rows
+    NONE = "none"  # nowhere: rows name them by sha256
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tally:
+    """What became of the trajectories that were found."""
+
+    written: int = 0
+    forgotten: int = 0
+    missing_images: int = 0
+    not_delivered: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Export:
+    """One export: where it reads, what it takes, and where its screenshots go."""
+
+    client: RolloutBufferClient
+    job_id: str
+    everything: bool
+    images: Images
+    images_folder: Path
+    inline: bool
+    """Screenshots stand in the messages as data URIs: what an embedding export of JSON lines wants."""
+    tally: _Tally = field(default_factory=_Tally)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this room."""
+    app.command()(export)
+
+
+def export(
+    job_id: JobId,
+    output: Annotated[Path, typer.Option(help="File that gets it; a folder with --format datasets.")],
+    file_format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.JSONL,
+    everything: Annotated[
+        bool, typer.Option("--all/--delivered", help="Every trajectory, or those that were delivered to the trainer.")
+    ] = False,
+    images: Annotated[
+        Images, typer.Option(help="Screenshots as files beside it, embedded in the rows, or by hash alone.")
+    ] = Images.FILES,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output when it is there.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Write a job's trajectories to a file, newest first. Changes nothing in the buffer."""
+    with report_errors():
+        write = _writer(file_format)
+        refuse_existing(output, overwrite=overwrite)
+        work = _Export(
+            client=connect(url),
+            job_id=job_id,
+            everything=everything,
+            images=images,
+            images_folder=output.with_name(f"{output.name}.images"),
+            inline=file_format is Format.JSONL and images is Images.EMBED,
+        )
+        work.client.job(job_id)
+        _write_whole(work, output, write)
+    tally = work.tally
+    if as_json:
+        counts = {name: getattr(tally, name) for name in tally.__slots__}
+        print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **counts})
+        return
+    console.print(f"{tally.written} trajectories in {output}", markup=False)
+    if tally.forgotten:
+        console.print(f"{tally.forgotten} were left out: retention has forgotten their payloads")
+    if tally.missing_images:
+        console.print(f"{tally.missing_images} screenshots are missing: retention has forgotten them")
+    if tally.not_delivered:
+        console.print(f"{tally.not_delivered} were left out because they were not delivered; --all takes them too")
+
+
+def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], None]) -> None:
+    """Writes beside the output, and moves it there when it is whole."""
+    partial = output.with_name(f"{output.name}.partial")
+    _remove(partial)
+    try:
+        write(work, partial)
+        _remove(output)
+        partial.replace(output)
+    finally:
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
+    """Yields the trajectories as they are stored, one at a time."""
+    for light in _listed(work):
+        try:
+            form = "inline" if work.inline else "hash"
+            found = work.client.trajectory(light["uid"], job_id=work.job_id, images=form)
+        except NotFoundError:
+            work.tally.forgotten += 1
+            continue
+        work.tally.written += 1
+        yield found
+
+
+def _listed(work: _Export) -> Iterator[dict[str, Any]]:
+    @functools.lru_cache(maxsize=GROUPS_REMEMBERED)
+    def delivered_uids(group_index: int) -> frozenset[str]:
+        return frozenset(one["source_uid"] for one in work.client.group(group_index)["delivered"])
+
+    def was_delivered(light: Mapping[str, Any]) -> bool:
+        return light["group_state"] == "delivered" and light["uid"] in delivered_uids(light["group_index"])
+
+    cursor: int | None = None
+    while True:
+        page = work.client.trajectories(job_id=work.job_id, limit=PAGE, cursor=cursor)
+        for light in page["trajectories"]:
+            if work.everything or was_delivered(light):
+                yield light
+            else:
+                work.tally.not_delivered += 1
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return
+
+
+def _screenshots(work: _Export, found: Mapping[str, Any]) -> Iterator[tuple[str, str, bytes | None]]:
+    """Yields (hash, path, bytes) of a trajectory's screenshots; bytes only where they are embedded."""
+    for sha256 in found.get("images") or []:
+        if work.images is Images.NONE or work.inline:
+            yield sha256, sha256, None
+            continue
+        try:
+            path, content = _fetched(work, sha256)
+        except NotFoundError:
+            work.tally.missing_images += 1
+            path, content = sha256, None
+        yield sha256, path, content
+
+
+def _fetched(work: _Export, sha256: str) -> tuple[str, bytes | None]:
+    if work.images is Images.FILES:
+        there = next(work.images_folder.glob(f"{sha256}.*"), None)
+        if there is not None:
+            return f"{work.images_folder.name}/{there.name}", None
+    content = work.client.get_image(sha256)
+    name = f"{sha256}.{(image_media_type(content) or 'image/bin').removeprefix('image/')}"
+    if work.images is Images.EMBED:
+        return name, content
+    work.images_folder.mkdir(parents=True, exist_ok=True)
+    (work.images_folder / name).write_bytes(content)
+    return f"{work.images_folder.name}/{name}", None
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _writer(file_format: Format) -> Callable[[_Export, Path], None]:
+    """Returns what writes the format; before anything is read, so that a missing library is said at once."""
+    if file_format is Format.JSONL:
+        return _write_jsonl
+    _need("pyarrow", "parquet")
+    if file_format is Format.PARQUET:
+        return _write_parquet
+    _need("datasets", "datasets")
+    return _write_data_set
+
+
+def _need(library: str, extra: str) -> None:
+    try:
+        __import__(library)
+    except ImportError as error:
+        raise ConfigError(
+            f"--format {extra} needs the extra {extra!r}: pip install 'slime-rollout-buffer[{extra}]'"
+        ) from error
+
+
+def _write_jsonl(work: _Export, path: Path) -> None:
+    with path.open("wb") as file:
+        for found in _trajectories(work):
+            shots = [{"sha256": sha256, "path": where} for sha256, where, _ in _screenshots(work, found)]
+            line = found if work.inline or work.images is Images.NONE else {**found, "images": shots}
+            file.write(orjson.dumps(line) + b"\n")
+
+
+def _row(work: _Export, found: Mapping[str, Any]) -> dict[str, Any]:
+    shots = [{"bytes": content, "path": path} for _, path, content in _screenshots(work, found)]
+    texts = {name: orjson.dumps(found.get(name)).decode() for name in AS_JSON}
+    return {**{name: found.get(name) for name in (*TEXTS, *INTEGERS, *NUMBERS, "late")}, **texts, "images": shots}
+
+
+def _schema() -> Any:
+    import pyarrow
+
+    screenshot = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    return pyarrow.schema(
+        [
+            *((name, pyarrow.string()) for name in (*TEXTS, *AS_JSON)),
+            *((name, pyarrow.int64()) for name in INTEGERS),
+            *((name, pyarrow.float64()) for name in NUMBERS),
+            ("late", pyarrow.bool_()),
+            ("images", pyarrow.list_(screenshot)),
+        ]
+    )
+
+
+def _write_parquet(work: _Export, path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = _schema()
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for rows in _batched(_trajectories(work)):
+            writer.write_table(pyarrow.Table.from_pylist([_row(work, found) for found in rows], schema=schema))
+
+
+def _batched(found: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for one in found:
+        batch.append(one)
+        if len(batch) == ROWS_AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _write_data_set(work: _Export, path: Path) -> None:
+    """Goes through a Parquet file in a temporary folder: the library reads that without holding it in memory."""
+    import datasets
+
+    features = datasets.Features.from_arrow_schema(_schema())
+    if work.images is Images.EMBED:
+        features["images"] = datasets.List(datasets.Image())
+    datasets.disable_progress_bars()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        rows = Path(folder) / "rows.parquet"
+        _write_parquet(work, rows)
+        found = datasets.Dataset.from_parquet(str(rows), features=features, cache_dir=folder)
+        found.save_to_disk(str(path))

@@ -1,0 +1,66 @@
+"""The command that gives back the bytes of what was delivered long ago."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.storage import retention
+from slime_plugins.rollout_buffer.storage.store import Store
+
+__all__ = ["register", "seconds_of"]
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this room."""
+    app.command()(prune)
+
+
+def prune(
+    older_than: Annotated[str, typer.Option(metavar="AGE", help="Like 7d, 12h, 90m, 30s or 2w.")],
+    data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")] = (
+        Path("rollout_buffer_data")
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget payloads and screenshots older than AGE. What is still to be delivered stays, and so do all rows."""
+    with report_errors():
+        retain_s = seconds_of(older_than)
+        if not (data_dir / "buffer.sqlite3").is_file():
+            raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
+        store = Store(data_dir)
+        try:
+            purge = retention.would_purge if dry_run else retention.purge
+            found = purge(store, now=store.clock(), retain_s=retain_s)
+        finally:
+            store.close()
+    numbers = {"payloads": found.payloads, "screenshots": found.images, "packs": found.packs, "bytes": found.bytes}
+    if as_json:
+        print_json({"dry_run": dry_run, "older_than_s": retain_s, **numbers})
+        return
+    verbs = ("would forget", "remove") if dry_run else ("forgot", "removed")
+    console.print(
+        f"{verbs[0]} {found.payloads} payloads and {found.images} screenshots, and {verbs[1]} {found.packs} packs: "
+        f"{found.bytes / 1e6:.1f} MB"
+    )
+
+
+def seconds_of(age: str) -> float:
+    """Returns the seconds of an age like ``7d``.
+
+    Raises:
+        ConfigError: it is none, or nothing would be kept.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhdw])", age.strip())
+    seconds = float(match[1]) * UNITS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise ConfigError(f"--older-than {age!r} is no age: give a number above 0 and s, m, h, d or w, like 7d")
+    return seconds

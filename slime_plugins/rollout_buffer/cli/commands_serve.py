@@ -1,0 +1,458 @@
+"""Commands that serve until they are stopped: buffer, gateway, remote rollout protocol, stand-in engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slime_plugins.rollout_buffer.cli.common import (
+    AndroidConfig,
+    AndroidSetting,
+    GeneratorDirs,
+    RayAddress,
+    RayCpus,
+    console,
+    errors,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT
+from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
+
+__all__ = ["register", "set_android_settings"]
+
+logger = logging.getLogger(__name__)
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+Host = Annotated[str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")]
+Port = Annotated[int, typer.Option(help="Port to serve on.")]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar=LOG_FORMAT_VARIABLE,
+        help="Lines of text, or of JSON with job, group and uid where known; children inherit it.",
+    ),
+]
+ScoringHosts = Annotated[
+    list[str] | None,
+    typer.Option("--scoring-host", help="Host that a gateway session's scoring_url may name; repeatable."),
+]
+
+LogMasks = Annotated[bool, typer.Option("--log-masks", help="Log each turn's mask, and the tokens it covers.")]
+TestFile = Annotated[Path, typer.Argument(help="A Python file with test_… functions, async or plain.")]
+TestEngine = Annotated[
+    str | None,
+    typer.Option("--engine-url", help="SGLang server to sample with. [default: a stand-in that calls the calculator]"),
+]
+TestTokenizer = Annotated[
+    Path | None, typer.Option("--tokenizer", help="Folder of the engine's tokenizer. [default: the stand-in's]")
+]
+
+DataDir = Annotated[Path, typer.Option(help="Everything that must survive: database, payloads, screenshots, logs.")]
+DataRoots = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--data-root", help="Folder that input files may lie under; repeatable. [default: the working directory]"
+    ),
+]
+AllowedTokenizers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-tokenizer",
+        help="Folder that a job's tokenizer_path may lie under beside --data-root, or a name of the model hub that it "
+        "may be; repeatable.",
+    ),
+]
+Workers = Annotated[int, typer.Option(help="gunicorn worker processes.")]
+Threads = Annotated[int, typer.Option(help="Threads of each worker for the routes that carry no data.")]
+MaxConnections = Annotated[
+    int, typer.Option(help="Connections of each worker; beyond, whoever keeps the server waiting gives way.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-host", help="Name, beside loopback's, that a server without a token answers for; repeatable."
+    ),
+]
+ServeToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token clients must send.")]
+MaxBody = Annotated[int, typer.Option(help="Largest request body.")]
+Retain = Annotated[
+    float | None, typer.Option(help="Forget the bytes of what was delivered longer ago. [default: keep everything]")
+]
+MaxData = Annotated[
+    int | None, typer.Option(help="Most that --data-dir may hold; writes beyond answer 507. [default: unlimited]")
+]
+RunnerPatience = Annotated[
+    float, typer.Option(help="Seconds after which a runner that shows no life is killed and started again.")
+]
+ServicePatience = Annotated[
+    float, typer.Option(help="The same for the gateway, for gunicorn's parent process and for the local Ray.")
+]
+WriterTurnLimit = Annotated[
+    float, typer.Option(help="Seconds after which one that was frozen in the middle of a write is killed.")
+]
+GatewayPort = Annotated[
+    int | None, typer.Option(help="Also serve the OpenAI-compatible gateway, on this port. [default: no gateway]")
+]
+
+GatewayDataDir = Annotated[Path, typer.Option(help="The data directory of `serve`, on this host.")]
+PublicUrl = Annotated[
+    str | None, typer.Option(help="Where agents reach it. [default: the address they opened the session at]")
+]
+GatewayToken = Annotated[
+    Path | None, typer.Option(help="File whose first line is the bearer token that opens sessions.")
+]
+MaxSessions = Annotated[int, typer.Option(min=1, help="Sessions that may be open at once.")]
+IdleTimeout = Annotated[float, typer.Option(help="Seconds without a request after which one expires.")]
+SessionTimeout = Annotated[float, typer.Option(help="Seconds that one may live.")]
+GatewayMaxData = Annotated[int | None, typer.Option(help="As of `serve`. [default: unlimited]")]
+
+RemoteToken = Annotated[Path | None, typer.Option(help="File whose first line is the bearer token to ask for.")]
+CallbackHosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback-host",
+        help="Host (host, host:port, *.domain, network) that a server_url may name; repeatable. "
+        "[default: this machine]",
+    ),
+]
+TokenizerRoots = Annotated[
+    list[Path] | None,
+    typer.Option("--tokenizer-root", help="Folder that named tokenizers may lie under; repeatable."),
+]
+NamedTokenizers = Annotated[
+    list[str] | None,
+    typer.Option("--tokenizer", help="NAME=FOLDER: the folder of a tokenizer that requests name so; repeatable."),
+]
+DefaultTokenizer = Annotated[
+    str | None, typer.Option(help="Name of the tokenizer where a request names none. [default: refused]")
+]
+TrustedNames = Annotated[
+    list[str] | None,
+    typer.Option("--trust-remote-code", help="Name of a tokenizer whose own code may run; repeatable."),
+]
+Download = Annotated[bool, typer.Option("--download-tokenizers", help="Fetch named tokenizers from the model hub.")]
+RemoteEngine = Annotated[
+    str | None, typer.Option(help="SGLang: turns the trainer's side on. [default: the agent's side alone]")
+]
+RemoteBuffer = Annotated[
+    str | None, typer.Option(help="The buffer that the trainer's side writes trajectories to. [default: none]")
+]
+Tools = Annotated[
+    str | None,
+    typer.Option(
+        help="MODULE:NAME: the object that offers the tools that rollouts are played with. [default: a calculator]"
+    ),
+]
+OnlyOpened = Annotated[
+    bool, typer.Option("--only-opened", help="Refuse turns of rollouts that were not opened by POST /rollouts.")
+]
+OnlyExact = Annotated[
+    bool, typer.Option("--only-exact-counts", help="Refuse the guide's count where re-tokenising made it differ.")
+]
+RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")]
+
+EngineHost = Annotated[str, typer.Option(help="Address to serve on.")]
+EngineModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help="Folder of a small model in Hugging Face layout: serves it, by transformers, for laptops and tests.",
+        show_default="none: the stand-in",
+    ),
+]
+EngineDevice = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda or mps.")]
+EngineDtype = Annotated[
+    str, typer.Option(help="The model's numbers: float32, bfloat16 or float16. A trainer's log-probs need float32.")
+]
+ContextLength = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a request of the model's.", show_default="the model's own")
+]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Requests of the model's at once; others wait.")]
+EngineThreads = Annotated[int | None, typer.Option(min=1, help="Threads of the model's.", show_default="torch's own")]
+EngineTokenizer = Annotated[Path, typer.Option(help="Tokenizer folder.", show_default="the project's demo tokenizer")]
+Skill = Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of what is sampled.", show_default="0; a model's: another each time")
+]
+Latency = Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")]
+TokenLatency = Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")]
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this room."""
+    app.command()(serve)
+    app.command()(gateway)
+    app.command("remote-rollout")(remote_rollout)
+    app.command()(engine)
+    app.command("mask-tests")(mask_tests)
+
+
+def serve(
+    data_dir: DataDir = Path("rollout_buffer_data"),
+    data_roots: DataRoots = None,
+    allowed_tokenizers: AllowedTokenizers = None,
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    workers: Workers = 2,
+    threads: Threads = 16,
+    max_connections: MaxConnections = 2048,
+    allowed_hosts: AllowedHosts = None,
+    token_file: ServeToken = None,
+    max_body_bytes: MaxBody = 256 * 1024 * 1024,
+    retain_delivered_s: Retain = None,
+    max_data_bytes: MaxData = None,
+    runner_patience_s: RunnerPatience = 120.0,
+    service_patience_s: ServicePatience = 60.0,
+    writer_turn_limit_s: WriterTurnLimit = 10.0,
+    generator_dirs: GeneratorDirs = None,
+    ray_address: RayAddress = None,
+    ray_num_cpus: RayCpus = None,
+    gateway_port: GatewayPort = None,
+    scoring_hosts: ScoringHosts = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    android_config: AndroidConfig = None,
+    android: AndroidSetting = None,
+) -> None:
+    """Serve the buffer: the supervisor with its gunicorn workers and its runners, until SIGTERM or Ctrl-C."""
+    from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
+
+    set_up_logging(log_format)
+    with report_errors():
+        settings = build_serve_settings(
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            data_roots=tuple(data_roots or ()),
+            allowed_tokenizers=tuple(allowed_tokenizers or ()),
+            workers=workers,
+            threads=threads,
+            max_connections=max_connections,
+            allowed_hosts=tuple(allowed_hosts or ()),
+            token_file=token_file,
+            max_body_bytes=max_body_bytes,
+            retain_delivered_s=retain_delivered_s,
+            max_data_bytes=max_data_bytes,
+            runner_patience_s=runner_patience_s,
+            service_patience_s=service_patience_s,
+            writer_turn_limit_s=writer_turn_limit_s,
+            generator_dirs=tuple(generator_dirs or ()),
+            ray_address=ray_address,
+            ray_num_cpus=ray_num_cpus,
+            gateway_port=gateway_port,
+            scoring_hosts=tuple(scoring_hosts or ()),
+        )
+        set_android_settings(android_config, android)
+        _tell(f"settings: {settings.model_dump_json()}", log_format)
+        Supervisor(settings, on_ready=lambda url: _tell(f"rollout buffer serving on {url}", log_format)).run()
+
+
+def gateway(
+    data_dir: GatewayDataDir = Path("rollout_buffer_data"),
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_GATEWAY_PORT,
+    public_url: PublicUrl = None,
+    token_file: GatewayToken = None,
+    allowed_hosts: AllowedHosts = None,
+    scoring_hosts: ScoringHosts = None,
+    max_sessions: MaxSessions = 4096,
+    idle_timeout_s: IdleTimeout = 900.0,
+    session_timeout_s: SessionTimeout = 14400.0,
+    max_body_bytes: MaxBody = 64 * 1024 * 1024,
+    max_data_bytes: GatewayMaxData = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Serve the OpenAI-compatible gateway alone, beside a buffer on this host, until SIGTERM or Ctrl-C."""
+    from slime_plugins.rollout_buffer.gateway import main as gateway_main
+    from slime_plugins.rollout_buffer.gateway.settings import build_gateway_settings
+
+    set_up_logging(log_format)
+    with report_errors():
+        if not (data_dir / "buffer.sqlite3").is_file():
+            raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
+        settings = build_gateway_settings(
+            data_dir=data_dir,
+            host=host,
+            port=port,
+            public_url=public_url,
+            token_file=token_file,
+            allowed_hosts=tuple(allowed_hosts or ()),
+            scoring_hosts=tuple(scoring_hosts or ()),
+            max_sessions=max_sessions,
+            idle_timeout_s=idle_timeout_s,
+            session_timeout_s=session_timeout_s,
+            max_body_bytes=max_body_bytes,
+            max_data_bytes=max_data_bytes,
+        )
+        gateway_main.serve(settings, on_ready=lambda url: _tell(f"gateway serving on {url}", log_format))
+
+
+def remote_rollout(
+    host: Host = DEFAULT_HOST,
+    port: Port = 8891,
+    token_file: RemoteToken = None,
+    allowed_hosts: AllowedHosts = None,
+    callback_hosts: CallbackHosts = None,
+    tokenizer_roots: TokenizerRoots = None,
+    tokenizers: NamedTokenizers = None,
+    default_tokenizer: DefaultTokenizer = None,
+    trusted_names: TrustedNames = None,
+    download_tokenizers: Download = False,
+    engine_url: RemoteEngine = None,
+    buffer_url: RemoteBuffer = None,
+    tools: Tools = None,
+    only_opened: OnlyOpened = False,
+    only_exact_counts: OnlyExact = False,
+    idle_s: RolloutIdle = 3600.0,
+    log_masks: LogMasks = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Serve the remote rollout protocol: play rollouts for trainers, and with an engine be the trainer."""
+    from slime_plugins.rollout_buffer.remote_rollout import main as remote
+    from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
+
+    set_up_logging(log_format)
+    if log_masks:
+        logging.getLogger("rollout_server").setLevel(logging.DEBUG)
+    with report_errors():
+        settings = remote.RemoteRolloutSettings(
+            host=host,
+            port=port,
+            token_file=token_file,
+            allowed_hosts=tuple(allowed_hosts or ()),
+            engine_url=engine_url,
+            buffer_url=buffer_url,
+            buffer_token=token_from_environment(),
+            tokenizers=TokenizerSettings(
+                roots=tuple(tokenizer_roots or ()),
+                folders=remote.named_folders(tokenizers or []),
+                remote_code_names=frozenset(trusted_names or ()),
+                download=download_tokenizers,
+                default_name=default_tokenizer,
+            ),
+            open_unknown=not only_opened,
+            text_counts=not only_exact_counts,
+            idle_s=idle_s,
+            tools=tools,
+            **({"callback_hosts": tuple(callback_hosts)} if callback_hosts else {}),
+        )
+        remote.serve(settings, on_ready=lambda url: _tell(f"remote rollout serving on {url}", log_format))
+
+
+def engine(
+    host: EngineHost = DEFAULT_HOST,
+    port: Port = 30000,
+    tokenizer: EngineTokenizer = DEMO_TOKENIZER_PATH,
+    skill: Skill = 0.7,
+    seed: Seed = 0,
+    latency_s: Latency = 0.0,
+    token_latency_s: TokenLatency = 0.0,
+    model: EngineModel = None,
+    device: EngineDevice = "auto",
+    dtype: EngineDtype = "float32",
+    context_length: ContextLength = None,
+    max_running: MaxRunning = 32,
+    threads: EngineThreads = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Serve SGLang's HTTP interface without SGLang: a small model (--model), or a scripted policy that is no model.
+
+    Both are for laptops and tests.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    if model is not None:
+        _serve_model(
+            log_format,
+            model_path=model,
+            host=host,
+            port=port,
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            context_length=context_length,
+            max_running=max_running,
+            threads=threads,
+        )
+        return
+    try:
+        from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
+        from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+    except ImportError as error:
+        says = f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from error
+    set_up_logging(log_format)
+    with report_errors():
+        if not (tokenizer / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"--tokenizer {tokenizer} holds no tokenizer.json: give a model's or a tokenizer's folder"
+            )
+        settings = StandInSettings(
+            host=host,
+            port=port,
+            tokenizer_path=tokenizer,
+            skill=skill,
+            seed=seed or 0,
+            latency_s=latency_s,
+            token_latency_s=token_latency_s,
+        )
+        stand_in.serve(settings)
+
+
+def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTokenizer = None) -> None:
+    """Run a file with tests of response masks against this rollout server, its trainer, and an engine."""
+    from slime_plugins.rollout_buffer.cli.mask_tests import run_mask_tests
+
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    with report_errors():
+        failed = run_mask_tests(
+            file,
+            engine_url,
+            tokenizer,
+            lambda said, passed: console.print(said, style=None if passed else "red", highlight=False, markup=False),
+        )
+    if failed:
+        raise typer.Exit(1)
+
+
+def _serve_model(log_format: LogFormat, **settings: Any) -> None:
+    """The embedded engine: what ``engine --model`` serves."""
+    try:
+        from slime_plugins.rollout_buffer.embedded_engine import server as embedded
+        from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
+    except ImportError as error:
+        says = (
+            f"the embedded engine needs the extra 'embedded-engine' ({error}): "
+            "pip install 'slime-rollout-buffer[embedded-engine]'"
+        )
+        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    set_up_logging(log_format)
+    with report_errors():
+        embedded.serve(EmbeddedEngineSettings(**settings))
+
+
+def set_android_settings(config: Path | None, assignments: list[str] | None) -> None:
+    """Checks the settings and puts them into the environment, where the runners find them."""
+    from slime_plugins.rollout_buffer.generator.android_world.config import environment_for
+
+    os.environ.update(environment_for(config, assignments or []))
+
+
+def _tell(text: str, log_format: LogFormat) -> None:
+    """Says something at a server's start, as a line of its log where that is JSON."""
+    if log_format is LogFormat.JSON:
+        logger.info("%s", text)
+    else:
+        errors.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,244 @@
+"""Skip lists: what a trainer has consumed of a job, as a file that can be edited and given to ``start_rollout``.
+
+A file is JSON, ``{"skip_instance_ids": [...]}``, with an id once for every epoch of it that was consumed; a plain JSON
+list of ids, or a text with one id a line, is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    JobId,
+    Url,
+    connect,
+    console,
+    errors,
+    print_json,
+    refuse_existing,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.redaction import holds_masked_address
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["consumed_ids", "read_skip_list", "register"]
+
+PAGE = 500
+FIELD = "skip_instance_ids"
+IN_SKIP_LIST = "in the skip list"
+ListFile = Annotated[Path, typer.Argument(help="A skip list: JSON, or one instance id a line.")]
+
+skip_list = typer.Typer(
+    help="What a trainer has consumed of a job: write it to a file, edit it, and let a job go on from it.",
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands of this room."""
+    app.add_typer(skip_list, name="skip-list")
+
+
+@skip_list.command("export")
+def export_list(
+    job_id: JobId,
+    output: Annotated[Path | None, typer.Option(help="File that gets it. [default: the terminal]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output when it is there.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Write down what a job has delivered, reported as filtered or failed, or was told to skip. Leased is not yet."""
+    with report_errors():
+        if output is not None:
+            refuse_existing(output, overwrite=overwrite)
+        counts, ids = consumed_ids(connect(url), job_id)
+        states = dict(sorted(counts.items()))
+        document = {"job_id": job_id, "counts": states, FIELD: sorted(ids.elements())}
+        if output is not None:
+            output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(document)
+        return
+    if output is None:
+        _show(ids)
+    said = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing consumed yet"
+    console.print(f"{ids.total()} entries of {len(ids)} instances ({said}){f' in {output}' if output else ''}")
+
+
+@skip_list.command("edit")
+def edit_list(
+    file: ListFile,
+    add: Annotated[list[str] | None, typer.Option(help="Instance id to add one entry of; repeatable.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Instance id to remove one entry of; repeatable.")] = None,
+    remove_all: Annotated[list[str] | None, typer.Option(help="Instance id to remove every entry of.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File that gets the result. [default: the same]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add ids to a skip list file or remove some; without either, show it. No buffer is asked."""
+    with report_errors():
+        ids = read_skip_list(file)
+        for name in add or ():
+            ids[name] += 1
+        for name in [*(remove or ()), *(remove_all or ())]:
+            if not ids[name]:
+                raise ConfigError(f"{file} has no entry of {name!r} to remove: nothing was changed")
+            ids[name] -= ids[name] if name in (remove_all or ()) else 1
+        ids = +ids
+        changed = bool(add or remove or remove_all)
+        if changed or output is not None:
+            document = {FIELD: sorted(ids.elements())}
+            (output or file).write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json({FIELD: sorted(ids.elements())})
+        return
+    if not changed:
+        _show(ids)
+    console.print(f"{ids.total()} entries of {len(ids)} instances")
+
+
+@skip_list.command("import")
+def import_list(
+    job_id: JobId,
+    file: ListFile,
+    payload: Annotated[
+        Path | None, typer.Option(help="The job's start payload, JSON. [default: the settings that the job tells]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the start payload with the list here, and change no job.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Let a job go on from a skip list: attach to it as a trainer does that starts again with this list.
+
+    Groups that were handed out and are not in the list become ready again; groups to come that are in it are skipped.
+    """
+    with report_errors():
+        ids = read_skip_list(file)
+        client = connect(url)
+        job = client.job(job_id)  # an unknown job must not be started
+        start = {**_start_payload(job, payload), "job_id": job_id, FIELD: sorted(ids.elements())}
+        if output is not None:
+            refuse_existing(output, overwrite=False)
+            output.write_text(json.dumps(start, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            _tell_payload(ids.total(), output, as_json=as_json)
+            return
+        if not yes:
+            errors.print(
+                f"Job {job_id} is to count these {ids.total()} entries as consumed, and nothing else. What was handed "
+                "out beyond them is handed out again.",
+                markup=False,
+            )
+            typer.confirm("Go on? (--yes answers it)", abort=True, err=True)
+        client.start_rollout(start)
+        after = client.job(job_id)
+    if as_json:
+        print_json({"job_id": job_id, "entries": ids.total(), "before": job["groups"], "after": after["groups"]})
+        return
+    changes = [f"{state} {job['groups'][state]} → {count}" for state, count in after["groups"].items()]
+    console.print(f"groups: {', '.join(changes)}")
+
+
+def _tell_payload(entries: int, output: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"entries": entries, "output": str(output)})
+    else:
+        console.print(f"a start payload with {entries} entries is in {output}; no job was changed", markup=False)
+
+
+def consumed_ids(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
+    """Returns how many groups of each state count as consumed, and how often each instance does.
+
+    Filtered and failed groups count once a delivery has reported them: before, no trainer can know of them.
+    """
+    counts: Counter[str] = Counter()
+    ids: Counter[str] = Counter()
+    client.job(job_id)
+    for state in (GroupState.DELIVERED, GroupState.FILTERED, GroupState.FAILED, GroupState.SKIPPED):
+        seen: set[int] = set()
+        for group in _groups(client, job_id, state):
+            if group["group_index"] in seen or not _is_consumed(group, state):
+                continue
+            seen.add(group["group_index"])
+            counts[state.value] += 1
+            ids[group["instance_id"]] += 1
+    return counts, ids
+
+
+def _is_consumed(group: Mapping[str, Any], state: GroupState) -> bool:
+    if state is GroupState.SKIPPED:
+        return bool(group["cause"] == IN_SKIP_LIST)
+    return group["delivery_id"] is not None
+
+
+def _groups(client: RolloutBufferClient, job_id: str, state: GroupState) -> Iterator[dict[str, Any]]:
+    cursor: str | None = None
+    while True:
+        page = client.groups(job_id, state=state.value, limit=PAGE, cursor=cursor)
+        yield from page["groups"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return
+
+
+def read_skip_list(file: Path) -> Counter[str]:
+    """Reads a skip list: how often each instance id stands in it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is none.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the skip list {file} cannot be read: {error}") from error
+    if not text.lstrip().startswith(("{", "[")):
+        return Counter(line.strip() for line in text.splitlines() if line.strip())
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"the skip list {file} is no JSON: {error}") from error
+    entries = value.get(FIELD) if isinstance(value, dict) else value
+    if not isinstance(entries, list) or not all(isinstance(one, str) or type(one) is int for one in entries):
+        raise ConfigError(f'{file} is no skip list: it needs {{"{FIELD}": [instance ids]}}, or a list of them')
+    return Counter(str(one) for one in entries)
+
+
+def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
+    if file is None:
+        told = {key: value for key, value in job["settings"].items() if value is not None}
+        start = told if job["engine_url"] is None else {**told, "remote_engine_url": job["engine_url"]}
+        if holds_masked_address(start):
+            raise ConfigError(
+                "the job has an address with a password, which no reply shows: give its start with --payload"
+            )
+        return start
+    try:
+        start = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--payload {file} cannot be read: {error}") from error
+    if not isinstance(start, dict):
+        raise ConfigError(f"--payload {file} is no start payload: it must be a JSON object")
+    if start.get("fresh"):
+        raise ConfigError(f"--payload {file} has fresh: true, which would end the job: take it out to attach")
+    return start
+
+
+def _show(ids: Counter[str]) -> None:
+    table = Table("instance", "entries")
+    for name, count in sorted(ids.items()):
+        table.add_row(escape(name), str(count))
+    if ids:
+        console.print(table)

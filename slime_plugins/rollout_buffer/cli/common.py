@@ -1,0 +1,268 @@
+"""What all commands share: options, output, errors as sentences, and what an exit code means."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import orjson
+import requests
+import typer
+from rich.console import Console, RenderableType
+from typer.core import TyperGroup
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
+from slime_plugins.rollout_buffer.errors import (
+    BusyError,
+    ConfigError,
+    ConflictError,
+    RequestError,
+    RolloutBufferError,
+    StorageFullError,
+    UnavailableError,
+)
+
+__all__ = [
+    "DEFAULT_URL",
+    "EXIT_CODES",
+    "AndroidConfig",
+    "AndroidSetting",
+    "AsJson",
+    "CommandLine",
+    "ExitCode",
+    "GeneratorDirs",
+    "JobId",
+    "RayAddress",
+    "RayCpus",
+    "Url",
+    "answer_in_json",
+    "connect",
+    "console",
+    "ended",
+    "errors",
+    "local_time",
+    "print_json",
+    "print_page",
+    "refuse_existing",
+    "report_errors",
+]
+
+
+class ExitCode(IntEnum):
+    """What a command's end says."""
+
+    WELL = 0  # done
+    NO = 1  # the answer is no (not well, something is missing), or it failed
+    WRONG_CALL = 2  # an option, a file, a name or the token is wrong: the same call will fail again
+    OUT_OF_REACH = 3  # the buffer does not answer
+    REFUSED = 4  # the buffer cannot do it in its present state; the same call may be right later
+
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the answer is no, or it failed; 2 the call is wrong (option, file, name, token); "
+    "3 the buffer does not answer; 4 the buffer refuses it in its present state (conflict, busy, full)."
+)
+WIDTH_OF_A_FILE = 120
+console = Console(width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH_OF_A_FILE)
+errors = Console(stderr=True)
+
+DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="ROLLOUT_BUFFER_URL", help="Where the buffer serves. Its token: ROLLOUT_BUFFER_TOKEN."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+GeneratorDirs = Annotated[
+    list[Path] | None,
+    typer.Option("--generator-dir", help="Folder with generator files of your own; repeatable."),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")
+]
+RayCpus = Annotated[int | None, typer.Option(help="CPUs of the local Ray cluster.")]
+AndroidConfig = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG",
+        help="File with the settings of Android World and its devices. [default: the one that ships]",
+    ),
+]
+AndroidSetting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--android",
+        metavar="KEY=VALUE",
+        help="One of these settings, before file and environment; repeatable. Sections with dots.",
+    ),
+]
+JobId = Annotated[str, typer.Argument(help="The job's id, as `rollout-buffer jobs` lists it.")]
+
+
+_json_is_wanted: ContextVar[bool] = ContextVar("json_is_wanted", default=False)
+
+
+class CommandLine(TyperGroup):
+    """The command line, which says in JSON what went wrong where ``--json`` asks for JSON."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remembers whether the command that is called is to print JSON."""
+        _json_is_wanted.set("--json" in args)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; a wrong option or argument is an error like any other."""
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            _print_error("usage", error.format_message(), {})
+            raise
+
+
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""Of the copy of click that typer brings; typer exports only some of its children."""
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Turns what users can mend into one sentence and an exit code, and into JSON where JSON was asked for."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # who read the output has seen enough
+    except (RolloutBufferError, OSError, ValueError) as error:
+        raise ended(*_verdict(error)) from error
+
+
+def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
+    """Returns what is to be said of an error, and what the exit code says."""
+    if isinstance(error, BusyError | ConflictError | StorageFullError | UnavailableError):
+        return error, ExitCode.REFUSED
+    if isinstance(error, ConfigError | RequestError):
+        return error, ExitCode.WRONG_CALL
+    if isinstance(error, RolloutBufferError):
+        return error, ExitCode.NO
+    if isinstance(error, _NO_ADDRESS):
+        return ConfigError(f"--url is no address: give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
+    if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
+        return _NoAnswerError(_why_no_answer(error)), ExitCode.OUT_OF_REACH
+    if isinstance(error, ValueError):
+        says = f"what answers there is no rollout buffer ({error}): look at --url"
+        return _NoBufferError(says), ExitCode.NO
+    assert isinstance(error, OSError)
+    says = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return ConfigError(says), ExitCode.WRONG_CALL
+
+
+_NO_ADDRESS = (
+    requests.exceptions.InvalidURL,
+    requests.exceptions.MissingSchema,
+    requests.exceptions.InvalidSchema,
+)
+
+
+class _NoAnswerError(RolloutBufferError):
+    """The buffer does not answer."""
+
+    code = "no_answer"
+
+
+class _NoBufferError(RolloutBufferError):
+    """What answers is no rollout buffer."""
+
+    code = "no_buffer"
+
+
+def answer_in_json(wanted: bool) -> None:
+    """Has errors told in JSON from here on, where a command prints nothing else."""
+    _json_is_wanted.set(wanted)
+
+
+def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
+    """Says what went wrong; returns what ends the command with that code."""
+    says = _with_commands(error.message)
+    _print_error(error.code, says, error.detail)
+    errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
+    return typer.Exit(code.value)
+
+
+def _print_error(code: str, message: str, detail: Mapping[str, Any]) -> None:
+    """Prints the JSON that the buffer's own errors have over HTTP."""
+    if _json_is_wanted.get():
+        print_json({"error": {"code": code, "message": message, "detail": detail}})
+
+
+_ROUTES_AS_COMMANDS = {
+    "GET /jobs/<job_id>/deliveries lists": "`rollout-buffer deliveries JOB` lists",
+    "GET /jobs/<job_id>/groups lists": "`rollout-buffer groups JOB` lists",
+    "GET /trajectories lists": "`rollout-buffer trajectories` lists",
+    "GET /jobs lists": "`rollout-buffer jobs` lists",
+}
+
+
+def _with_commands(says: str) -> str:
+    """Names the command where the buffer names its route."""
+    for route, command in _ROUTES_AS_COMMANDS.items():
+        says = says.replace(route, command)
+    return says
+
+
+def _why_no_answer(error: requests.RequestException) -> str:
+    """One sentence without the stack of libraries that it went through."""
+    parts = urlsplit(str(getattr(error.request, "url", "") or ""))
+    where = f" at {parts.scheme}://{parts.netloc}" if parts.netloc else ""
+    if isinstance(error, requests.exceptions.SSLError):
+        why = "it speaks no TLS, or its certificate is not trusted"
+    elif isinstance(error, requests.exceptions.Timeout):
+        why = "it took too long"
+    else:
+        why = next(iter(_reasons(error)), "the connection broke")
+    return f"no answer from the buffer{where}: {why}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
+
+
+def _reasons(error: BaseException | None) -> Sequence[str]:
+    """What the operating system said, from the innermost cause outwards."""
+    found: list[str] = []
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            found.append(str(error.strerror))
+        error = error.__cause__ or error.__context__
+    return found[::-1]
+
+
+def connect(url: str) -> RolloutBufferClient:
+    """Returns a client with the token of the environment."""
+    return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as indented JSON."""
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def print_page(content: RenderableType, page: Mapping[str, Any]) -> None:
+    """Prints one page of a list, and how to get the next."""
+    console.print(content)
+    if page["next_cursor"] is not None:
+        console.print(f"more with --cursor {page['next_cursor']}")
+
+
+def local_time(seconds: float) -> str:
+    """Says a moment in the time of this machine."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Raises ``ConfigError`` when the output is there already and may not be replaced."""
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path} exists: give another --output, or --overwrite to replace it")

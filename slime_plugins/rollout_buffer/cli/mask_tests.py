@@ -1,0 +1,197 @@
+"""``rollout-buffer mask-tests``: runs somebody's tests of masks against both sides of the protocol and an engine.
+
+A test file needs no imports. It finds four names: ``rollout_server``, whose ``rollout(request)`` plays; ``trainer``,
+whose ``get_session(rollout_id)`` holds ``response_ids`` and ``response_mask``; ``count_tool_output_tokens``; and
+``rollout_id``, what a request is called that does not say it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.engine.base import SglangEngine
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
+from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings
+from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import DEMO_NAME, TokenizerCatalog
+from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["RolloutResponse", "TestedServer", "run_mask_tests"]
+
+ROLLOUT_ID: Final = "test-3"
+TEST_TIMEOUT_S: Final = 300.0
+ASKED: Final = [{"role": "user", "content": "Calculate 15 * 23"}]
+
+Tell = Callable[[str, bool], None]
+
+
+class RolloutResponse(dict[str, Any]):
+    """A final response whose fields can be read as attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+class TestedServer:
+    """A rollout server and its trainer in this process, with the calculator as its tools."""
+
+    def __init__(self, agent: AgentSide, trainer: TrainerSide, tokens: ConversationTokens, server_url: str) -> None:
+        self.trainer = trainer
+        self._agent = agent
+        self._tokens = tokens
+        self._server_url = server_url
+
+    async def rollout(self, request: Any) -> RolloutResponse:
+        """Plays a request and returns its final response. What it leaves out is filled in; its trainer is this one.
+
+        Raises:
+            RuntimeError: the rollout broke; says what its final response says.
+        """
+        given = request if isinstance(request, Mapping) else {}
+        filled = {
+            "rollout_id": ROLLOUT_ID,
+            "messages": ASKED,
+            "tools": list(CALCULATOR_SCHEMAS),
+            "sampling_params": {"temperature": 0.7, "max_tokens": 512},
+            **{str(key): value for key, value in given.items()},
+            "server_url": self._server_url,
+        }
+        response = RolloutResponse(await self._agent.rollout(filled))
+        if response["error_message"]:
+            raise RuntimeError(response["error_message"])
+        return response
+
+    def count_tool_output_tokens(self, messages: Sequence[Message]) -> int:
+        """Returns how many tokens entered a conversation between turns: tool outputs in what the template puts around.
+
+        Counted from the messages alone, by what the chat template writes between one reply and the next.
+        """
+        replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        closed = [self._tokens.end_of_turn_id]
+        return sum(
+            len(self._tokens.bridge(messages[:at], messages[at + 1 : after], closed, CALCULATOR_SCHEMAS))
+            for at, after in pairwise(replies)
+        )
+
+    def names(self) -> dict[str, Any]:
+        """Returns what a test file finds."""
+        return {
+            "rollout_server": self,
+            "trainer": self.trainer,
+            "count_tool_output_tokens": self.count_tool_output_tokens,
+            "rollout_id": ROLLOUT_ID,
+        }
+
+
+def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, tell: Tell) -> int:
+    """Runs the tests in a file, tells how each ended, and returns how many failed.
+
+    Args:
+        file: functions ``test_…``, async or plain.
+        engine_url: the SGLang server to sample with; None is a stand-in that calls the calculator.
+        tokenizer: the folder of the engine's tokenizer; None is the stand-in's.
+        tell: called with what to say of each test, and whether it passed.
+
+    Raises:
+        ConfigError: the file is no Python or holds no test, or the stand-in cannot run here.
+    """
+    return asyncio.run(_run(_compiled(file), engine_url, tokenizer, tell))
+
+
+def _compiled(file: Path) -> Any:
+    """The file; where it leaves things out with bare dots inside of a literal, without these."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    whole = "\n".join("" if line.strip() == "..." else line for line in text.splitlines())
+    try:
+        return _compile(text, file)
+    except SyntaxError:
+        try:
+            return _compile(whole, file)
+        except SyntaxError as error:
+            raise ConfigError(f"{file} line {error.lineno} is no Python: {error.msg}") from error
+
+
+def _compile(text: str, file: Path) -> Any:
+    return compile(text, str(file), "exec", dont_inherit=True)
+
+
+async def _run(code: Any, engine_url: str | None, tokenizer: Path | None, tell: Tell) -> int:
+    """Runs every test and says how each ended; returns how many failed."""
+    async with _engine(engine_url) as url, _served(url, tokenizer) as server:
+        module: dict[str, Any] = {"__name__": "mask_tests", **server.names()}
+        exec(code, module)
+        tests = {name: test for name, test in module.items() if name.startswith("test_") and callable(test)}
+        if not tests:
+            raise ConfigError("the file has no function whose name begins with test_")
+        return sum([not await _passes(name, test, tell) for name, test in tests.items()])
+
+
+async def _passes(name: str, test: Callable[[], Any], tell: Tell) -> bool:
+    try:
+        async with asyncio.timeout(TEST_TIMEOUT_S):
+            if inspect.iscoroutinefunction(test):
+                await test()
+            else:
+                await asyncio.to_thread(test)
+    except Exception as error:  # noqa: BLE001 - somebody's test: that it raises is the answer
+        said = "".join(traceback.format_exception(error, limit=-2)).rstrip()
+        tell(f"FAILED {name}\n{said}", False)
+        return False
+    tell(f"passed {name}", True)
+    return True
+
+
+@asynccontextmanager
+async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedServer]:
+    """Both sides on this event loop."""
+    name = DEMO_NAME if folder is None else "given"
+    catalog = TokenizerCatalog(TokenizerSettings(default_name=name, folders={} if folder is None else {name: folder}))
+    engine = SglangEngine(engine_url)
+    agent = AgentSide(AgentSettings(), tokenizers=catalog)
+    trainer = TrainerSide(FixedPolicy(engine, catalog))
+    runner = web.AppRunner(create_app(agent=agent, trainer=trainer), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=1.0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield TestedServer(agent, trainer, await catalog.get(name), url)
+    finally:
+        await runner.cleanup()
+        await engine.close()
+
+
+@asynccontextmanager
+async def _engine(url: str | None) -> AsyncIterator[str]:
+    """The engine that was named, or a stand-in on this event loop."""
+    if url is not None:
+        yield url
+        return
+    try:
+        from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
+        from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+    except ImportError as error:
+        raise ConfigError(
+            f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]', "
+            "or name an engine with --engine-url"
+        ) from error
+    async with stand_in.running(StandInSettings(port=0, skill=1.0)) as found:
+        yield found

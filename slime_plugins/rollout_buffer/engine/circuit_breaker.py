@@ -1,0 +1,104 @@
+"""When a job should wait for its engine instead of playing on: a circuit breaker around all of its turns.
+
+It opens when the engine has answered nobody for a while, or failed one attempt after the other, and does not answer a
+question of one token either. It closes when that question is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Final
+
+from slime_plugins.rollout_buffer.engine.base import HttpEngine
+from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
+
+__all__ = ["EngineWatch"]
+
+AWAY_PATIENCE_S: Final = 60.0
+FAILURES_IN_A_ROW: Final = 16
+INSTANCES_OF_FAILURES: Final = 2
+"""Failures of one input line alone are most likely its own."""
+PROBE_INTERVAL_S: Final = 10.0
+
+
+class EngineWatch:
+    """Watches the engine of one job; ``trouble`` and ``has_recovered`` are to be asked again and again."""
+
+    def __init__(self, engine: HttpEngine) -> None:
+        self._engine = engine
+        self._looked_at: float | None = None
+        self._away_s = 0.0
+        self._failures = 0
+        self._failed_instances: set[str] = set()
+        self._last_failure = ""
+        self.answers_others = False
+        """The engine was asked after a burst of failures, and answered: the job's own requests are at fault."""
+        self._probed_at = -math.inf
+        self._probing: asyncio.Task[bool] | None = None
+
+    def failed(self, instance_id: str, error: EngineError) -> None:
+        """Notes that an attempt died of the engine."""
+        self._failures += 1
+        self._failed_instances.add(instance_id)
+        self._last_failure = error.message
+        if isinstance(error, EngineAwayError):
+            self._away_s = math.inf
+
+    def succeeded(self) -> None:
+        """Notes that an episode came to its end: the engine answers."""
+        self.answers_others = False
+        self._forget_failures()
+
+    def _forget_failures(self) -> None:
+        self._failures = 0
+        self._failed_instances.clear()
+
+    def trouble(self) -> str:
+        """Returns why no further episode should begin, as what follows "the engine"; empty while it works.
+
+        Only time between calls of this method counts, so a pause of the job does not.
+        """
+        self._count_time()
+        if self._away_s > AWAY_PATIENCE_S:
+            return self._engine.refusal or "answers nobody"
+        burst = self._failures >= FAILURES_IN_A_ROW and len(self._failed_instances) >= INSTANCES_OF_FAILURES
+        if not burst:
+            return ""
+        answered = self._probe()
+        if answered:
+            self.answers_others = True
+            self._forget_failures()
+        return f"fails every attempt: {self._last_failure}" if answered is False else ""
+
+    def has_recovered(self) -> bool:
+        """Returns whether the engine has answered a question; one is asked now and then, in the background."""
+        self._looked_at = None
+        recovered = self._probe() is True
+        if recovered:
+            self._away_s = 0.0
+            self.succeeded()
+        return recovered
+
+    async def close(self) -> None:
+        """Takes the question back that is under way."""
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.gather(self._probing, return_exceptions=True)
+
+    def _count_time(self) -> None:
+        now = time.monotonic()
+        passed = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        self._away_s = self._away_s + passed if self._engine.is_away else 0.0
+
+    def _probe(self) -> bool | None:
+        """The answer to the question that was asked last; None while there is none."""
+        if self._probing is not None and self._probing.done():
+            probing, self._probing = self._probing, None
+            return False if probing.cancelled() else probing.result()
+        if self._probing is None and time.monotonic() - self._probed_at > PROBE_INTERVAL_S:
+            self._probed_at = time.monotonic()
+            self._probing = asyncio.create_task(self._engine.answers())
+        return None

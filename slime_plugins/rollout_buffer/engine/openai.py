@@ -1,0 +1,114 @@
+"""An ``Engine`` over ``POST /chat/completions``: any OpenAI-compatible server, for evaluations.
+
+Such a server gives no token ids and, of most models, no log-probs of them. What it says is enough to measure a policy
+and not enough to train one: a trajectory that was played with it has its messages and no generations (``is_exact``
+says so, and the runner leaves them out).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.base import (
+    EngineSettings,
+    GenerateRequest,
+    HttpAnswer,
+    HttpEngine,
+    RefusalError,
+    part_of_answer,
+)
+from slime_plugins.rollout_buffer.engine.openai_protocol import (
+    Envelope,
+    chat_body,
+    is_context_overflow,
+    read_reply,
+    wants_other_token_limit,
+)
+from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart
+
+__all__ = ["ENVELOPE_TOKENIZER_PATH", "KEY_URL_VARIABLE", "KEY_VARIABLE", "OpenAiEngine", "api_key_for"]
+
+ENVELOPE_TOKENIZER_PATH: Final = DEMO_TOKENIZER_PATH
+"""The tokenizer that a generator must write its prompts with, so that they can be read as messages again."""
+KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"
+"""The environment's key for the server at ``KEY_URL_VARIABLE``."""
+KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
+"""Whose key it is. A job may name any server, and only this one is sent the key."""
+
+
+def api_key_for(base_url: str) -> str | None:
+    """Returns the environment's key if it belongs to the server at ``base_url``, by scheme, host and port."""
+    owner = os.environ.get(KEY_URL_VARIABLE)
+    if not owner or urlsplit(owner)[:2] != urlsplit(base_url)[:2]:
+        return None
+    return os.environ.get(KEY_VARIABLE) or None
+
+
+class OpenAiEngine(HttpEngine):
+    """Asks a chat server for turns. Prompts must be written with the tokenizer at ``ENVELOPE_TOKENIZER_PATH``.
+
+    ``prompt_tokens`` of its replies is None and their ids are the envelope's: budgets that count tokens are estimates.
+    """
+
+    route = "/chat/completions"
+
+    def __init__(
+        self,
+        base_url: str,
+        settings: EngineSettings | None = None,
+        *,
+        model: str,
+        tokenizer: Any,
+        api_key: str | None = None,
+        randomness: random.Random | None = None,
+    ) -> None:
+        """``base_url`` ends where the API begins, like ``https://host/v1``; ``api_key`` None sends none."""
+        super().__init__(base_url, settings, randomness=randomness)
+        self._model = model
+        self._envelope = Envelope(tokenizer)
+        self._api_key = api_key
+        self._token_limit_name = "max_tokens"
+
+    def _headers(self, session_id: str) -> dict[str, str]:
+        return {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
+
+    def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
+        return chat_body(
+            model=self._model,
+            messages=self._envelope.messages_of(request.input_ids, request.images),
+            sampling_params=request.sampling_params,
+            token_limit_name=self._token_limit_name,
+        )
+
+    def _probe_request(self) -> GenerateRequest:
+        return replace(super()._probe_request(), input_ids=self._envelope.question_ids("Say OK."))
+
+    def _part(self, answer: HttpAnswer) -> SampledPart:
+        if answer.status == 400 and is_context_overflow(answer.body):
+            return self._sampled("", "length")
+        if answer.status == 400 and self._token_limit_name == "max_tokens" and wants_other_token_limit(answer.body):
+            self._token_limit_name = "max_completion_tokens"
+            raise RefusalError("calls the cap of a reply max_completion_tokens")
+        return part_of_answer(answer, self._read)
+
+    def _read(self, body: bytes) -> SampledPart:
+        text, finish_reason = read_reply(body)
+        return self._sampled(text, finish_reason)
+
+    def _sampled(self, text: str, finish_reason: str) -> SampledPart:
+        ids = self._envelope.reply_ids(text, closed=finish_reason == "stop")
+        return SampledPart(
+            ids=ids,
+            log_probs=(float("nan"),) * len(ids),
+            finish_reason=finish_reason,
+            weight_version=None,
+            spans=(),
+            prompt_tokens=None,
+            cached_tokens=None,
+        )

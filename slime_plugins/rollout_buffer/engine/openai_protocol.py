@@ -1,0 +1,194 @@
+"""What is said to an OpenAI-compatible server and what is heard from it, by an engine that is asked in token ids.
+
+Pure functions. Generators write prompts as ids, and such a server wants messages: the ids of the project's own ChatML
+tokenizer are an envelope here. ``messages_of`` opens it again, exactly, because a turn begins and ends with ids of its
+own, and ``reply_ids`` puts an answer into one. The model never sees these ids; its server renders the messages with the
+model's own template. So nothing that comes of it can be trained on tokens: it is for measuring.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from slime_plugins.rollout_buffer.engine.sglang_protocol import ForeignReplyError
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.types import Image, Message, SamplingParams
+
+__all__ = ["Envelope", "chat_body", "is_context_overflow", "read_reply", "wants_other_token_limit"]
+
+ROLES: Final = frozenset({"system", "user", "assistant"})
+IN_TOKEN_IDS: Final = frozenset({"logit_bias", "stop_token_ids", "max_tokens", "sampling_seed"})
+"""Sampling parameters that mean nothing to such a server, or are sent under another name."""
+FINISH_REASONS: Final = {"stop": "stop", "length": "length", "eos": "stop"}
+_MARKER: Final = re.compile(r"(?<=<)(?=\|[a-z_]+\|>)")
+
+
+class Envelope:
+    """Reads prompt ids as messages and writes replies as ids, with the project's ChatML tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        known = tokenizer.get_added_vocab()
+        self._tokenizer = tokenizer
+        self._begin, self._end = int(known["<|im_start|>"]), int(known["<|im_end|>"])
+        self._image = int(known["<|image_pad|>"])
+        self._around_images = frozenset({int(known["<|vision_start|>"]), int(known["<|vision_end|>"])})
+
+    def messages_of(self, ids: Sequence[int], images: Sequence[Image]) -> list[Message]:
+        """Returns the conversation that ``ids`` are, without the generation prompt at its end.
+
+        Raises:
+            EngineError: they are no ChatML, or have another number of placeholders than there are images.
+        """
+        pictures = iter(images)
+        messages = [self._message(turn, pictures) for turn in self._turns(ids)]
+        if not messages:
+            raise EngineError("the prompt is no conversation in ChatML: no OpenAI-compatible server can be asked it")
+        if sum(1 for _ in pictures):
+            raise EngineError(f"the prompt has fewer image placeholders than its {len(images)} images")
+        return messages
+
+    def question_ids(self, text: str) -> tuple[int, ...]:
+        """Returns the prompt of a conversation in which a user has said ``text``."""
+        return (self._begin, *self._ids(f"user\n{text}"), self._end, self._begin, *self._ids("assistant\n"))
+
+    def reply_ids(self, text: str, *, closed: bool) -> tuple[int, ...]:
+        """Returns a reply as ids; ``closed`` says that it came to its own end, which is then its last id.
+
+        Text that looks like a special token stays text.
+        """
+        pieces = [self._tokenizer.encode(piece, add_special_tokens=False) for piece in _MARKER.split(text) if piece]
+        return (*(token for piece in pieces for token in piece), *([self._end] if closed else []))
+
+    def _turns(self, ids: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Yields role and content of each turn; the open one at the end, which the model is to write, is left out."""
+        held: list[int] | None = None
+        for token in ids:
+            if token == self._begin:
+                held = []
+            elif token == self._end and held is not None:
+                yield self._role_and_content(held)
+                held = None
+            elif held is not None:
+                held.append(token)
+
+    def _role_and_content(self, ids: list[int]) -> tuple[str, list[int]]:
+        for at in range(1, min(len(ids), 8) + 1):
+            role, newline, rest = self._text(ids[:at]).partition("\n")
+            if newline:
+                if role not in ROLES:
+                    break
+                return role, [*self._ids(rest), *ids[at:]]
+        raise EngineError(f"a turn of the prompt begins with {self._text(ids[:8])!r}, which is no role")
+
+    def _message(self, turn: tuple[str, list[int]], pictures: Iterator[Image]) -> Message:
+        role, ids = turn
+        parts: list[dict[str, Any]] = []
+        text: list[int] = []
+        for token in [token for token in ids if token not in self._around_images]:
+            if token == self._image:
+                parts += [*self._text_part(text), _image_part(next(pictures, None))]
+                text = []
+            else:
+                text.append(token)
+        if not parts:
+            return {"role": role, "content": self._text(text)}
+        return {"role": role, "content": [*parts, *self._text_part(text)]}
+
+    def _text_part(self, ids: list[int]) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": self._text(ids)}] if ids else []
+
+    def _text(self, ids: Sequence[int]) -> str:
+        decoded = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(decoded)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+
+def chat_body(
+    *, model: str, messages: Sequence[Message], sampling_params: SamplingParams, token_limit_name: str
+) -> bytes:
+    """Returns the body of one ``POST /chat/completions``. ``token_limit_name`` is how the server calls the cap."""
+    extra = {key: value for key, value in sampling_params.extra.items() if key not in IN_TOKEN_IDS}
+    seed = sampling_params.extra.get("sampling_seed")
+    body = extra | {
+        "model": model,
+        "messages": list(messages),
+        "temperature": sampling_params.temperature,
+        "top_p": sampling_params.top_p,
+        token_limit_name: sampling_params.max_new_tokens,
+        **({} if seed is None else {"seed": seed}),
+    }
+    return orjson.dumps(body)
+
+
+def read_reply(body: bytes) -> tuple[str, str]:
+    """Returns what an answer says and its finish reason, ``stop`` or ``length``.
+
+    Raises:
+        ForeignReplyError: it is no chat completion.
+        EngineError: it ended in a way that is no end of a turn (a content filter).
+    """
+    choice = _first_choice(body)
+    reason = choice.get("finish_reason")
+    if reason == "tool_calls":
+        raise EngineError(
+            "the server turned the reply into tool calls, of which it was told none: switch its parser off"
+        )
+    if reason not in FINISH_REASONS:
+        raise EngineError(f"the server ended the reply with finish_reason {str(reason)[:100]!r}")
+    message = choice.get("message")
+    if not isinstance(message, Mapping):
+        raise EngineError("the server's reply has no message")
+    said = message.get("content")
+    if said is None:
+        said = message.get("refusal") or ""
+    if not isinstance(said, str):
+        raise EngineError(f"the server's reply has content of the type {type(said).__name__}, not a string")
+    return said, FINISH_REASONS[str(reason)]
+
+
+def is_context_overflow(body: bytes) -> bool:
+    """Tells whether a refusal says that prompt and reply are longer than the model's context: the episode's own end."""
+    error = _error(body)
+    text = str(error.get("message", "")).lower()
+    return error.get("code") == "context_length_exceeded" or "context length" in text or "maximum context" in text
+
+
+def wants_other_token_limit(body: bytes) -> bool:
+    """Tells whether a refusal says that the cap is called ``max_completion_tokens``."""
+    error = _error(body)
+    return "max_completion_tokens" in str(error.get("message", "")) and "max_tokens" in f"{error}"
+
+
+def _error(body: bytes) -> Mapping[str, Any]:
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {"message": body[:2000].decode("utf-8", errors="replace")}
+    error = reply.get("error", reply) if isinstance(reply, dict) else reply
+    return error if isinstance(error, dict) else {"message": str(error)}
+
+
+def _first_choice(body: bytes) -> Mapping[str, Any]:
+    try:
+        choices = orjson.loads(body)["choices"]
+        choice = choices[0]
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+        shown = " ".join(body[:300].decode("utf-8", errors="replace").split())
+        raise ForeignReplyError(f"no chat completion: {shown or '(an empty body)'}") from error
+    if not isinstance(choice, dict):
+        raise EngineError("the server's reply is no chat completion: its choice is no object")
+    return choice
+
+
+def _image_part(image: Image | None) -> dict[str, Any]:
+    if image is None:
+        raise EngineError("the prompt has more image placeholders than images")
+    data = base64.b64encode(image.data).decode("ascii")
+    return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}

@@ -1,0 +1,241 @@
+"""What is said to SGLang's HTTP server and what is heard from it: bytes in both directions, and nothing else.
+
+Pure functions. The only file that spells the JSON keys of SGLang's ``/generate`` for a client.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob
+from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
+
+__all__ = [
+    "FINISH_REASONS",
+    "PASSING_STATUSES",
+    "ForeignReplyError",
+    "SampledPart",
+    "engine_sentence",
+    "generate_body",
+    "is_refusal_of_request",
+    "parse_generate_reply",
+    "sampling_params_body",
+    "urls_of_workers",
+]
+
+FINISH_REASONS: Final = ("stop", "length", "abort")
+PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
+"""HTTP statuses that say nothing against the request: the same one may succeed later."""
+
+
+class ForeignReplyError(Exception):
+    """A body that no engine sends: something between answered in its place. Ends in ``part_of_answer``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledPart:
+    """What one call sampled, in order. ``spans`` count from the first id of this part."""
+
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: str
+    weight_version: str | None
+    spans: tuple[WeightVersionSpan, ...]
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def generate_body(
+    *, input_ids: Sequence[int], sampling_params: SamplingParams, max_new_tokens: int, images: Sequence[Image], rid: str
+) -> bytes:
+    """The body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all."""
+    body: dict[str, Any] = {
+        "input_ids": list(input_ids),
+        "sampling_params": sampling_params_body(sampling_params, max_new_tokens),
+        "return_logprob": True,
+        "rid": rid,
+    }
+    if images:
+        body["image_data"] = [_data_uri(image) for image in images]
+    return orjson.dumps(body)
+
+
+def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
+    """``params`` in SGLang's words. ``max_tokens``, which is not one of them, is never sent.
+
+    The last three keep the decoded text identical to the ids; without them stop tokens and spacing are edited.
+    """
+    extra = {key: value for key, value in params.extra.items() if key != "max_tokens"}
+    return extra | {
+        "max_new_tokens": max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+    }
+
+
+def parse_generate_reply(body: bytes) -> SampledPart:
+    """The sampled part in the body of an HTTP 200.
+
+    Raises:
+        ForeignReplyError: not an engine's reply at all.
+        EngineError: not the one that SGLang documents, or log-probs that are missing, too few, or none.
+    """
+    reply = _json_object(body)
+    meta = reply.get("meta_info")
+    if not isinstance(meta, dict):
+        raise ForeignReplyError(f"no meta_info: {_shortened(body)}")
+    ids, log_probs = _sampled_tokens(reply, meta)
+    version = meta.get("weight_version")
+    version = None if version is None else str(version)
+    return SampledPart(
+        ids=ids,
+        log_probs=log_probs,
+        finish_reason=_finish_reason(meta),
+        weight_version=version,
+        spans=_weight_version_spans(meta, version, len(ids)),
+        prompt_tokens=_optional_int(meta, "prompt_tokens"),
+        cached_tokens=_optional_int(meta, "cached_tokens"),
+    )
+
+
+def engine_sentence(body: bytes) -> str:
+    """What the engine said in an error reply, out of the shapes that SGLang and its router use."""
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return _shortened(body) or "(no text)"
+    for _ in range(3):
+        if isinstance(reply, dict):
+            reply = next((reply[key] for key in ("error", "message", "detail") if reply.get(key)), str(reply))
+    return str(reply)[:1000]
+
+
+def is_refusal_of_request(status: int, body: bytes) -> bool:
+    """Tells whether an HTTP error is the engine's word about this one request: the same one would fail again.
+
+    Any other says something about the way to the engine: a proxy's page, a route or an address that is not there yet,
+    a missing permission. A body that is too large (413) is the request's fault whoever says so.
+    """
+    if status == 413:
+        return True
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    if not 400 <= status < 500 or not isinstance(reply, dict):
+        return False
+    error = reply.get("error")
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return True
+    return status in (400, 422) and any(reply.get(key) for key in ("error", "message", "detail"))
+
+
+def urls_of_workers(body: bytes) -> tuple[str, ...]:
+    """The addresses in a router's reply to ``GET /workers``.
+
+    Raises:
+        ForeignReplyError: not a JSON object.
+    """
+    workers = _json_object(body).get("workers")
+    found = [worker.get("url") for worker in workers if isinstance(worker, dict)] if isinstance(workers, list) else []
+    return tuple(url.rstrip("/") for url in found if isinstance(url, str))
+
+
+def _data_uri(image: Image) -> str:
+    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode('ascii')}"
+
+
+def _sampled_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    output_ids = reply.get("output_ids")
+    entries = meta.get("output_token_logprobs")
+    if entries is None and not output_ids and not meta.get("completion_tokens"):
+        return (), ()  # aborted before it was scheduled: there is nothing to have log-probs of
+    if not isinstance(entries, list):
+        raise EngineError("the engine's reply has no output_token_logprobs")
+    tokens = [_token(entry) for entry in entries]
+    ids = tuple(token_id for token_id, _ in tokens)
+    if isinstance(output_ids, list) and tuple(output_ids) != ids:
+        raise EngineError(
+            f"the engine sent {len(output_ids)} output ids and log-probs of {len(ids)}: they do not belong together",
+            {"output_ids": output_ids[:20], "ids_with_log_probs": list(ids[:20])},
+        )
+    return ids, tuple(log_prob for _, log_prob in tokens)
+
+
+def _token(entry: Any) -> tuple[int, float]:
+    """Id and log-prob of one entry ``[log_prob, id, text]``."""
+    if not isinstance(entry, list) or len(entry) < 2 or type(entry[1]) is not int:
+        raise EngineError(f"an entry of output_token_logprobs is {str(entry)[:100]}, not [log-prob, id, text]")
+    log_prob = checked_log_prob(entry[0])
+    # JSON has no NaN or infinity: SGLang writes them as null.
+    if log_prob is None:
+        said = str(entry[0])[:100]
+        raise EngineError(f"the log-prob of sampled token {entry[1]} is {said}, not a finite number of at most 0")
+    return entry[1], log_prob
+
+
+def _finish_reason(meta: Mapping[str, Any]) -> str:
+    reason = meta.get("finish_reason")
+    kind = reason.get("type") if isinstance(reason, dict) else None
+    if not isinstance(reason, dict) or kind not in FINISH_REASONS:
+        raise EngineError(f"the engine's finish_reason is {str(reason)[:200]}, not one of {', '.join(FINISH_REASONS)}")
+    status = reason.get("status_code")
+    if kind == "abort" and isinstance(status, int) and 400 <= status < 500 and status not in PASSING_STATUSES:
+        raise EngineError(f"the engine refused the request: {reason.get('message')}", {"status": status})
+    return str(kind)
+
+
+def _weight_version_spans(meta: Mapping[str, Any], version: str | None, length: int) -> tuple[WeightVersionSpan, ...]:
+    """Who sampled what: the engine's own per-token record if it covers this part exactly, else its one version."""
+    spans = _reported_spans(meta.get("weight_versions"))
+    starts = [0, *(span.end for span in spans)]
+    if spans and starts[:-1] == [span.start for span in spans] and starts[-1] == length:
+        return tuple(span for span in spans if span.end > span.start)
+    return (WeightVersionSpan(version, 0, length),) if version is not None and length else ()
+
+
+def _reported_spans(reported: Any) -> list[WeightVersionSpan]:
+    if not isinstance(reported, list):
+        return []
+    try:
+        return [WeightVersionSpan(str(span["version"]), int(span["start"]), int(span["end"])) for span in reported]
+    except (TypeError, KeyError, ValueError):
+        return []
+
+
+def _optional_int(meta: Mapping[str, Any], key: str) -> int | None:
+    value = meta.get(key)
+    return value if type(value) is int else None
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        reply = _lax_json(body)
+    if not isinstance(reply, dict):
+        raise ForeignReplyError(f"not one JSON object: {_shortened(body)}")
+    return reply
+
+
+def _lax_json(body: bytes) -> Any:
+    """JSON as Python writes it, with NaN and Infinity: an engine's own nonsense, and no proxy's page."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ForeignReplyError(f"not JSON: {_shortened(body) or '(an empty body)'}") from error
+
+
+def _shortened(body: bytes) -> str:
+    """The beginning of a body on one line, for a person."""
+    return " ".join(body[:500].decode("utf-8", errors="replace").split())[:300]

@@ -1,0 +1,354 @@
+"""A stand-alone evaluation: a task list, several attempts for each task, and a report. ``rollout-buffer eval``.
+
+It has no scheduler of its own. The task list becomes an evaluation job of a rollout buffer (one of its own in the
+output folder, or a given one), whose runner plays it, tries again what broke, and keeps every trajectory as it comes.
+What was played is in that store and nowhere else: an evaluation that was killed attaches to its job and goes on with
+the slots that are open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import requests
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import token_from_environment
+from slime_plugins.rollout_buffer.engine.openai import KEY_URL_VARIABLE, KEY_VARIABLE
+from slime_plugins.rollout_buffer.errors import ConfigError, RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.evaluation.plan import (
+    EvaluationSettings,
+    Plan,
+    ask_engine,
+    job_payload,
+    open_plan,
+    read_tasks,
+    tokenizer_for,
+)
+from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRecord, build_report
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, Instance, Outcome
+
+__all__ = ["REPORT_FILE", "EvaluationError", "EvaluationStoppedError", "evaluate"]
+
+REPORT_FILE = "report.json"
+BUFFER_FOLDER = "buffer"
+LOOK_INTERVAL_S = 0.5
+START_PATIENCE_S = 120.0
+STOP_PATIENCE_S = 40.0
+LET_GO_PATIENCE_S = 60.0
+"""After a kill: how long the last call's processes may need to let go of the folder."""
+SILENCE_PATIENCE_S = 120.0
+PAGE = 500
+GROUPS_OF_A_POLL = 64
+OPEN = ("running", "paused")
+
+logger = logging.getLogger(__name__)
+
+Watch = Callable[[Mapping[str, Any]], None]
+Report = dict[str, Any]
+
+
+class EvaluationError(RolloutBufferError):
+    """The evaluation cannot go on; the message says why. What was played is kept."""
+
+    code = "evaluation"
+
+
+class EvaluationStoppedError(RolloutBufferError):
+    """Somebody stopped it. ``report`` is of what was played until then."""
+
+    code = "evaluation_stopped"
+
+    def __init__(self, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, detail)
+        self.report: Report = self.detail.get("report", {})
+
+
+def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lambda job: None) -> Report:
+    """Plays what is still to be played and returns the report, which is in ``report.json`` as well.
+
+    ``watch`` gets the job as ``GET /jobs/<id>`` tells it, about twice a second.
+
+    Raises:
+        ConfigError: a setting is wrong, or the folder belongs to another evaluation or to one that runs.
+        EngineError: the engine does not answer.
+        EvaluationError: the job failed or was cancelled, or the buffer does not come up.
+        EvaluationStoppedError: Ctrl-C or SIGTERM; the same call goes on.
+    """
+    settings.output.mkdir(parents=True, exist_ok=True)
+    with _alone_in(settings.output):
+        tasks = read_tasks(settings)
+        engine = ask_engine(settings)
+        plan = open_plan(settings, tasks, engine)
+        tokenizer = tokenizer_for(settings, engine)
+        payload = job_payload(settings, plan, tasks, tokenizer)
+        with _buffer(settings, tokenizer) as client:
+            client.start_rollout({key: value for key, value in payload.items() if value is not None or key in NULLABLE})
+            job = _play(settings, client, plan, tasks, ks, watch)
+            report = _report(settings, client, plan, tasks, job, ks)
+            if settings.buffer_url is not None:
+                _take_delivery(client, plan.job_id)
+    _write(settings.output / REPORT_FILE, report)
+    return report
+
+
+NULLABLE = frozenset({"max_groups_ahead", "pause_when_idle_s"})
+"""Settings for which null is a value of its own: no limit."""
+
+
+# --- playing ---------------------------------------------------------------------------------------------------------
+
+
+def _play(
+    settings: EvaluationSettings,
+    client: RolloutBufferClient,
+    plan: Plan,
+    tasks: Sequence[Instance],
+    ks: Sequence[int],
+    watch: Watch,
+) -> Mapping[str, Any]:
+    """Waits until the job is over; a stop from outside writes the report of what there is."""
+    try:
+        return _follow(client, plan.job_id, watch)
+    except KeyboardInterrupt as error:
+        report = _report(settings, client, plan, tasks, client.job(plan.job_id), ks)
+        _write(settings.output / REPORT_FILE, report)
+        slots = report["slots"]
+        raise EvaluationStoppedError(
+            f"stopped with {slots['played']} of {slots['planned']} slots played; what is done is kept in "
+            f"{settings.output}, and the same command goes on from here",
+            {"report": report},
+        ) from error
+
+
+def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[str, Any]:
+    answered = time.monotonic()
+    while True:
+        try:
+            job = client.job(job_id)
+            answered = time.monotonic()
+        except (requests.RequestException, UnavailableError) as error:
+            # The supervisor starts a server that died again.
+            if time.monotonic() - answered > SILENCE_PATIENCE_S:
+                raise EvaluationError(f"the buffer does not answer any more: {error}") from error
+        else:
+            watch(job)
+            if job["state"] == "paused" and not job["cause"].startswith(ENGINE_AWAY_CAUSE):
+                client.resume(job_id)
+            elif job["state"] not in OPEN:
+                break
+        time.sleep(LOOK_INTERVAL_S)
+    if job["state"] != "finished":
+        raise EvaluationError(f"the job is {job['state']}: {job['cause'] or 'no reason was given'}")
+    return job
+
+
+@contextmanager
+def _alone_in(output: Path) -> Iterator[None]:
+    """Keeps a second call out of the folder for as long as this one is in it."""
+    with (output / "evaluation.lock").open("w", encoding="utf-8") as lock:
+        if not _lock(lock, 0.0):
+            raise ConfigError(f"another rollout-buffer eval works in {output}: wait for it, or give another --output")
+        yield
+
+
+@contextmanager
+def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[RolloutBufferClient]:
+    """The buffer that plays it: the given one, or one of its own for the time of the context."""
+    if settings.buffer_url is not None:
+        yield RolloutBufferClient(settings.buffer_url, token=token_from_environment())
+        return
+    port = _free_port()
+    _wait_for_the_last_one(settings.output / BUFFER_FOLDER / "supervisor.lock")
+    arguments = _serve_arguments(settings, tokenizer, port)
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *arguments]
+    child = ChildProcess("buffer", command, log_file=settings.output / "buffer.log", environment=_environment(settings))
+    try:
+        _wait_until_well(f"http://127.0.0.1:{port}", child)
+        yield RolloutBufferClient(f"http://127.0.0.1:{port}")
+    finally:
+        child.stop(STOP_PATIENCE_S)
+
+
+def _serve_arguments(settings: EvaluationSettings, tokenizer: str | None, port: int) -> list[str]:
+    roots = Path(settings.tasks.partition("@[")[0]).resolve().parent
+    data_dir = settings.output / BUFFER_FOLDER
+    places = ["--data-dir", str(data_dir), "--data-root", str(roots)]
+    places += [] if tokenizer is None else ["--allow-tokenizer", tokenizer]
+    return ["--port", str(port), *places, *settings.serve_arguments]
+
+
+def _environment(settings: EvaluationSettings) -> dict[str, str]:
+    key = {} if settings.api_key is None else {KEY_VARIABLE: settings.api_key, KEY_URL_VARIABLE: settings.engine_url}
+    return {**settings.environment, **key}
+
+
+def _wait_for_the_last_one(lock_file: Path) -> None:
+    """Waits for the supervisor of a call that was killed: it was told by the kernel and ends in order."""
+    if not lock_file.exists():
+        return
+    with lock_file.open("a", encoding="utf-8") as lock:
+        if not _lock(lock, LET_GO_PATIENCE_S):
+            raise EvaluationError(f"a process still serves {lock_file.parent}: end it, or wait, and call again")
+
+
+def _lock(file: IO[str], patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.1)
+        else:
+            return True
+
+
+def _wait_until_well(url: str, child: ChildProcess) -> None:
+    deadline = time.monotonic() + START_PATIENCE_S
+    client = RolloutBufferClient(url, timeout_s=5.0)
+    while time.monotonic() < deadline:
+        if child.exit_code() is not None:
+            raise EvaluationError(f"the buffer ended while starting:\n{child.log_tail(15)}")
+        try:
+            client.health()
+        except (requests.RequestException, UnavailableError, ValueError):
+            time.sleep(0.1)
+        else:
+            return
+    raise EvaluationError(f"the buffer does not come up; its log is {child.log_file}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:
+    """Takes the job's groups off a buffer that others use: nobody else will ask for them."""
+    while True:
+        data = client.get_rollout_data(job_id=job_id, max_groups=GROUPS_OF_A_POLL, lease_s=600, images="hash")
+        if data.delivery_id is None:
+            return
+        client.ack([data.delivery_id])
+
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    settings: EvaluationSettings,
+    client: RolloutBufferClient,
+    plan: Plan,
+    tasks: Sequence[Instance],
+    job: Mapping[str, Any],
+    ks: Sequence[int],
+) -> Report:
+    attempts, broken = _attempts(settings, client, plan.job_id)
+    records = _with_apps(client, plan.job_id, [_task_record(task, settings.group_by) for task in tasks], attempts)
+    failed = {name.removeprefix("failed:"): count for name, count in job["attempts"].items() if "failed:" in name}
+    report = build_report(
+        records,
+        attempts,
+        samples_per_task=settings.samples_per_task,
+        ks=ks,
+        failed_tries={**failed, **({Outcome.ABORTED.value: broken} if broken else {})},
+        complete=job["state"] == "finished",
+    )
+    began, ended = job["created_at"], job["finished_at"]
+    return {"job_id": plan.job_id, "work": dict(plan.work), "began_at": began, "finished_at": ended, **report}
+
+
+def _attempts(
+    settings: EvaluationSettings, client: RolloutBufferClient, job_id: str
+) -> tuple[list[AttemptRecord], int]:
+    """Returns what was played to an end of its own, one for each slot, and how many the engine gave up midway."""
+    found: dict[tuple[str, int], AttemptRecord] = {}
+    aborted, cursor = 0, None
+    while True:
+        page = client.trajectories(job_id=job_id, limit=PAGE, cursor=cursor)
+        for entry in page["trajectories"]:
+            if entry["late"]:
+                continue
+            if entry["outcome"] == Outcome.ABORTED:
+                aborted += 1
+                continue
+            found[entry["instance_id"], int(entry["slot"])] = _attempt(entry, settings.success_threshold)
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return list(found.values()), aborted
+
+
+def _attempt(entry: Mapping[str, Any], threshold: float) -> AttemptRecord:
+    told = entry["success"]
+    reward = float(entry["reward"])
+    return AttemptRecord(
+        instance_id=entry["instance_id"],
+        slot=int(entry["slot"]),
+        uid=entry["uid"],
+        solved=(reward if told is None else float(told)) >= threshold,
+        reward=reward,
+        outcome=entry["outcome"],
+        stop_reason=entry["stop_reason"],
+        turns=entry["turns"],
+        played_s=entry["played_s"],
+    )
+
+
+def _task_record(task: Instance, group_by: Sequence[str]) -> TaskRecord:
+    metadata = task.data.get("metadata")
+    facts = {**task.data, **metadata} if isinstance(metadata, Mapping) else dict(task.data)
+    groups = {name: _values(facts.get(name)) for name in dict.fromkeys(("app", "difficulty", *group_by))}
+    name = facts.get("task_name")
+    return TaskRecord(
+        instance_id=task.instance_id,
+        task=None if name is None else str(name),
+        groups={group: values for group, values in groups.items() if values},
+    )
+
+
+def _values(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+
+
+def _with_apps(
+    client: RolloutBufferClient, job_id: str, tasks: Sequence[TaskRecord], attempts: Sequence[AttemptRecord]
+) -> list[TaskRecord]:
+    """Adds the app that a task's own trajectory tells, where the task list does not; one is read for each name."""
+    uids = {attempt.instance_id: attempt.uid for attempt in attempts}
+    nameless = [task for task in tasks if "app" not in task.groups and task.instance_id in uids]
+    by_name = {task.task: uids[task.instance_id] for task in nameless if task.task is not None}
+    apps = {name: _apps(client.trajectory(uid, job_id=job_id)) for name, uid in by_name.items()}
+    return [_with_app(task, apps.get(task.task or "", ())) for task in tasks]
+
+
+def _with_app(task: TaskRecord, app: tuple[str, ...]) -> TaskRecord:
+    return task if not app or "app" in task.groups else replace(task, groups={**task.groups, "app": app})
+
+
+def _apps(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
+    """The apps of a task that has several stand in one text, with commas between."""
+    extra_info = trajectory.get("extra_info")
+    app = extra_info.get("app") if isinstance(extra_info, Mapping) else None
+    return tuple(name for name in str(app).split(",") if name) if app else ()
+
+
+def _write(path: Path, report: Report) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,278 @@
+"""What an evaluation is: its settings, the plan that is kept beside its results, and the engine that it asks.
+
+The plan says which work it is. The same command finds it again and goes on; another one in the same folder is refused,
+so that no report is made of two different things.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import requests
+
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.state.input_files import read_instances, split_slice
+from slime_plugins.rollout_buffer.types import Instance
+
+__all__ = [
+    "EngineFacts",
+    "EvaluationSettings",
+    "Plan",
+    "ask_engine",
+    "job_payload",
+    "open_plan",
+    "read_tasks",
+    "tokenizer_for",
+]
+
+PLAN_FILE = "evaluation.json"
+ENGINE_TIMEOUT_S = 10.0
+LONGEST_PAUSE_OF_A_GROUP_S = 7 * 86_400.0
+"""A task whose attempts come far apart is waited for; each attempt has limits of its own."""
+ANY_REWARD = (-1e12, 1e12)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSettings:
+    """What is played, with which engine, and where the results go. ``output`` belongs to one evaluation.
+
+    ``tasks`` is a file as ``start_rollout`` takes it, slices included. ``buffer_url`` None runs a buffer of its own in
+    ``output``. ``retry_given_up`` gives slots that were given up ``max_attempts`` more tries, once per call.
+    ``environment`` is added to that of its processes; ``serve_arguments`` to the command that starts it.
+    """
+
+    output: Path
+    task_type: str
+    tasks: str
+    engine_url: str
+    api: str = "sglang"
+    model: str | None = None
+    api_key: str | None = None
+    tokenizer: Path | None = None
+    samples_per_task: int = 1
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    concurrency: int = 16
+    max_attempts: int = 5
+    retry_given_up: bool = False
+    success_threshold: float = 1.0
+    group_by: Sequence[str] = ()
+    buffer_url: str | None = None
+    serve_arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFacts:
+    """What the engine says of itself; None where it does not tell."""
+
+    model: str | None = None
+    weight_version: str | None = None
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The work, as it stands in ``evaluation.json``. ``is_new`` says that it was written just now."""
+
+    job_id: str
+    work: Mapping[str, Any]
+    is_new: bool
+
+
+def read_tasks(settings: EvaluationSettings) -> list[Instance]:
+    """Returns the lines of the task list.
+
+    Raises:
+        InputFileError: it cannot be read, is empty, or a line has no ``instance_id`` of its own.
+    """
+    folder = Path(split_slice(settings.tasks)[0]).resolve().parent
+    return read_instances(_absolute(settings.tasks), [folder])
+
+
+def ask_engine(settings: EvaluationSettings) -> EngineFacts:
+    """Asks the engine who it is, so that a wrong address or key is said before anything is played.
+
+    Raises:
+        EngineError: it does not answer.
+        ConfigError: it answers that the address, the key or the model is wrong.
+    """
+    return _ask_openai(settings) if settings.api == "openai" else _ask_sglang(settings)
+
+
+def open_plan(settings: EvaluationSettings, tasks: Sequence[Instance], engine: EngineFacts) -> Plan:
+    """Returns the plan of the folder, which is written when there is none.
+
+    Raises:
+        ConfigError: the folder belongs to another evaluation, or its plan cannot be read.
+    """
+    path = settings.output / PLAN_FILE
+    work = _work(settings, tasks, engine)
+    if not path.exists():
+        plan = Plan(job_id=f"eval-{uuid.uuid4().hex[:12]}", work=work, is_new=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"job_id": plan.job_id, "work": work}, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+        return plan
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        job_id, known = str(held["job_id"]), dict(held["work"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; give another --output") from error
+    different = sorted(name for name in {*work, *known} if work.get(name) != known.get(name))
+    if different:
+        raise ConfigError(
+            f"{settings.output} belongs to another evaluation ({_differences(different, known, work)}): "
+            "give another --output, or the command that began it"
+        )
+    return Plan(job_id=job_id, work=known, is_new=False)
+
+
+def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instance], tokenizer: str | None) -> Any:
+    """Returns the body of ``start_rollout``: an evaluation job that keeps all it plays and waits for nobody.
+
+    Raises:
+        ConfigError: an option would change what the evaluation itself sets.
+    """
+    payload = {
+        "job_id": plan.job_id,
+        "task_type": settings.task_type,
+        "evaluation": True,
+        "num_epoch": 1,
+        "num_repeat_per_sample": settings.samples_per_task,
+        "num_process": settings.concurrency,
+        "max_attempts": settings.max_attempts,
+        "retry_given_up": settings.retry_given_up or None,
+        "remote_engine_url": settings.engine_url,
+        "engine_api": settings.api,
+        "engine_model": plan.work["model"] if settings.api == "openai" else None,
+        "tokenizer_path": tokenizer,
+        "sampling_params": dict(settings.sampling_params),
+        "sampling_seed": settings.seed,
+        "reward_range": list(ANY_REWARD),
+        "group_timeout_seconds": LONGEST_PAUSE_OF_A_GROUP_S,
+        "max_groups_ahead": None,
+        "pause_when_idle_s": None,
+        **_input(settings, tasks),
+    }
+    clash = sorted(payload.keys() & settings.options.keys())
+    if clash:
+        raise ConfigError(f"--options may not set {', '.join(clash)}: the evaluation does")
+    return {**payload, **settings.options}
+
+
+def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | None:
+    """Returns the tokenizer's folder; None for an engine that takes messages.
+
+    Raises:
+        ConfigError: none was given, and the engine names no folder of this machine.
+    """
+    if settings.api == "openai":
+        if settings.tokenizer is not None:
+            raise ConfigError("--tokenizer is for --api sglang: an OpenAI-compatible server renders messages itself")
+        return None
+    if settings.tokenizer is not None:
+        return str(settings.tokenizer.resolve())
+    named = [name for name in (engine.tokenizer, engine.model) if name is not None and Path(name).is_dir()]
+    if not named:
+        raise ConfigError(
+            f"the engine's tokenizer ({engine.tokenizer or engine.model or 'not told'}) is no folder of this machine: "
+            "give --tokenizer FOLDER"
+        )
+    return named[0]
+
+
+def _work(settings: EvaluationSettings, tasks: Sequence[Instance], engine: EngineFacts) -> dict[str, Any]:
+    """What may not change from one call to the next. The engine's address may, its model and weights may not."""
+    lines = b"\n".join(orjson.dumps(task.data, option=orjson.OPT_SORT_KEYS) for task in tasks)
+    return {
+        "task_type": settings.task_type,
+        "tasks": len(tasks),
+        "tasks_sha256": hashlib.sha256(lines).hexdigest(),
+        "samples_per_task": settings.samples_per_task,
+        "api": settings.api,
+        "model": settings.model or engine.model,
+        "weight_version": engine.weight_version,
+        "sampling_params": dict(settings.sampling_params),
+        "seed": settings.seed,
+        "options": dict(settings.options),
+    }
+
+
+def _differences(names: Sequence[str], known: Mapping[str, Any], work: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {_short(known.get(name))} then, {_short(work.get(name))} now" for name in names[:4])
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:80]
+
+
+def _input(settings: EvaluationSettings, tasks: Sequence[Instance]) -> dict[str, Any]:
+    """The file for a buffer of its own; the lines for one that may not see the file."""
+    if settings.buffer_url is None:
+        return {"input_file": _absolute(settings.tasks)}
+    return {"instances": [dict(task.data) for task in tasks]}
+
+
+def _absolute(tasks: str) -> str:
+    path = split_slice(tasks)[0]
+    return f"{Path(path).resolve()}{tasks[len(path) :]}"
+
+
+def _ask_sglang(settings: EvaluationSettings) -> EngineFacts:
+    for route in ("/model_info", "/get_model_info"):
+        answer = _get(f"{settings.engine_url}{route}", {})
+        if answer.status_code == 200:
+            told = _object(answer)
+            return EngineFacts(
+                model=_text(told.get("model_path")),
+                weight_version=_text(told.get("weight_version")),
+                tokenizer=_text(told.get("tokenizer_path")),
+            )
+    if _get(f"{settings.engine_url}/health", {}).status_code != 200:
+        raise ConfigError(
+            f"{settings.engine_url} answers as no SGLang server does: is the address right, or is it --api openai?"
+        )
+    return EngineFacts()
+
+
+def _ask_openai(settings: EvaluationSettings) -> EngineFacts:
+    headers = {} if settings.api_key is None else {"Authorization": f"Bearer {settings.api_key}"}
+    answer = _get(f"{settings.engine_url}/models", headers)
+    if answer.status_code in (401, 403):
+        raise ConfigError(f"{settings.engine_url} refuses the key (HTTP {answer.status_code}): see --api-key-env")
+    if settings.model is not None:
+        return EngineFacts(model=settings.model)
+    data = _object(answer).get("data") if answer.status_code == 200 else None
+    names = [str(entry["id"]) for entry in data if isinstance(entry, dict) and "id" in entry] if data else []
+    if len(names) != 1:
+        found = f"it has {', '.join(names[:8])}" if names else f"{settings.engine_url}/models lists none"
+        raise ConfigError(f"which model? Give --model ({found})")
+    return EngineFacts(model=names[0])
+
+
+def _get(url: str, headers: Mapping[str, str]) -> requests.Response:
+    try:
+        return requests.get(url, headers=headers, timeout=ENGINE_TIMEOUT_S)
+    except requests.RequestException as error:
+        raise EngineError(f"the engine does not answer at {url}: {error}") from error
+
+
+def _object(answer: requests.Response) -> dict[str, Any]:
+    try:
+        told = answer.json()
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,214 @@
+"""Pure: from the attempts of an evaluation to its report, and from two reports to their difference.
+
+A slot that no attempt could fill (a device, the engine or the environment broke each time) says nothing of the policy.
+It is left out of every rate and counted apart; ``success_failures_as_zero`` is what the rate would be if it were none.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugins.rollout_buffer.evaluation.statistics import Estimate, mean_difference, mean_over_tasks, pass_at_k
+
+__all__ = ["FORMAT", "AttemptRecord", "TaskRecord", "build_report", "compare_reports", "default_ks"]
+
+FORMAT = 1
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRecord:
+    """One line of the task list. ``groups`` maps what is reported beside (``app``, ``difficulty`` …) to its values."""
+
+    instance_id: str
+    task: str | None = None
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """What came of one slot that was played to an end of its own."""
+
+    instance_id: str
+    slot: int
+    uid: str
+    solved: bool
+    reward: float
+    outcome: str
+    stop_reason: str
+    turns: int | None = None
+    played_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A task with its attempts; ``planned`` is how many there should be."""
+
+    task: TaskRecord
+    attempts: Sequence[AttemptRecord]
+    planned: int
+
+    @property
+    def solved(self) -> int:
+        return sum(attempt.solved for attempt in self.attempts)
+
+    @property
+    def share(self) -> float:
+        return self.solved / len(self.attempts)
+
+
+def default_ks(samples_per_task: int) -> list[int]:
+    """Returns the k of pass@k that are worth telling: powers of two, and the number of attempts."""
+    powers = [2**power for power in range(samples_per_task.bit_length())]
+    return sorted({k for k in [*powers, samples_per_task] if k <= samples_per_task})
+
+
+def build_report(
+    tasks: Sequence[TaskRecord],
+    attempts: Iterable[AttemptRecord],
+    *,
+    samples_per_task: int,
+    ks: Sequence[int],
+    failed_tries: Mapping[str, int],
+    complete: bool,
+) -> Report:
+    """Returns the report as JSON has it.
+
+    Args:
+        tasks: every line of the task list, in order.
+        attempts: what was played; at most ``samples_per_task`` for each task.
+        samples_per_task: how many attempts each task was to get.
+        ks: which pass@k to tell; a task with fewer than k attempts is left out of that one, and counted.
+        failed_tries: how often something else than the policy broke, by error code, repeated tries included.
+        complete: whether every slot was played or given up.
+    """
+    by_task: dict[str, list[AttemptRecord]] = defaultdict(list)
+    for attempt in attempts:
+        by_task[attempt.instance_id].append(attempt)
+    lines = [_line(task, by_task[task.instance_id], samples_per_task) for task in tasks]
+    names = sorted({name for task in tasks for name in task.groups})
+    return {
+        "format": FORMAT,
+        "complete": complete,
+        **_summary(lines),
+        "pass_at_k": {str(k): _pass_at(lines, k) for k in ks},
+        "failed_tries": dict(sorted(failed_tries.items())),
+        "outcomes": _counted(line.attempts for line in lines),
+        "stop_reasons": _counted((line.attempts for line in lines), "stop_reason"),
+        "by_task": _grouped(lines, _task_name),
+        **{f"by_{name}": _grouped(lines, _group_names(name)) for name in names},
+        "instances": [_instance(line) for line in lines],
+    }
+
+
+def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
+    """Returns how much better ``new`` is than ``old`` on the tasks that both played, paired by task.
+
+    Raises:
+        ValueError: they have no task in common.
+    """
+    ours, theirs = _shares(new), _shares(old)
+    common = [name for name in ours if name in theirs]
+    if not common:
+        raise ValueError("the two evaluations have no task in common that both played")
+    differences = [ours[name] - theirs[name] for name in common]
+    return {
+        "tasks": len(common),
+        "only_new": len(ours) - len(common),
+        "only_old": len(theirs) - len(common),
+        "new": statistics.fmean(ours[name] for name in common),
+        "old": statistics.fmean(theirs[name] for name in common),
+        "difference": _as_dict(mean_difference(differences, seed)),
+        "better": sum(difference > 0 for difference in differences),
+        "equal": sum(difference == 0 for difference in differences),
+        "worse": sum(difference < 0 for difference in differences),
+    }
+
+
+def _line(task: TaskRecord, attempts: Sequence[AttemptRecord], planned: int) -> _Line:
+    return _Line(task, sorted(attempts, key=lambda attempt: attempt.slot), planned)
+
+
+def _summary(lines: Sequence[_Line]) -> Report:
+    played = [line for line in lines if line.attempts]
+    attempts = [attempt for line in lines for attempt in line.attempts]
+    planned = sum(line.planned for line in lines)
+    return {
+        "tasks": len(lines),
+        "tasks_without_attempt": len(lines) - len(played),
+        "slots": {"planned": planned, "played": len(attempts), "not_played": planned - len(attempts)},
+        "solved": sum(line.solved for line in lines),
+        "success": _estimate([line.share for line in played], len(attempts)),
+        "success_failures_as_zero": _estimate([line.solved / line.planned for line in lines], planned),
+        "reward_mean": _mean(attempt.reward for attempt in attempts),
+        "turns_mean": _mean(attempt.turns for attempt in attempts),
+        "played_s_mean": _mean(attempt.played_s for attempt in attempts),
+    }
+
+
+def _pass_at(lines: Sequence[_Line], k: int) -> Report:
+    enough = [line for line in lines if len(line.attempts) >= k]
+    chances = [pass_at_k(len(line.attempts), line.solved, k) for line in enough]
+    choices = sum(len(line.attempts) for line in enough) / k
+    estimate = _estimate(chances, choices) or {"value": None, "low": None, "high": None, "tasks": 0}
+    return {**estimate, "left_out": len(lines) - len(enough)}
+
+
+def _grouped(lines: Sequence[_Line], names_of: Callable[[TaskRecord], Iterable[str]]) -> Report:
+    groups: dict[str, list[_Line]] = defaultdict(list)
+    for line in lines:
+        for name in names_of(line.task):
+            groups[name].append(line)
+    return {name: _summary(groups[name]) for name in sorted(groups)}
+
+
+def _task_name(task: TaskRecord) -> tuple[str, ...]:
+    return () if task.task is None else (task.task,)
+
+
+def _group_names(name: str) -> Callable[[TaskRecord], Iterable[str]]:
+    return lambda task: task.groups.get(name, ())
+
+
+def _instance(line: _Line) -> Report:
+    return {
+        "instance_id": line.task.instance_id,
+        "task": line.task.task,
+        **{name: list(values) for name, values in line.task.groups.items()},
+        "solved": line.solved,
+        "played": len(line.attempts),
+        "not_played": line.planned - len(line.attempts),
+        "attempts": [_attempt(attempt) for attempt in line.attempts],
+    }
+
+
+def _attempt(attempt: AttemptRecord) -> Report:
+    names = ("slot", "uid", "solved", "reward", "outcome", "stop_reason", "turns", "played_s")
+    return {name: getattr(attempt, name) for name in names}
+
+
+def _estimate(shares: Sequence[float], independent: float) -> Report | None:
+    return _as_dict(mean_over_tasks(shares, independent)) if shares else None
+
+
+def _as_dict(estimate: Estimate) -> Report:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "tasks": estimate.tasks}
+
+
+def _counted(attempts_of_lines: Iterable[Sequence[AttemptRecord]], name: str = "outcome") -> dict[str, int]:
+    counts = Counter(str(getattr(attempt, name)) for attempts in attempts_of_lines for attempt in attempts)
+    return dict(sorted(counts.items()))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _shares(report: Report) -> dict[str, float]:
+    played = [entry for entry in report["instances"] if entry["played"]]
+    return {entry["instance_id"]: entry["solved"] / entry["played"] for entry in played}

@@ -1,0 +1,153 @@
+"""What the sessions of one job share: the engine, the chat template, how turns are sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine.base import Engine, SglangEngine
+from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
+from slime_plugins.rollout_buffer.gateway.messages import digest
+from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
+from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+
+__all__ = ["JobBackend", "JobBackends"]
+
+PIN_OPTION = "pin_sampling_params"
+TEMPLATE_OPTION = "chat_template_kwargs"
+REMEMBERED_TEMPLATES = 16
+
+RESERVED = frozenset(
+    {
+        "self",
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "kwargs",
+    }
+)
+"""Arguments of ``apply_chat_template`` itself, which a request must not reach."""
+
+logger = logging.getLogger(__name__)
+
+
+def _connect(url: str, size: int | None) -> Engine:
+    return SglangEngine(url, vocabulary_size=size)
+
+
+def load_tokenizer(path: str) -> Any:
+    """Returns the tokenizer in a folder."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+class JobBackend:
+    """The way of one job's sessions to its engine."""
+
+    def __init__(self, job: JobRecord, engine: Engine, tokenizer: Any) -> None:
+        settings = JobSettings.model_validate(job.settings)
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.sampling = settings.sampling()
+        self.is_pinned = settings.options.get(PIN_OPTION) is True
+        self._template_options: Mapping[str, Any] = settings.options.get(TEMPLATE_OPTION) or {}
+        self._chats: OrderedDict[bytes, ChatTokens] = OrderedDict()
+        self.chat_for(None)
+
+    def chat_for(self, template_options: Mapping[str, Any] | None) -> ChatTokens:
+        """Returns the chat template with a request's options over the job's.
+
+        Raises:
+            InvalidPayloadError: an option that is not for a template.
+            ConfigError: the template does not work with them.
+        """
+        options = {**self._template_options, **(template_options or {})}
+        reserved = RESERVED & options.keys()
+        if reserved:
+            raise InvalidPayloadError(
+                f"chat_template_kwargs: {', '.join(sorted(reserved))} cannot be given",
+                {"param": "chat_template_kwargs"},
+            )
+        key = digest(options)
+        if key not in self._chats:
+            self._chats[key] = ChatTokens(self.tokenizer, options)
+            if len(self._chats) > REMEMBERED_TEMPLATES:
+                self._chats.popitem(last=False)
+        return self._chats[key]
+
+
+class JobBackends:
+    """The doors of all jobs that have sessions, made when first asked for."""
+
+    def __init__(
+        self, connect: Callable[[str, int | None], Engine] | None = None, load: Callable[[str], Any] = load_tokenizer
+    ) -> None:
+        """``connect`` is given an engine's address and how many token ids its model has, if that is known."""
+        self._connect, self._load = connect or _connect, load
+        self._backends: dict[int, JobBackend] = {}
+        self._opening = asyncio.Lock()
+        self._tokenizers: OrderedDict[str, Any] = OrderedDict()
+
+    async def open(self, job: JobRecord) -> JobBackend:
+        """Returns the door of a job.
+
+        Raises:
+            ConflictError: the job names no engine or no tokenizer, or one that does not load.
+        """
+        async with self._opening:
+            if job.key not in self._backends:
+                self._backends[job.key] = await self._make(job)
+            return self._backends[job.key]
+
+    def engine_moved(self, job: JobRecord) -> None:
+        """Follows a trainer that came back under another address."""
+        backend = self._backends.get(job.key)
+        if backend is not None and job.engine_url and isinstance(backend.engine, SglangEngine):
+            backend.engine.set_base_url(job.engine_url)
+
+    async def keep_only(self, job_keys: set[int]) -> None:
+        """Closes the doors of all other jobs."""
+        for key in self._backends.keys() - job_keys:
+            await self._backends.pop(key).engine.close()
+
+    async def _make(self, job: JobRecord) -> JobBackend:
+        path = job.settings.get("tokenizer_path")
+        if not job.engine_url or not path:
+            raise ConflictError(
+                f"job {job.job_id} takes no sessions: start it with remote_engine_url and tokenizer_path, which an "
+                "external job need not have"
+            )
+        try:
+            tokenizer = await self._tokenizer(path)
+            return JobBackend(job, self._connect(job.engine_url, vocabulary_size(path, tokenizer)), tokenizer)
+        except (ConfigError, InvalidPayloadError, OSError, ValueError) as error:
+            raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
+
+    async def _tokenizer(self, path: str) -> Any:
+        if path not in self._tokenizers:
+            logger.info("loading the tokenizer %s", path)
+            self._tokenizers[path] = await asyncio.to_thread(self._load, path)
+            if len(self._tokenizers) > REMEMBERED_TEMPLATES:
+                self._tokenizers.popitem(last=False)
+        return self._tokenizers[path]

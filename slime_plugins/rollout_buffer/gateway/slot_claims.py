@@ -1,0 +1,235 @@
+"""Slots that somebody outside fills: an agent that nobody here wrote takes one, works, and brings a trajectory back.
+
+For jobs of task type ``external``. A claim is an attempt like a runner's: its number fences late results, a failed one
+has no reward, and its slot is open again until it has failed ``max_attempts`` times. One process at a time hands claims
+out; when it starts, the attempts of its predecessor are given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
+from slime_plugins.rollout_buffer.rules import groups as group_rules
+from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.storage.tables import (
+    attempt_rows,
+    delivery_rows,
+    group_rows,
+    job_rows,
+    trajectory_rows,
+)
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import AttemptRecord, SlotUse
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState, Trajectory
+
+__all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
+
+RESTARTED = "gateway_restarted"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotClaim:
+    """One slot, taken by one attempt. ``uid`` names the trajectory that it may bring."""
+
+    job: JobRecord
+    group: GroupRecord
+    instance: Instance
+    slot: int
+    attempt: int
+
+    @property
+    def uid(self) -> str:
+        """The name of the attempt and of its trajectory, unique in the whole store."""
+        return job_rules.attempt_uid(self.group.job_key, self.group.epoch, self.group.position, self.slot, self.attempt)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimState:
+    """How a claim stands in the store. ``state``: running, finished, failed or given_up."""
+
+    uid: str
+    job_id: str
+    state: str
+    error_code: str | None = None
+    error_message: str | None = None
+    reward: float | None = None
+    late: bool | None = None
+
+
+class SlotClaims:
+    """Hands out slots of external jobs and takes back what became of them. Safe to use from many threads."""
+
+    def __init__(self, buffer: Buffer, *, clock: Callable[[], float] = time.time) -> None:
+        self._buffer = buffer
+        self._clock = clock
+
+    def take_over(self) -> int:
+        """Gives up what an earlier process had handed out, and fences it off; returns how many attempts that were."""
+        given_up = 0
+        for job in self._buffer.unfinished_jobs():
+            if not job.has_runner:
+                with self._buffer.store.write() as connection:
+                    why = "the gateway ended while the session was open; its slot is open again"
+                    given_up += attempt_rows.end_running_attempts(connection, job.key, self._clock(), RESTARTED, why)
+                    fence = job_rows.get_job(connection, job.key).fence + 1
+                    job_rows.update_job(connection, job.key, fence=fence)
+        return given_up
+
+    def claim(self, job_id: str, instance_id: str | None = None) -> SlotClaim:
+        """Takes the next open slot, in the order of the input, or the next one of an instance.
+
+        A job without input gets a new instance by its first claim, as by its first written item.
+
+        Raises:
+            NotFoundError: there is no such job or instance.
+            ConflictError: the job is played by a runner of its own, is over, or has no open group any more.
+            UnavailableError: the job is paused.
+            BusyError: every open slot is taken, or as many groups wait for the trainer as the job allows.
+        """
+        with self._buffer.store.write() as connection:
+            job = _job_for_claim(connection, job_id)
+            group, slot = _free_slot(connection, job, instance_id)
+            now = self._clock()
+            if group.opened_at is None:
+                group_rows.update_group(connection, group.key, opened_at=now)
+            attempt = attempt_rows.insert_attempt(connection, group.key, slot, job.fence, now)
+            line = orjson.loads(group_rows.instance_line(connection, job.key, group.position))
+        instance = Instance(instance_id=group.instance_id, data=line)
+        return SlotClaim(job=job, group=group, instance=instance, slot=slot, attempt=attempt)
+
+    def finish(self, claim: SlotClaim, trajectory: Trajectory) -> str:
+        """Keeps what a claim brought, and closes its group when that was the last; returns ``stored`` or ``late``.
+
+        The same claim finished twice is one trajectory (``duplicate``).
+
+        Raises:
+            StaleAttemptError: the attempt was given up before.
+        """
+        result = self._buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory)
+        self._settle(claim.job, claim.group)
+        return result.status
+
+    def fail(self, claim: SlotClaim, code: str, message: str, *, given_up: bool = False) -> None:
+        """Ends a claim without a trajectory: it has no reward. ``given_up`` does not count against the slot.
+
+        Raises:
+            StaleAttemptError: another process hands out the job's slots now.
+        """
+        self._buffer.fail_attempt(
+            claim.job.fence, claim.group, claim.slot, claim.attempt, code=code, message=message, given_up=given_up
+        )
+        self._settle(claim.job, claim.group)
+
+    def state_of(self, uid: str) -> ClaimState | None:
+        """Returns how the claim of that name stands; None when there never was one."""
+        numbers = uid.split(".")
+        if len(numbers) != 5 or not all(number.isascii() and number.isdigit() for number in numbers):
+            return None
+        job_key, epoch, position, slot, attempt = (min(int(number), 2**53) for number in numbers)
+        with self._buffer.store.read() as connection:
+            group = attempt_rows.find_group(connection, job_key, epoch, position)
+            found = None if group is None else attempt_rows.find_attempt(connection, group.key, slot, attempt)
+            if found is None:
+                return None
+            return _claim_state(uid, job_rows.get_job(connection, job_key).job_id, found)
+
+    def running(self, claims: list[SlotClaim]) -> list[bool]:
+        """Tells of each claim whether its attempt still runs; a cancelled job's do not."""
+        with self._buffer.store.read() as connection:
+            return [
+                attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt) == "running"
+                for claim in claims
+            ]
+
+    def settle_all(self) -> None:
+        """Closes groups that got all they will get: also those whose process died between the last member and that."""
+        for job in self._buffer.unfinished_jobs():
+            if not job.has_runner:
+                for group, _ in self._buffer.begun_open_groups(job.key):
+                    self._settle(job, group)
+
+    def _settle(self, job: JobRecord, group: GroupRecord) -> None:
+        """Closes a group when each of its slots is filled or was given up too often."""
+        with self._buffer.store.read() as connection:
+            if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
+                return
+            uses = attempt_rows.slot_uses(connection, group.key)
+            members = trajectory_rows.count_members(connection, group.key)
+        limit = job.settings["max_attempts"]
+        spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
+        if members + spent < job.group_size:
+            return
+        found = self._buffer.members(group, with_items=False)
+        self._buffer.close_group(group, group_rules.judge_group(found, group_policy(job)), judged=len(found))
+
+
+def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
+    job = job_rows.find_job(connection, job_id)
+    if job is None:
+        raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
+    if job.has_runner:
+        raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
+    if job.state is JobState.PAUSED:
+        raise UnavailableError(f"job {job.job_id} is paused: it hands out no slots until it is resumed")
+    if job.state not in job_rules.OPEN_STATES:
+        raise ConflictError(f"job {job.job_id} is {job.state.value}: it has no open slot", {"state": job.state.value})
+    limit = job.settings["max_groups_ahead"]
+    if (
+        limit is not None
+        and delivery_rows.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED) >= limit
+    ):
+        raise BusyError(f"{limit} groups of job {job.job_id} wait for the trainer: ask again when it has fetched some")
+    return job
+
+
+def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:
+    limit = job.settings["max_attempts"]
+    for group in _open_groups(connection, job, instance_id):
+        uses = attempt_rows.slot_uses(connection, group.key)
+        for slot in range(job.group_size):
+            use = uses.get(slot, SlotUse())
+            if not use.filled and not use.running and use.failures < limit:
+                return group, slot
+    named = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
+    if _has_open_group(connection, job, instance_id):
+        raise BusyError(f"every open slot{named} of job {job.job_id} is taken: ask again when a session has ended")
+    raise ConflictError(f"job {job.job_id} has no open group{named} any more")
+
+
+def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterable[GroupRecord]:
+    if instance_id is None:
+        if not job.has_input:
+            raise ConflictError(f"job {job.job_id} has no input: say with instance_id which instance is worked on")
+        return group_rows.open_groups_with_room(connection, job.key, job.group_size)
+    known = group_rows.groups_of_instance(connection, job.key, instance_id)
+    if not known and job.has_input:
+        raise NotFoundError(f"job {job.job_id} has no instance {instance_id[:300]!r}")
+    if not known:
+        group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
+        known = group_rows.groups_of_instance(connection, job.key, instance_id)
+    return [group for group in known if group.state is GroupState.OPEN]
+
+
+def _has_open_group(connection: Connection, job: JobRecord, instance_id: str | None) -> bool:
+    if instance_id is None:
+        return delivery_rows.has_groups(connection, job.key, GroupState.OPEN)
+    known = group_rows.groups_of_instance(connection, job.key, instance_id)
+    return any(group.state is GroupState.OPEN for group in known)
+
+
+def _claim_state(uid: str, job_id: str, found: AttemptRecord) -> ClaimState:
+    facts: dict[str, Any] = {name: getattr(found, name) for name in AttemptRecord.__slots__}
+    return ClaimState(uid=uid, job_id=job_id, **{**facts, "late": None if found.late is None else bool(found.late)})

@@ -1,0 +1,34 @@
+"""Where the seconds of an episode went. Who traces episodes sees the same phases."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from slime_plugins.rollout_buffer.observability import tracing
+
+__all__ = ["PhaseTimer"]
+
+
+class PhaseTimer:
+    """Sums seconds by phase. ``clock`` returns seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Adds the time spent inside to ``name``, however it is left."""
+        start = self._clock()
+        try:
+            with tracing.phase(name):
+                yield
+        finally:
+            self._seconds[name] += self._clock() - start
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of each phase so far."""
+        return dict(self._seconds)

@@ -1,0 +1,93 @@
+"""Traces for OpenTelemetry: a span for each attempt, with one for each phase of its episode in it.
+
+On when ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``) names a collector and the extra
+``telemetry`` is installed; everything else is set by OpenTelemetry's own variables. Spans go out in the background; a
+collector that is away costs spans, never an episode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTracer, Span, Tracer
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span as OpenTelemetrySpan
+
+__all__ = ["ENDPOINT_VARIABLES", "OpenTelemetryTracer", "tracing_from_environment"]
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+SERVICE_NAME = "rollout-buffer"
+FLUSH_PATIENCE_MS = 3000
+
+logger = logging.getLogger(__name__)
+
+
+class OpenTelemetryTracer:
+    """Makes OpenTelemetry spans; attributes get the prefix ``rollout_buffer.``"""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._tracer = provider.get_tracer("slime_plugins.rollout_buffer")
+
+    @contextlib.contextmanager
+    def span(self, name: str, attributes: Attributes) -> Iterator[Span]:
+        """Traces what happens inside; an error that leaves it, also being cancelled, marks the span as failed."""
+        from opentelemetry.trace import Status, StatusCode
+
+        with self._tracer.start_as_current_span(
+            name, attributes=_prefixed(attributes), record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield _Notes(span)
+            except BaseException as error:
+                span.record_exception(error)
+                span.set_attribute("error.type", str(getattr(error, "code", "") or type(error).__name__))
+                span.set_status(Status(StatusCode.ERROR, str(error)))
+                raise
+
+
+class _Notes:
+    def __init__(self, span: OpenTelemetrySpan) -> None:
+        self._span = span
+
+    def note(self, attributes: Attributes) -> None:
+        self._span.set_attributes(_prefixed(attributes))
+
+
+def _prefixed(attributes: Attributes) -> dict[str, str | int | float | bool]:
+    return {f"rollout_buffer.{name}": value for name, value in attributes.items()}
+
+
+@contextlib.contextmanager
+def tracing_from_environment() -> Iterator[Tracer]:
+    """Gives the tracer that the environment asks for, and sends what is left when the block ends.
+
+    Asked for without the packages, it says so once and traces nothing: no training stops for a trace.
+    """
+    if not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+        yield NoTracer()
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        logger.warning("%s is set, but traces need the extra 'telemetry' (%s): "
+                       "pip install 'slime-rollout-buffer[telemetry]'. Nothing is traced.",
+                       " or ".join(ENDPOINT_VARIABLES), error)  # fmt: skip
+        yield NoTracer()
+        return
+    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE_NAME}
+    provider = TracerProvider(resource=Resource.create(named))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    try:
+        yield OpenTelemetryTracer(provider)
+    finally:
+        provider.force_flush(FLUSH_PATIENCE_MS)
+        provider.shutdown()

@@ -1,0 +1,130 @@
+"""What a caller may put after the question mark of a route that only looks, validated like a body."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from slime_plugins.rollout_buffer.protocol.request_models import Body, Count, Identifier, Number
+from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
+
+__all__ = [
+    "DeliveryQuery",
+    "GroupPageQuery",
+    "OverviewQuery",
+    "PageQuery",
+    "SeriesQuery",
+    "TokenRowQuery",
+    "TrajectoryPageQuery",
+    "TrajectoryQuery",
+]
+
+MAX_KEY = 2**63 - 1
+
+
+def _is_cursor(value: str) -> str:
+    if re.fullmatch(r"[0-9.]{1,24}:[0-9]{1,18}", value) is None:
+        raise ValueError("it is no next_cursor of this list: leave it out for the first page")
+    return value
+
+
+class PageQuery(Body):
+    """One page of a list, newest first."""
+
+    limit: Annotated[Count, Field(ge=1, le=1000)] = 50
+    """How many entries at most."""
+    cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None
+    """The `next_cursor` of the page before; the first page when it is left out."""
+
+
+class TrajectoryPageQuery(PageQuery):
+    """One page of trajectories; every filter that is given must hold."""
+
+    job_id: Identifier | None = None
+    """Only those of this job."""
+    instance_id: Identifier | None = None
+    """Only those of this instance."""
+    outcome: Outcome | None = None
+    """Only those that ended so."""
+    stop_reason: StopReason | None = None
+    """Only those that stopped for this reason."""
+    min_reward: Number | None = None
+    """Only those with at least this reward."""
+    max_reward: Number | None = None
+    """Only those with at most this reward."""
+    success: bool | None = None
+    """Only those that the environment called a success, or only those that it did not."""
+    min_version: Annotated[Count, Field(ge=0, le=MAX_KEY)] | None = None
+    """Only those whose oldest weights have at least this version."""
+    max_version: Annotated[Count, Field(ge=0, le=MAX_KEY)] | None = None
+    """Only those whose oldest weights have at most this version."""
+    search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Only those with this text in their uid or instance id, in either case of its letters."""
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> TrajectoryPageQuery:
+        if self.min_reward is not None and self.max_reward is not None and self.min_reward > self.max_reward:
+            raise ValueError("min_reward is larger than max_reward: nothing can lie between them")
+        return self
+
+
+class GroupPageQuery(Body):
+    """One page of a job's groups, the last touched first; every filter that is given must hold."""
+
+    limit: Annotated[Count, Field(ge=1, le=500)] = 50
+    """How many entries at most."""
+    cursor: Annotated[str, AfterValidator(_is_cursor)] | None = None
+    """The `next_cursor` of the page before; the first page when it is left out."""
+    state: GroupState | None = None
+    """Only those in this state."""
+    search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Only those with this text in their instance id, in either case of its letters."""
+    cause: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    """Only those with this text in their cause."""
+
+
+class SeriesQuery(Body):
+    """Which stretch of a job's time, in which buckets."""
+
+    range_s: Annotated[Number, Field(gt=0, le=3e9)] | None = None
+    """The last so many seconds; the whole job when it is left out."""
+    since: Annotated[Number, Field(ge=0, le=1e12)] | None = None
+    """Only buckets from this time on: what a caller that has the earlier ones asks for."""
+    width_s: Annotated[Count, Field(ge=1, le=604_800)] | None = None
+    """Seconds of a bucket; chosen by the length when it is left out. At least 60 where very many episodes lie in it."""
+
+
+class OverviewQuery(Body):
+    """One page of jobs, newest first."""
+
+    limit: Annotated[Count, Field(ge=1, le=100)] = 20
+    """How many jobs at most."""
+    cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None
+    """The `next_cursor` of the page before; the first page when it is left out."""
+
+
+class TokenRowQuery(Body):
+    """Which training row of a trajectory."""
+
+    job_id: Identifier | None = None
+    """The job it belongs to; needed only when several jobs have that uid."""
+    row: Annotated[Count, Field(ge=0, le=1_000_000)] = 0
+    """Which row, from 0."""
+
+
+class TrajectoryQuery(Body):
+    """Which trajectory of that uid, and in which form."""
+
+    job_id: Identifier | None = None
+    """The job it belongs to; needed only when several jobs have that uid."""
+    images: Literal["inline", "hash"] = "hash"
+    """Screenshots as data URIs, or by the hash under which `/images` has them."""
+
+
+class DeliveryQuery(Body):
+    """In which form a past delivery is returned."""
+
+    images: Literal["inline", "hash"] = "inline"
+    """As in the poll that got it: screenshots as data URIs, or by hash."""

@@ -1,0 +1,193 @@
+"""The agent's own count of a sequence it did not sample: which prompt the trainer must have used, what entered.
+
+Two counts exist. By ids: what was held, plus the template's bridge; exact where a trainer goes on from its own ids.
+By text: the whole conversation rendered again, minus what was held; the formula of the guide, and exact wherever the
+trainer renders again. They agree unless the sampled ids are not what the tokenizer makes of their text. Where they
+differ the reply says which to trust: ids that decode to its text were sampled as they are, ids that do not were not. A
+trainer that refuses the one is offered the other, once; its next prompt shows which one it used. Where the conversation
+was edited, the first count is what the new prompt has behind the ids that it shares with those held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slime_plugins.rollout_buffer.remote_rollout.conversation import (
+    ConversationTokens,
+    common_prefix,
+    is_same_message,
+    is_same_reply,
+)
+from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
+from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = ["ExpectedTurn", "OwnCount", "Way"]
+
+Tools = Sequence[Mapping[str, Any]]
+_CAUSES = "it uses another tokenizer, another chat template, or another conversation"
+
+
+class Way(StrEnum):
+    """How a trainer makes the next prompt."""
+
+    IDS = "ids"  # what it holds, and a bridge
+    TEXT = "text"  # the whole conversation rendered again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedTurn:
+    """A turn that is about to be asked for: the prompt and the number of tokens that entered, each way."""
+
+    prompts: Mapping[Way, list[int]]
+    entered: Mapping[Way, int]
+    preferred: Way
+
+    def ways(self) -> list[Way]:
+        """Returns the ways that differ in their count, the preferred one first."""
+        other = Way.TEXT if self.preferred is Way.IDS else Way.IDS
+        return [self.preferred] + ([other] if self.entered[other] != self.entered[self.preferred] else [])
+
+    def mask(self, way: Way) -> list[int] | None:
+        """Returns one 0 for each token that entered; null when nothing did."""
+        return [0] * self.entered[way] if self.entered[way] > 0 else None
+
+
+class OwnCount:
+    """Counts one rollout. ``optional_tools`` are the server's own: a trainer may show them without being told."""
+
+    def __init__(self, tokens: ConversationTokens, tools: Tools, optional_tools: Tools) -> None:
+        self._tokens = tokens
+        self._tools = tools
+        self._optional_tools = optional_tools
+        self._asked: list[Message] = []
+        self._rendered: list[int] = []
+        self._held: list[int] = []
+        self._reply: Message = {}
+        self._sampled = 0
+        self._trusts_text = False
+        self._seen: Way | None = None
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of the sequence so far, prompt and replies."""
+        return len(self._held)
+
+    def expect(self, messages: Sequence[Message], turn: int) -> ExpectedTurn:
+        """Returns what the next prompt must be, and what entered with it. Changes nothing."""
+        rendered = self._tokens.prompt(messages, self._tools)
+        if turn == 1:
+            return _first_turn(rendered)
+        by_text = len(rendered) - len(self._rendered) - self._sampled
+        if not self._continues(messages):
+            bridged, by_ids = rendered, len(rendered) - common_prefix(self._held, rendered)
+        elif rendered[: len(self._held)] == self._held:
+            bridged, by_ids = rendered, len(rendered) - len(self._held)
+        else:
+            added = messages[len(self._asked) + 1 :]
+            bridge = self._tokens.bridge(self._asked, added, self._held, self._tools)
+            bridged, by_ids = [*self._held, *bridge], len(bridge)
+        return ExpectedTurn(
+            prompts={Way.IDS: bridged, Way.TEXT: rendered},
+            entered={Way.IDS: by_ids, Way.TEXT: by_text},
+            preferred=self._seen or (Way.TEXT if self._trusts_text and by_text > 0 else Way.IDS),
+        )
+
+    def take(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
+        """Takes a reply after checking the trainer's prompt against our own.
+
+        Raises:
+            TrainerReplyError: it is another one; names the turn, both numbers, and what may be the cause.
+        """
+        self._check_vocabulary(reply, turn)
+        way, prompt = self._prompt_of(messages, expected, reply, turn)
+        if len(expected.ways()) > 1 and reply.prompt_ids is not None:
+            self._seen = way
+        self._asked = [dict(message) for message in messages]
+        self._rendered = self._tokens.prompt(messages, self._tools)
+        self._held = [*prompt, *reply.token_ids]
+        self._reply = reply.message
+        self._sampled = len(reply.token_ids)
+        self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
+
+    def _continues(self, messages: Sequence[Message]) -> bool:
+        """False where the conversation was edited or cut: then a trainer renders it anew."""
+        at = len(self._asked)
+        if len(messages) <= at or not is_same_reply(self._reply, messages[at]):
+            return False
+        return all(is_same_message(left, right) for left, right in zip(self._asked, messages, strict=False))
+
+    def _check_vocabulary(self, reply: TrainerReply, turn: int) -> None:
+        tokenizer = self._tokens.tokenizer
+        size = vocabulary_size(getattr(tokenizer, "name_or_path", None), tokenizer)
+        if size is not None and max(reply.token_ids) >= size:
+            raise TrainerReplyError(
+                f"turn {turn}: the trainer sampled token {max(reply.token_ids)}, our tokenizer has {size}: {_CAUSES}"
+            )
+
+    def _prompt_of(
+        self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int
+    ) -> tuple[Way, list[int]]:
+        theirs = None if reply.prompt_ids is None else list(reply.prompt_ids)
+        ways = [expected.preferred, *(way for way in Way if way is not expected.preferred)]
+        for way in ways:
+            if theirs == expected.prompts[way]:
+                return way, expected.prompts[way]
+        if theirs is None:
+            self._check_count(messages, expected, reply, turn)
+            return expected.preferred, expected.prompts[expected.preferred]
+        if turn == 1 and self._shows_own_tools(messages, theirs):
+            return Way.IDS, theirs
+        raise TrainerReplyError(_difference(expected.prompts[expected.preferred], theirs, turn))
+
+    def _shows_own_tools(self, messages: Sequence[Message], theirs: list[int]) -> bool:
+        """True when the trainer put this server's tools, as ``GET /tools`` lists them, into the prompt."""
+        if self._tools or not self._optional_tools:
+            return False
+        if self._tokens.prompt(messages, self._optional_tools) != theirs:
+            return False
+        self._tools = self._optional_tools
+        return True
+
+    def _check_count(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
+        """A trainer without prompt ids may still have counted its prompt."""
+        ours = [len(expected.prompts[expected.preferred]), *(len(prompt) for prompt in expected.prompts.values())]
+        if reply.prompt_tokens is None or reply.prompt_tokens in ours:
+            return
+        if turn == 1 and self._optional_tools and not self._tools:
+            self._tools = self._optional_tools
+            if len(self._tokens.prompt(messages, self._tools)) == reply.prompt_tokens:
+                return
+        raise TrainerReplyError(
+            f"turn {turn}: the trainer counted {reply.prompt_tokens} prompt tokens, "
+            f"our own count is {ours[0]}: {_CAUSES}"
+        )
+
+
+def _holds_the_message(decoded: str, message: Message) -> bool:
+    """True when the sampled ids say what the message says, with the tool calls that were taken out of it."""
+    said = message.get("content") or ""
+    if not isinstance(said, str):
+        return False
+    said, decoded = said.strip(), decoded.strip()
+    return decoded.startswith(said) and (len(decoded) > len(said)) == bool(message.get("tool_calls"))
+
+
+def _first_turn(rendered: list[int]) -> ExpectedTurn:
+    return ExpectedTurn(
+        prompts={Way.IDS: rendered, Way.TEXT: rendered}, entered={Way.IDS: 0, Way.TEXT: 0}, preferred=Way.IDS
+    )
+
+
+def _difference(ours: Sequence[int], theirs: Sequence[int], turn: int) -> str:
+    if len(ours) != len(theirs):
+        return f"turn {turn}: the trainer's prompt has {len(theirs)} tokens, our own count is {len(ours)}: {_CAUSES}"
+    at = next(at for at, (left, right) in enumerate(zip(ours, theirs, strict=True)) if left != right)
+    return (
+        f"turn {turn}: the trainer's prompt and our own have {len(ours)} tokens each, but differ first at {at} "
+        f"(the trainer's {theirs[at]}, ours {ours[at]})"
+    )

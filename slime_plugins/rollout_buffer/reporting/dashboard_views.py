@@ -1,0 +1,399 @@
+"""What the dashboard asks for beyond single records: overview, groups with their members, why nothing moves, charts.
+
+Reads only. Lists are paged by a cursor, and every query finds what it needs by an index, so that a page takes the same
+time however many trajectories there are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.errors import NotFoundError
+from slime_plugins.rollout_buffer.protocol.query_params import GroupPageQuery, OverviewQuery, SeriesQuery
+from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.reporting.diagnosis import JobSnapshot, explain_group, explain_job, explain_service
+from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
+from slime_plugins.rollout_buffer.reporting.time_series import (
+    SUMMED_S,
+    is_crowded,
+    job_series,
+    last_delivery_at,
+    span_of,
+)
+from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.state.deliveries import STALE
+from slime_plugins.rollout_buffer.state.device_reports import FRESH_S, report_of_job
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["Views"]
+
+RUNNER_PATIENCE_S = 15.0
+FAILURES_WITHIN_S = 600.0
+NEWEST_TRAJECTORIES = 200
+MOST_ATTEMPTS_SHOWN = 1000
+
+
+class Views:
+    """Read-only answers for people. Safe to use from many threads."""
+
+    def __init__(self, store: Store, supervisor: str, *, clock: Callable[[], float] = time.time) -> None:
+        """``supervisor`` is the name its heartbeat is stored under; ``clock`` gives seconds since the epoch."""
+        self.store = store
+        self._supervisor = supervisor
+        self._clock = clock
+
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    def overview(self, page: OverviewQuery) -> dict[str, Any]:
+        """Returns how the buffer is and one page of jobs with their books, newest first."""
+        now = self._clock()
+        with self.store.read() as connection:
+            beat = service_rows.heartbeat(connection, self._supervisor)
+            jobs = _jobs_before(connection, page)
+            entries = [self._job_entry(connection, job, now) for job in jobs[: page.limit]]
+        age_s, detail = (None, {}) if beat is None else (abs(now - beat[0]), beat[1])
+        about = explain_service(age_s, detail.get("broken_generators", {}))
+        return {
+            "now": now,
+            "supervisor_age_s": age_s,
+            "task_types": sorted(detail.get("task_types", {})),
+            "disk_free_bytes": shutil.disk_usage(self.store.data_dir).free,
+            "explanation": [one.as_dict() for one in about],
+            "jobs": entries,
+            "next_cursor": jobs[page.limit - 1].key if len(jobs) > page.limit else None,
+        }
+
+    def _job_entry(self, connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
+        groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
+        slots = {state: count * job.group_size for state, count in groups.items()}
+        return {
+            "job_id": job.job_id,
+            "task_type": job.task_type,
+            "state": job.state.value,
+            "cause": job.cause,
+            "group_size": job.group_size,
+            "created_at": job.created_at,
+            "finished_at": job.finished_at,
+            "last_poll_at": job.last_poll_at,
+            "groups": groups,
+            "slots": {"submitted": sum(slots.values()), **slots},
+            "newest": _newest(connection, job.key),
+            "explanation": [one.as_dict() for one in explain_job(self._snapshot(connection, job, groups, now))],
+        }
+
+    def explanation(self, job_id: str) -> dict[str, Any]:
+        """Returns why a job stands still, or that it moves, with the numbers behind the words.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        now = self._clock()
+        with self.store.read() as connection:
+            job = find_job(connection, job_id)
+            groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
+            snapshot = self._snapshot(connection, job, groups, now)
+            newest = _newest(connection, job.key)
+        return {
+            "job_id": job.job_id,
+            "now": now,
+            "explanation": [one.as_dict() for one in explain_job(snapshot)],
+            "weight_version": job.weight_version,
+            "trainer_run": job.trainer_run,
+            "running_attempts": snapshot.running_attempts,
+            "trajectory_age_s": snapshot.trajectory_age_s,
+            "poll_age_s": snapshot.poll_age_s,
+            "trainer_waits_s": snapshot.trainer_waits_s,
+            "recent_failures": dict(snapshot.recent_failures),
+            "last_failure": snapshot.last_failure,
+            "devices": dict(snapshot.devices),
+            "engine": dict(snapshot.engine),
+            "newest": newest,
+        }
+
+    def _snapshot(self, connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float) -> JobSnapshot:
+        beat = service_rows.heartbeat(connection, self._supervisor)
+        bare = JobSnapshot(
+            state=job.state,
+            cause=job.cause,
+            has_runner=job.has_runner,
+            has_input=job.has_input,
+            group_size=job.group_size,
+            engine_url=redacted(job.engine_url or ""),
+            groups=groups,
+            supervisor_age_s=None if beat is None else abs(now - beat[0]),
+            began_s=max(0.0, now - max(job.created_at, job.updated_at)),
+            poll_age_s=_age(now, job.last_poll_at),
+            max_groups_ahead=job.settings.get("max_groups_ahead"),
+            pause_when_idle_s=job.settings.get("pause_when_idle_s"),
+            stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, STALE),
+            max_weight_version_lag=job.settings.get("max_weight_version_lag"),
+            trainer_run=job.trainer_run,
+            weight_version=job.weight_version,
+            lone_versions=job.lone_versions,
+            lone_version=job.lone_version,
+            refused_items=job.refused_items,
+            last_refusal=job.last_refusal,
+        )
+        if job.state not in OPEN_STATES:
+            return bare
+        running, oldest = _running(connection, job.key)
+        failures, last_failure = _failures(connection, job.key, now - FAILURES_WITHIN_S)
+        return replace(
+            bare,
+            running_attempts=running,
+            oldest_running_s=_age(now, oldest),
+            trajectory_age_s=_age(now, _last_written(connection, job.key)),
+            recent_failures=failures,
+            last_failure=last_failure,
+            trainer_waits_s=_age(now, job.waiting_since),
+            disk_free_bytes=shutil.disk_usage(self.store.data_dir).free,
+            devices=_devices(connection, job.key, now),
+            engine=_engine(connection, job.key, now),
+        )
+
+    def series(self, job_id: str, query: SeriesQuery) -> dict[str, Any]:
+        """Returns what happened to a job over time, in columns of one entry per bucket.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        now = self._clock()
+        with self.store.read() as connection:
+            job = find_job(connection, job_id)
+            last = now
+            if job.finished_at is not None:
+                # A finished job goes on being delivered.
+                delivered = last_delivery_at(connection, job.key) or 0.0
+                last = min(now, max(job.finished_at, job.updated_at, delivered))
+            first = job.created_at if query.range_s is None else max(job.created_at, last - query.range_s)
+            span = span_of(first, last, width_s=query.width_s, since=query.since)
+            if is_crowded(connection, job.key, span):
+                span = span_of(first, last, width_s=SUMMED_S, since=query.since)
+            columns = job_series(connection, job.key, span)
+        return {"job_id": job.job_id, "until": last, "width_s": span.width_s, "columns": columns}
+
+    # --- groups ------------------------------------------------------------------------------------------------------
+
+    def groups(self, job_id: str, page: GroupPageQuery) -> dict[str, Any]:
+        """Returns one page of a job's groups, the last touched first, with the rewards of their members.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        with self.store.read() as connection:
+            job = find_job(connection, job_id)
+            conditions, values = _group_conditions(job.key, page)
+            query = f"{_GROUP_ROWS} WHERE {' AND '.join(conditions)} ORDER BY touched DESC, key LIMIT ?"
+            rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
+            shown = rows[: page.limit]
+            members = _members(connection, [row["key"] for row in shown])
+        last = shown[-1] if len(rows) > page.limit else None
+        return {
+            "job_id": job.job_id,
+            "group_size": job.group_size,
+            "groups": [_group_entry(job, row, members.get(row["key"], [])) for row in shown],
+            "next_cursor": None if last is None else f"{last['touched']}:{last['key']}",
+        }
+
+    def group(self, group_index: int) -> dict[str, Any]:
+        """Returns one group: its members side by side, every attempt to fill a slot, and what was delivered.
+
+        Raises:
+            NotFoundError: there is no such group.
+        """
+        with self.store.read() as connection:
+            row = connection.execute(f"{_GROUP_ROWS} WHERE groups.key = ?", (group_index,)).fetchone()
+            if row is None:
+                raise NotFoundError(f"there is no group {group_index}; GET /jobs/<job_id>/groups lists them")
+            job = job_rows.get_job(connection, row["job_key"])
+            members = _members(connection, [group_index]).get(group_index, [])
+            attempts = connection.execute(_ATTEMPTS, (group_index, MOST_ATTEMPTS_SHOWN)).fetchall()
+            delivered = connection.execute(_DELIVERED, (group_index,)).fetchall()
+            instance = group_rows.instance_line(connection, job.key, row["position"])
+        return {
+            "job_id": job.job_id,
+            "task_type": job.task_type,
+            **_group_entry(job, row, members),
+            "attempts": [_as_dict(attempt) for attempt in attempts],
+            "delivered": [{**_as_dict(one), "remove_sample": bool(one["remove_sample"])} for one in delivered],
+            "instance": orjson.loads(instance),
+        }
+
+
+_TOUCHED = "coalesce(closed_at, last_write_at, opened_at, 0.0)"
+_GROUP_ROWS = (
+    f"SELECT groups.key AS key, groups.job_key, epoch, position, instance_id, groups.state, cause, opened_at, "
+    f"last_write_at, closed_at, {_TOUCHED} AS touched, "
+    "(SELECT delivery_id FROM deliveries WHERE deliveries.key = delivery_key) AS delivery_id FROM groups"
+)
+_ATTEMPTS = (
+    "SELECT slot, attempt, state, error_code, error_message, started_at, ended_at FROM attempts "
+    "WHERE group_key = ? ORDER BY slot, attempt LIMIT ?"
+)
+_DELIVERED = (
+    "SELECT ordinal, uid, source_uid, reward, raw_reward, remove_sample FROM members WHERE group_key = ? "
+    "ORDER BY ordinal"
+)
+
+
+def _group_conditions(job_key: int, page: GroupPageQuery) -> tuple[list[str], list[Any]]:
+    conditions: list[str] = ["groups.job_key = ?"]
+    values: list[Any] = [job_key]
+    if page.cursor is not None:
+        touched, key = page.cursor.split(":")
+        conditions += [f"{_TOUCHED} <= ?", f"({_TOUCHED} < ? OR groups.key > ?)"]
+        values += [_float(touched), _float(touched), int(key)]
+    if page.state is not None:
+        conditions.append("groups.state = ?")
+        values.append(page.state.value)
+    for column, text in (("instance_id", page.search), ("cause", page.cause)):
+        if text is not None:
+            conditions.append(CONTAINS.format(column))
+            values.append(like_pattern(text))
+    return conditions, values
+
+
+def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    rewards = [member["reward"] for member in members if not member["late"]]
+    says = explain_group(
+        GroupState(row["state"]),
+        row["cause"],
+        rewards=rewards,
+        group_size=job.group_size,
+        reward_range=job.settings.get("reward_range"),
+    )
+    return {
+        "group_index": row["key"],
+        "epoch": row["epoch"],
+        "position": row["position"],
+        "instance_id": row["instance_id"],
+        "state": row["state"],
+        "cause": row["cause"],
+        "says": says,
+        "group_size": job.group_size,
+        "opened_at": row["opened_at"],
+        "last_write_at": row["last_write_at"],
+        "closed_at": row["closed_at"],
+        "delivery_id": row["delivery_id"],
+        "members": members,
+    }
+
+
+_MEMBERS = (
+    "SELECT group_key, uid, slot, attempt, outcome, stop_reason, reward, raw_reward, success, turns, sampled_tokens, "
+    "generate_s, played_s, oldest_version, versions_behind, late, created_at FROM trajectories "
+    "INDEXED BY trajectories_by_group WHERE group_key IN ({}) ORDER BY group_key, slot, key"
+)
+
+
+def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    marks = ", ".join("?" for _ in group_keys)
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in connection.execute(_MEMBERS.format(marks), list(group_keys)):
+        member = {name: value for name, value in _as_dict(row).items() if name != "group_key"}
+        found.setdefault(row["group_key"], []).append({**member, "late": bool(member["late"])})
+    return found
+
+
+# --- small looks -----------------------------------------------------------------------------------------------------
+
+
+def _jobs_before(connection: Connection, page: OverviewQuery) -> list[JobRecord]:
+    query = "SELECT job_id FROM jobs WHERE key < ? ORDER BY key DESC LIMIT ?"
+    before = 2**63 - 1 if page.cursor is None else page.cursor
+    rows = connection.execute(query, (before, page.limit + 1)).fetchall()
+    return [find_job(connection, row["job_id"]) for row in rows]
+
+
+def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
+    """Sums up the newest trajectories: what the rewards are now."""
+    query = (
+        "SELECT count(*) AS episodes, avg(reward) AS reward_mean, min(reward) AS reward_min, "
+        "max(reward) AS reward_max, avg(success >= 1) AS success, avg(turns) AS turns "
+        "FROM (SELECT reward, success, turns FROM trajectories "
+        "INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?)"
+    )
+    return _as_dict(connection.execute(query, (job_key, NEWEST_TRAJECTORIES)).fetchone())
+
+
+def _last_written(connection: Connection, job_key: int) -> float | None:
+    query = (
+        "SELECT created_at FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? "
+        "ORDER BY key DESC LIMIT 1"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return None if row is None else float(row[0])
+
+
+def _running(connection: Connection, job_key: int) -> tuple[int, float | None]:
+    query = (
+        "SELECT count(*), min(started_at) FROM attempts INDEXED BY attempts_running "
+        "JOIN groups ON groups.key = group_key WHERE attempts.state = 'running' AND job_key = ?"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return int(row[0]), row[1]
+
+
+def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[str, int], str]:
+    found = (
+        "FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
+        "WHERE attempts.state = 'failed' AND ended_at >= ? AND job_key = ?"
+    )
+    counted = connection.execute(f"SELECT error_code, count(*) {found} GROUP BY error_code", (since, job_key))
+    failures = {str(row[0]): int(row[1]) for row in counted}
+    if not failures:
+        return {}, ""
+    query = f"SELECT error_message {found} ORDER BY ended_at DESC LIMIT 1"
+    return failures, str(connection.execute(query, (since, job_key)).fetchone()[0] or "")
+
+
+def _engine(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
+    """What the job's runner said of its engine, if that was just now."""
+    beat = service_rows.heartbeat(connection, RUNNER_NAME.format(job_key))
+    if beat is None or abs(now - beat[0]) > RUNNER_PATIENCE_S:
+        return {}
+    engine = beat[1].get("engine")
+    return engine if isinstance(engine, dict) else {}
+
+
+def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
+    """Counts the devices that the job's runner spoke of lately by what they are at."""
+    farm = report_of_job(connection, job_key, now)
+    if farm is None or farm["age_s"] > FRESH_S:
+        return {}
+    states = Counter(str(device["state"]) for device in farm["devices"])
+    return {
+        "total": sum(states.values()),
+        "busy": states["leased"],
+        "broken": states["quarantined"],
+        "starting": states["booting"] + states["recycling"],
+        "waiting": sum(farm.get("episodes_waiting", {}).values()),
+    }
+
+
+def _age(now: float, at: float | None) -> float | None:
+    return None if at is None else max(0.0, now - at)
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _as_dict(row: sqlite3.Row | Iterable[Any]) -> dict[str, Any]:
+    return dict(row)  # a Row maps its columns

@@ -1,0 +1,82 @@
+"""The runner's eye on its devices: reports them to the store every few seconds, and what changes to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.base_generator import Generator, ReportsDevices
+
+__all__ = ["DeviceWatch"]
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 5.0
+SUMMARY_INTERVAL_S = 60.0
+PATIENCE_S = 15.0
+_WORTH_A_LINE = ("quarantined", "recycling")
+
+
+class DeviceWatch:
+    """Watches the devices of one generator. ``keep`` stores a report."""
+
+    def __init__(self, generator: Generator, job_id: str, keep: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
+        self._generator = generator
+        self._job_id = job_id
+        self._keep = keep
+        self._last: dict[str, Mapping[str, Any]] = {}
+        self._since_summary_s = SUMMARY_INTERVAL_S
+
+    async def watch(self) -> None:
+        """Reports for ever; returns at once for a generator that keeps no devices."""
+        while isinstance(self._generator, ReportsDevices):
+            await self.look()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            self._since_summary_s += REPORT_INTERVAL_S
+
+    async def look(self) -> None:
+        """Makes one report; a farm that does not answer now is asked again at the next."""
+        if not isinstance(self._generator, ReportsDevices):
+            return
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                farm = await self._generator.devices()
+            await self._keep(farm)
+            self._tell(farm)
+        except (DeviceError, TimeoutError) as error:
+            logger.debug("job %s: the devices do not answer: %s", self._job_id, error)
+        except Exception:
+            # A generator's statistics must not cost the job anything.
+            logger.exception("job %s: the generator's report of its devices cannot be used", self._job_id)
+
+    def _tell(self, farm: Mapping[str, Any]) -> None:
+        devices = {str(device["device_id"]): device for device in farm["devices"]}
+        for name, device in devices.items():
+            self._tell_changes(name, device, self._last.get(name))
+        self._last = devices
+        if self._since_summary_s >= SUMMARY_INTERVAL_S:
+            self._since_summary_s = 0.0
+            logger.info("job %s: devices of %s: %s", self._job_id, farm["pool"], _summary(farm))
+
+    def _tell_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+        if before is None:
+            return
+        if device["state"] != before["state"] and device["state"] in _WORTH_A_LINE:
+            logger.warning("job %s: %s is %s: %s", self._job_id, name, device["state"], device["last_error"] or "old")
+        if device["replacements"] > before["replacements"]:
+            logger.warning("job %s: %s has a new worker: %s", self._job_id, name, device["last_error"])
+
+
+def _summary(farm: Mapping[str, Any]) -> str:
+    devices = farm["devices"]
+    states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(d["state"] for d in devices).items()))
+    played = sum(device["episodes"] for device in devices)
+    failures: Counter[str] = Counter()
+    for device in devices:
+        failures.update(device["failures"])
+    broken = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) or "no failure"
+    return f"{states}; {played} episodes, {broken}"

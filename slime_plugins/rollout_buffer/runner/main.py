@@ -1,0 +1,90 @@
+"""The process around one ``JobRunner``: reads its arguments, loads the generator, and ends when the job is over.
+
+Started by the supervisor. SIGTERM gives up running attempts and ends it with exit code 0; the slots stay open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.generator import load
+from slime_plugins.rollout_buffer.generator.plain_generator import JOB_ID_VARIABLE
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
+from slime_plugins.rollout_buffer.observability.logs import set_up_logging
+from slime_plugins.rollout_buffer.observability.opentelemetry import tracing_from_environment
+from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.supervisor.child_processes import kill_forks_with_parent
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one job's runner; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    set_up_logging()
+    buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
+    job = buffer.job_by_key(options.job_key)
+    os.environ[JOB_ID_VARIABLE] = job.job_id
+    try:
+        plugin = load(job.task_type, options.generator_dir, skip=options.skip_generator)
+    except GeneratorError as error:
+        buffer.fail_job(options.job_key, error.message[:2000])
+        return 0
+    if plugin.run_rollout is not None:
+        kill_forks_with_parent()
+    with tracing_from_environment() as tracer:
+        runner = JobRunner(
+            buffer,
+            options.job_key,
+            plugin,
+            buffer_url=options.buffer_url,
+            ray_address=options.ray_address,
+            tracer=tracer,
+        )
+        asyncio.run(_run_until_told_to_stop(runner, options.heartbeat_fd))
+    buffer.store.close()
+    return 0
+
+
+async def _run_until_told_to_stop(runner: JobRunner, heartbeat_fd: int | None) -> None:
+    beats = None if heartbeat_fd is None else asyncio.create_task(send_heartbeats(Heartbeat(heartbeat_fd)))
+    work = asyncio.ensure_future(runner.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        logger.info("told to stop; open slots stay open")
+    finally:
+        if beats is not None:
+            beats.cancel()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--job-key", type=int, required=True)
+    parser.add_argument("--buffer-url", required=True)
+    parser.add_argument("--ray-address")
+    parser.add_argument("--max-data-bytes", type=int)
+    parser.add_argument("--heartbeat-fd", type=int)
+    parser.add_argument("--generator-dir", type=Path, action="append", default=[])
+    parser.add_argument("--skip-generator", type=Path, action="append", default=[])
+    return parser
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # A plain generator's thread may still run after its job was cancelled; it must not keep the process alive.
+    os._exit(code)

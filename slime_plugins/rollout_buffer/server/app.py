@@ -1,0 +1,186 @@
+"""HTTP over the store: the Flask application factory, and the routes that start, deliver, write and look at jobs.
+
+The server holds no state of its own, so several gunicorn workers are as good as one. Routes read what came, call the
+``Buffer``, and write what it said; nothing here decides anything. Imports no generator, no device and no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, Flask, Response
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import (
+    InvalidPayloadError,
+    NotFoundError,
+    UnavailableError,
+    UnknownTaskTypeError,
+)
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, StartPayload
+from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect
+from slime_plugins.rollout_buffer.server.http import (
+    SUPERVISOR,
+    IdConverter,
+    ServerContext,
+    check_before_route,
+    error_reply,
+    json_reply,
+    read_body,
+    read_bytes,
+    the_buffer,
+    the_context,
+)
+from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
+from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
+from slime_plugins.rollout_buffer.state import input_files
+from slime_plugins.rollout_buffer.state.device_reports import devices_of_job
+from slime_plugins.rollout_buffer.types import Image, Instance
+
+__all__ = ["SUPERVISOR", "ServerContext", "create_app"]
+
+routes = Blueprint("rollout_buffer", __name__)
+
+
+def create_app(settings: ServeSettings) -> Flask:
+    """Builds the application; every gunicorn worker calls it once."""
+    app = Flask("rollout_buffer", static_folder=None)
+    app.url_map.merge_slashes = False  # an id may hold slashes, also two in a row
+    app.url_map.converters["id"] = IdConverter
+    app.extensions["rollout_buffer"] = ServerContext(settings)
+    app.before_request(check_before_route)
+    app.register_blueprint(routes)
+    app.register_blueprint(routes_inspect.routes)
+    app.register_blueprint(routes_dashboard.routes)
+    app.register_error_handler(Exception, error_reply)
+    return app
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+@routes.post("/start_rollout")
+def start_rollout() -> Response:
+    """Starts a job, or attaches to it when it is there already."""
+    body = read_body()
+    _check_task_type(body.get("task_type"))
+    payload = request_models.parse(StartPayload, body)
+    _check_tokenizer(payload)
+    instances = _instances(payload)
+    _check_size(payload, len(instances))
+    started = the_buffer().start_job(payload, instances)
+    job = started.job
+    return json_reply(
+        {
+            "message": started.message,
+            "job_id": job.job_id,
+            "state": job.state.value,
+            "attached": started.attached,
+            "groups": job.instance_count * job.num_epoch,
+            "group_size": job.group_size,
+        }
+    )
+
+
+def _check_task_type(task_type: Any) -> None:
+    """Accepts only work that somebody will do: a supervisor lives, and knows the task type."""
+    seen = look_at_supervisor(the_context())
+    if not seen.serving:
+        raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
+    known = seen.catalog.get("task_types", {})
+    if not isinstance(task_type, str) or task_type in known:
+        return  # what is not even a string is the payload's own error
+    broken = seen.catalog.get("broken_generators", {})
+    hint = f"; broken generators: {broken}" if broken else ""
+    names = ", ".join(sorted(known))
+    raise UnknownTaskTypeError(
+        f"no generator has task_type {task_type[:100]!r}; known: {names}{hint}",
+        {"task_types": sorted(known), "broken_generators": broken},
+    )
+
+
+def _check_tokenizer(payload: StartPayload) -> None:
+    settings = the_context().settings
+    if payload.tokenizer_path is not None:
+        check_tokenizer(payload.tokenizer_path, settings.resolved_data_roots(), settings.allowed_tokenizers)
+
+
+def _check_size(payload: StartPayload, instances: int) -> None:
+    groups = instances * payload.num_epoch
+    if groups > request_models.MAX_GROUPS:
+        raise InvalidPayloadError(
+            f"{instances} instances times num_epoch {payload.num_epoch} are {groups} groups; a job has up to "
+            f"{request_models.MAX_GROUPS}: ask for fewer epochs, or start several jobs on slices (path@[a:b])"
+        )
+
+
+def _instances(payload: StartPayload) -> list[Instance]:
+    if payload.instances is not None:
+        return input_files.instances_from_lines(payload.instances)
+    if payload.input_file is not None:
+        return input_files.read_instances(payload.input_file, the_context().settings.resolved_data_roots())
+    return []
+
+
+# --- delivery --------------------------------------------------------------------------------------------------------
+
+
+@routes.post("/ack")
+def ack() -> Response:
+    """Counts deliveries as received."""
+    payload = request_models.parse(AckPayload, read_body())
+    result = the_buffer().acknowledge(payload.all_ids)
+    if result["unknown"] and not result["acked"] and not result["expired"]:
+        raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
+    return json_reply(result)
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+@routes.get("/images/<sha256>")
+def get_image(sha256: str) -> Response:
+    """Returns a screenshot: exactly the bytes that the engine received."""
+    data = the_buffer().contents.image(sha256)
+    response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
+    response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+@routes.put("/images/<sha256>")
+def put_image(sha256: str) -> Response:
+    """Keeps a screenshot under its hash, for writers that name it in their messages; again changes nothing."""
+    data = read_bytes()
+    media_type = wire.image_media_type(data)
+    if media_type is None:
+        raise InvalidPayloadError("the body must be the bytes of a PNG, JPEG or WebP image")
+    image = Image(data=data, media_type=media_type)
+    if image.sha256 != sha256:
+        raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")
+    created = the_buffer().contents.keep_image(image)
+    return json_reply({"sha256": sha256, "created": created}, 201 if created else 200)
+
+
+@routes.get("/jobs")
+def jobs() -> Response:
+    """Lists the jobs, newest first."""
+    buffer = the_buffer()
+    return json_reply({"jobs": [buffer.describe(job) for job in buffer.jobs()]})
+
+
+@routes.get("/jobs/<id:job_id>")
+def job(job_id: str) -> Response:
+    """Returns one job with its progress and accounting, and what its runner said of its devices."""
+    buffer = the_buffer()
+    found = buffer.job(job_id)
+    return json_reply({**buffer.describe(found), "devices": devices_of_job(buffer.store, found.key)})
+
+
+@routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")
+def change_job(job_id: str, verb: str) -> Response:
+    """Cancels, pauses or resumes a job."""
+    buffer = the_buffer()
+    return json_reply(buffer.describe(buffer.change_job(job_id, verb)))

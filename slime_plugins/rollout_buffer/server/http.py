@@ -1,0 +1,279 @@
+"""What all routes share: the context of a process, the token, reading bodies, writing replies, errors as replies.
+
+Route files (``server``, ``server_inspect`` …) import from here and never from each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from flask import Response, current_app, request
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import PathConverter
+
+from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.config import ServeSettings, read_token
+from slime_plugins.rollout_buffer.errors import (
+    InvalidPayloadError,
+    PayloadTooLargeError,
+    RolloutBufferError,
+    UnavailableError,
+    UnsupportedEncodingError,
+)
+from slime_plugins.rollout_buffer.observability.liveness import supervisors_heartbeat
+from slime_plugins.rollout_buffer.protocol.auth import check_access
+from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
+from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
+from slime_plugins.rollout_buffer.storage.store import Store
+
+__all__ = [
+    "SUPERVISOR",
+    "Answer",
+    "IdConverter",
+    "Part",
+    "ServerContext",
+    "as_json",
+    "as_response",
+    "check_before_route",
+    "check_request",
+    "delivery_chunks",
+    "error_answer",
+    "error_reply",
+    "json_object",
+    "json_reply",
+    "read_body",
+    "read_bytes",
+    "the_buffer",
+    "the_context",
+    "the_inspection",
+    "with_inline_images",
+]
+
+SUPERVISOR = "supervisor"
+"""The name under which the supervisor's heartbeat is stored."""
+
+CHUNK_BYTES = 512 * 1024
+"""A reply goes out in about such parts."""
+RETRY_AFTER_S = 2
+"""When to come again to a server that could not do it now."""
+LOG_INTERVAL_S = 5.0
+"""How often an error of one kind is logged, however many requests meet it."""
+
+Part = Sequence[bytes | memoryview]
+"""A part of a long reply, in the order of the pieces it consists of."""
+
+logger = logging.getLogger(__name__)
+
+
+class IdConverter(PathConverter):
+    """An id in a path: anything, slashes included, also at its start."""
+
+    regex = ".+?"
+    part_isolating = False
+
+
+class ServerContext:
+    """What every request of one process needs: settings, the buffer, views of it, the token."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.buffer = Buffer(Store(settings.data_dir, max_bytes=settings.max_data_bytes))
+        self.inspection = Inspection(self.buffer.store)
+        self.supervisor = supervisors_heartbeat()
+        self.views = Views(self.buffer.store, SUPERVISOR)
+        self.token_texts = TokenTexts()
+        self.token = read_token(settings.token_file) if settings.token_file is not None else None
+        self._logged_at: dict[str, float] = {}
+
+    def may_log(self, code: str) -> bool:
+        """Lets one line of a kind pass every few seconds: on a full disk, where the log lies too, every write fails."""
+        now = time.monotonic()
+        if now - self._logged_at.get(code, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
+            return False
+        self._logged_at[code] = now
+        return True
+
+
+def the_context() -> ServerContext:
+    """Returns the context of this process."""
+    context: ServerContext = current_app.extensions["rollout_buffer"]
+    return context
+
+
+def the_buffer() -> Buffer:
+    """Returns the buffer of this process."""
+    return the_context().buffer
+
+
+def the_inspection() -> Inspection:
+    """Returns the read-only views of this process."""
+    return the_context().inspection
+
+
+def check_request(context: ServerContext, environ: Mapping[str, Any]) -> bool:
+    """Lets a request pass that may ask (see ``check_access``, whose answer it returns) and whose body is as it is.
+
+    Raises:
+        UnauthorizedError: it carries neither the token nor the cookie of a browser that signed in.
+        ForbiddenError: a page of another site made a browser send it.
+        UnsupportedEncodingError: its body is compressed.
+    """
+    if context.token is None:
+        check_host(environ.get("HTTP_HOST"), context.settings.allowed_hosts)
+    may_ask = check_access(environ, context.token, time.time())
+    encoding = environ.get("HTTP_CONTENT_ENCODING", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+    return may_ask
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request is answered, always JSON; a long one comes in parts."""
+
+    content: bytes | Iterator[Part]
+    status: int = 200
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """What its head says besides its size."""
+        retry = [("Retry-After", str(RETRY_AFTER_S))] if self.status == 503 else []
+        return [("Content-Type", "application/json"), *retry]
+
+
+def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
+    """What any error is answered: a sentence and a code for the caller, a traceback only in the log.
+
+    ``what`` is the request's method and path.
+    """
+    if isinstance(error, RolloutBufferError):
+        if error.http_status >= 500 and context.may_log(error.code):
+            logger.warning("%s: %s", what, error.message)
+        return _error(error.http_status, error.code, error.message, error.detail)
+    if isinstance(error, MemoryError):
+        logger.error("%s: the server is out of memory", what, exc_info=error)
+        return error_answer(context, what, UnavailableError("the server is out of memory: send it again later"))
+    if isinstance(error, HTTPException):
+        code = PayloadTooLargeError.code if error.code == 413 else (error.name or "error").lower().replace(" ", "_")
+        return _error(error.code or 500, code, _http_message(context, what, error))
+    logger.error("%s failed", what, exc_info=error)
+    return _error(500, "internal", "the server has a defect; its log has the traceback")
+
+
+def _error(status: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> Answer:
+    return Answer(as_json({"error": {"code": code, "message": message, "detail": detail or {}}}), status)
+
+
+def _http_message(context: ServerContext, what: str, error: HTTPException) -> str:
+    method, path = what.split(" ", 1)
+    if error.code == 413:
+        limit = context.settings.max_body_bytes
+        return f"the body is larger than {limit} bytes: write fewer items at once, or raise --max-body-bytes"
+    if error.code == 404:
+        return f"there is no {path[:300]} here; see docs/http_api.md for the routes"
+    if error.code == 405:
+        return f"{path[:300]} does not take {method}"
+    return error.description or error.name
+
+
+def as_json(body: Any) -> bytes:
+    """Writes a reply's JSON."""
+    return orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+
+
+# --- requests and replies of Flask's routes --------------------------------------------------------------------------
+
+
+def check_before_route() -> None:
+    """What every route asks of a request; see ``check_request``."""
+    check_request(the_context(), request.environ)
+
+
+def as_response(answer: Answer) -> Response:
+    """Makes an answer Flask's."""
+    content = answer.content if isinstance(answer.content, bytes) else map(b"".join, answer.content)
+    return Response(content, status=answer.status, headers=answer.headers)
+
+
+def error_reply(error: Exception) -> Response:
+    """The one error handler of the routes; see ``error_answer``."""
+    return as_response(error_answer(the_context(), f"{request.method} {request.path}", error))
+
+
+def json_reply(body: Any, status: int = 200) -> Response:
+    """Answers with JSON."""
+    return as_response(Answer(as_json(body), status))
+
+
+def read_body() -> dict[str, Any]:
+    """Reads a JSON object; an empty body counts as an empty object."""
+    return json_object(read_bytes())
+
+
+def read_bytes() -> bytes:
+    """Returns the body as it came; it is here whole before Flask is asked."""
+    return request.get_data(cache=False)
+
+
+def json_object(content: bytes | bytearray) -> dict[str, Any]:
+    """Parses a body; an empty one counts as an empty object.
+
+    Raises:
+        InvalidPayloadError: it is not a JSON object.
+    """
+    if not content.strip():
+        return {}
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        if "memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidPayloadError("the body must be a JSON object")
+    return body
+
+
+def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, acknowledged: Any) -> Iterator[Part]:
+    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once.
+
+    What is said of the groups comes after them: who takes no dummies learns only by reading which groups are short.
+    """
+    meta_info = dict(delivery.meta_info)
+    if acknowledged is not None:
+        meta_info["acknowledged"] = acknowledged
+    head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
+    pieces: list[bytes | memoryview] = [head, b',"data":{"data":[']
+    separator, size = b"", 0
+    short_groups: list[ShortGroup] = []
+    inline_images = poll.images == "inline"
+    if poll.knows_dummies:
+        members = buffer.delivered_pieces(delivery, inline_images=inline_images)
+    else:
+        members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)
+    for light, body in members:
+        item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
+        for piece in item:
+            pieces.append(piece)
+            size += len(piece)
+            if size >= CHUNK_BYTES:
+                yield pieces
+                pieces, size = [], 0
+        separator = b","
+    if short_groups:
+        meta_info["short_groups"] = short_groups
+    yield [*pieces, b'],"meta_info":', orjson.dumps(meta_info), b"}}"]
+
+
+def with_inline_images(buffer: Buffer, body: bytes) -> bytes:
+    """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
+    return b"".join(buffer.contents.inlined(body))

@@ -1,0 +1,174 @@
+"""The two routes that carry the data: items in, finished groups out. They do not need Flask.
+
+Nearly all requests of a training run are one of these two, and what Flask does around a request takes as long as what
+the buffer does with a small one. What is here blocks, and is called in threads; ``server/asgi.py`` receives, waits and
+sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Delivery
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.inline_images import take_out
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.server.http import (
+    SUPERVISOR,
+    Answer,
+    ServerContext,
+    as_json,
+    delivery_chunks,
+    error_answer,
+    json_object,
+)
+from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
+from slime_plugins.rollout_buffer.state.item_writes import Write, WriteResult
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+
+__all__ = ["Poll", "answer_poll", "begin_poll", "describe_health", "has_news", "keep_bodies", "take_again"]
+
+POLL_NOTE_INTERVAL_S = 5.0
+
+
+# --- items in --------------------------------------------------------------------------------------------------------
+
+
+def keep_bodies(context: ServerContext, bodies: Sequence[bytes]) -> list[Answer]:
+    """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
+    writes = [_read(body) for body in bodies]
+    kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
+    results = [next(kept) if isinstance(write, Write) else write for write in writes]
+    return [
+        error_answer(context, "POST /buffer/write", result) if isinstance(result, Exception) else _written(*result)
+        for result in results
+    ]
+
+
+def _read(body: bytes) -> Write | Exception:
+    try:
+        return _wanted(body)
+    except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+        return error
+
+
+def _wanted(content: bytes) -> Write:
+    """Reads what a body wants written: one item, or a list under ``items``."""
+    text, images = take_out(content)
+    body = json_object(text)
+    job_id = body.pop("job_id", None)
+    if job_id is not None:
+        job_id = wire.identifier(job_id, "job_id")
+    entries = _entries(body)
+    items = [
+        wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
+        for at, entry in enumerate(entries)
+    ]
+    return Write(job_id, items)
+
+
+def _written(job: JobRecord, results: Sequence[WriteResult]) -> Answer:
+    reply = {
+        "success": True,
+        "message": "written",
+        "job_id": job.job_id,
+        "results": [{"uid": result.uid, "status": result.status} for result in results],
+    }
+    return Answer(as_json(reply))
+
+
+def _entries(body: dict[str, Any]) -> list[Any]:
+    entries = body.get("items", [body])
+    if not isinstance(entries, list) or not entries:
+        raise InvalidPayloadError("items must be a list of at least one item")
+    if len(entries) > request_models.MAX_ITEMS:
+        raise PayloadTooLargeError(
+            f"one write takes up to {request_models.MAX_ITEMS} items: send {len(entries)} in several"
+        )
+    return entries
+
+
+# --- groups out ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Poll:
+    """A poll and what was found for it so far."""
+
+    payload: PollPayload
+    job: JobRecord | None
+    acknowledged: Any = None
+    delivery: Delivery | None = None
+    attended: bool = False
+    """A supervisor lived when it began: once there is none, the server is about to stop."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Tells whether something may still come that it asks for."""
+        return self.delivery is None and self.job is not None and self.payload.wait_s > 0
+
+
+def begin_poll(context: ServerContext, content: bytes) -> Poll:
+    """Acknowledges what a poll names, and takes what is ready."""
+    payload = request_models.parse(PollPayload, json_object(content))
+    buffer = context.buffer
+    acknowledged = buffer.acknowledge(payload.ack) if payload.ack else None
+    job = buffer.resolve_job(payload.job_id)
+    if job is None:
+        return Poll(payload=payload, job=None, acknowledged=acknowledged)
+    if buffer.store.clock() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:
+        buffer.polled(job)
+    delivery = buffer.take(job, payload)
+    if delivery is None:
+        buffer.polled_in_vain(job)
+    attended = buffer.heartbeat(SUPERVISOR) is not None
+    return Poll(payload=payload, job=job, acknowledged=acknowledged, delivery=delivery, attended=attended)
+
+
+def has_news(context: ServerContext, poll: Poll) -> bool | None:
+    """Tells whether a waiting poll should take now; False when waiting has become pointless, None when neither."""
+    assert poll.job is not None
+    buffer = context.buffer
+    if buffer.has_news(poll.job, poll.payload):
+        return True
+    if buffer.is_over(poll.job) or (poll.attended and buffer.heartbeat(SUPERVISOR) is None):
+        return False
+    return None
+
+
+def take_again(context: ServerContext, poll: Poll) -> Poll:
+    """Takes what has become ready; somebody else may have been quicker."""
+    assert poll.job is not None
+    return replace(poll, delivery=context.buffer.take(poll.job, poll.payload))
+
+
+def answer_poll(context: ServerContext, poll: Poll) -> Answer:
+    """Answers a poll with what was found for it."""
+    if poll.delivery is not None:
+        return Answer(delivery_chunks(context.buffer, poll.delivery, poll.payload, poll.acknowledged))
+    meta_info = context.buffer.empty_meta_info(poll.job)
+    message = "no job is open" if poll.job is None else "nothing is ready yet"
+    if cause := meta_info.get("job_cause"):
+        message = f"nothing is ready, and job {meta_info['job_id']} is {meta_info['job_state']}: {cause}"
+    if poll.acknowledged is not None:
+        meta_info["acknowledged"] = poll.acknowledged
+    return Answer(as_json({"success": False, "message": message, "data": {"data": [], "meta_info": meta_info}}))
+
+
+# --- how the server is -----------------------------------------------------------------------------------------------
+
+
+def describe_health(context: ServerContext) -> Answer:
+    """Says whether the store can be read and written and a supervisor lives. Needs no token and tells no secret."""
+    seen = look_at_supervisor(context)
+    report = {
+        "status": "ok" if seen.reason is None else "degraded",
+        "reason": seen.reason,
+        "supervisor": "alive" if seen.alive else "not seen",
+        "task_types": sorted(seen.catalog.get("task_types", {})) if seen.alive else [],
+    }
+    return Answer(as_json(report), 200 if seen.serving else 503)

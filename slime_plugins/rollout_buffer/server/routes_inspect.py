@@ -1,0 +1,77 @@
+"""Routes that only look: past deliveries, trajectories, metrics, and what the API is."""
+
+from __future__ import annotations
+
+import orjson
+from flask import Blueprint, Response, request
+
+from slime_plugins.rollout_buffer.openapi.document import openapi_document
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.query_params import (
+    DeliveryQuery,
+    PageQuery,
+    TrajectoryPageQuery,
+    TrajectoryQuery,
+)
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
+from slime_plugins.rollout_buffer.server.http import (
+    SUPERVISOR,
+    Answer,
+    as_response,
+    delivery_chunks,
+    json_reply,
+    the_buffer,
+    the_inspection,
+    with_inline_images,
+)
+
+__all__ = ["routes"]
+
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+routes = Blueprint("rollout_buffer_inspect", __name__)
+
+
+@routes.get("/jobs/<id:job_id>/deliveries")
+def deliveries(job_id: str) -> Response:
+    """Lists a job's deliveries, newest first."""
+    page = request_models.parse(PageQuery, request.args.to_dict())
+    return json_reply(the_inspection().deliveries(job_id, page))
+
+
+@routes.get("/deliveries/<id:delivery_id>")
+def delivery(delivery_id: str) -> Response:
+    """Returns a past delivery as its poll got it, with its dummies. Changes nothing: no lease, no state."""
+    query = request_models.parse(DeliveryQuery, request.args.to_dict())
+    found = the_inspection().delivery(delivery_id)
+    poll = PollPayload(images=query.images, dummies=True)
+    return as_response(Answer(delivery_chunks(the_buffer(), found, poll, None)))
+
+
+@routes.get("/trajectories")
+def trajectories() -> Response:
+    """Lists trajectories without their payloads, newest first."""
+    page = request_models.parse(TrajectoryPageQuery, request.args.to_dict())
+    return json_reply(the_inspection().trajectories(page))
+
+
+@routes.get("/trajectories/<id:uid>")
+def trajectory(uid: str) -> Response:
+    """Returns one trajectory as it is stored: messages, generations, rewards, timings."""
+    query = request_models.parse(TrajectoryQuery, request.args.to_dict())
+    found = the_inspection().trajectory(uid, query.job_id)
+    body = with_inline_images(the_buffer(), found.body) if query.images == "inline" else found.body
+    return Response(orjson.dumps(found.light)[:-1] + b"," + body[1:], mimetype="application/json")
+
+
+@routes.get("/metrics")
+def metrics() -> Response:
+    """Returns the numbers of the buffer in Prometheus' text format."""
+    return Response(metrics_page(the_inspection(), SUPERVISOR), content_type=PROMETHEUS_TEXT)
+
+
+@routes.get("/openapi.json")
+def openapi() -> Response:
+    """Returns the OpenAPI 3.1 document of all routes."""
+    return json_reply(openapi_document())

@@ -1,0 +1,60 @@
+"""What a server knows of the supervisor: whether it lives, what it can play, and what keeps it from its work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.server.http import SUPERVISOR, ServerContext
+
+__all__ = ["HEARTBEAT_PATIENCE_S", "SupervisorState", "look_at_supervisor"]
+
+HEARTBEAT_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SupervisorState:
+    """``serving``: requests make sense. ``reason``: a sentence on what is not well; None when all is.
+
+    A service that only reads, because its disk is full, serves: polls are answered and deliveries acknowledged.
+    """
+
+    alive: bool
+    serving: bool
+    reason: str | None
+    catalog: Mapping[str, Any]
+
+
+def look_at_supervisor(context: ServerContext) -> SupervisorState:
+    """Returns how the supervisor is, by its heartbeat in shared memory; by the one in the store where there is none."""
+    stored, problem = _stored(context)
+    problem = problem or context.buffer.store.trouble()
+    said = None if context.supervisor is None else context.supervisor.last()
+    if said is not None:
+        age_s, detail = said.age_s, said.detail
+    else:
+        age_s, detail = (float("inf") if stored is None else stored[0]), {}
+    catalog = {} if stored is None else stored[1]
+    if age_s > HEARTBEAT_PATIENCE_S:
+        return SupervisorState(alive=False, serving=False, reason=_silence(age_s), catalog=catalog)
+    reason = detail.get("starting") or detail.get("reason") or problem
+    if stored is None and reason is None:
+        reason = "the supervisor starts"
+        return SupervisorState(alive=True, serving=False, reason=reason, catalog=catalog)
+    return SupervisorState(alive=True, serving="starting" not in detail, reason=reason, catalog=catalog)
+
+
+def _stored(context: ServerContext) -> tuple[tuple[float, dict[str, Any]] | None, str | None]:
+    """Returns the heartbeat in the store, and why it cannot be read."""
+    try:
+        return context.buffer.heartbeat(SUPERVISOR), None
+    except RolloutBufferError as error:
+        return None, error.message
+
+
+def _silence(age_s: float) -> str:
+    if age_s == float("inf"):
+        return "no supervisor was seen"
+    return f"the supervisor's last heartbeat was {age_s:.0f} s ago: it is frozen, or gone"

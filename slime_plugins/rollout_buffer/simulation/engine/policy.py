@@ -1,0 +1,50 @@
+"""The scripted policy: from a conversation to the reply a model might have given. It sees what a model would see."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from slime_plugins.rollout_buffer.simulation.engine.calculator_policy import is_calculator_task, use_calculator
+from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
+from slime_plugins.rollout_buffer.simulation.engine.document_policy import is_document_task, work_on_document
+from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
+from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, work_out, wrong_answer
+from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
+
+__all__ = ["POLITE_REPLY", "Policy", "reply_to"]
+
+POLITE_REPLY: Final = (
+    "I am a stand-in engine, not a model: I operate the simulated phone and work out simple sums and equations. "
+    "I cannot answer this, but thank you for asking."
+)
+
+
+class Policy(Protocol):
+    """Whatever writes the replies. ``luck.session`` begins with the caller's name for the conversation."""
+
+    def __call__(self, conversation: Conversation, *, skill: float, luck: Luck) -> str:
+        """The text of the next assistant turn."""
+        ...
+
+
+def reply_to(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+    """The text of the next assistant turn; the same conversation, skill and luck give the same text."""
+    if is_phone_task(conversation):
+        return play_phone(conversation, skill=skill, luck=luck)
+    if is_document_task(conversation):
+        return work_on_document(conversation, skill=skill, luck=luck)
+    if is_calculator_task(conversation):
+        return use_calculator(conversation, skill=skill, luck=luck)
+    return _answer_question(conversation, skill=skill, luck=luck)
+
+
+def _answer_question(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+    asked = conversation.user_turns[-1].text if conversation.user_turns else ""
+    question = read_question(asked)
+    answer = solve(question) if question is not None else None
+    if question is None or answer is None:
+        return POLITE_REPLY
+    randomness = luck.about("math", asked)
+    if randomness.random() >= skill:
+        answer = wrong_answer(answer, randomness)
+    return work_out(question, answer, randomness)

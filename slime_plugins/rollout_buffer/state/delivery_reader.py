@@ -1,0 +1,255 @@
+"""The members of a delivery with their payloads, one after the other; the next are read while the former are sent.
+
+Threads that read ahead do nothing but read: what is made of the bytes is made by the thread that sends them. Shared
+between threads, that work costs three times as much, in handing Python's lock to and fro.
+
+Only a few are in memory at a time, however large the delivery. A member whose bytes are gone or damaged is a dummy that
+says so; the others are not affected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.storage.pack_writer import Place
+from slime_plugins.rollout_buffer.storage.payload_store import Inlining, PayloadStore, Pieces
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import content_rows, delivery_rows
+from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveredMember
+from slime_plugins.rollout_buffer.types import Outcome
+
+__all__ = ["DeliveredMembers", "PlayedGroup", "ShortGroup", "only_played"]
+
+READERS = 2
+"""Threads of a process that read ahead, for all its deliveries together."""
+PREFETCHED_RUNS = 1
+PREFETCHED_ITEMS = 2
+RUN_MEMBERS = 16
+RUN_BYTES = 512 * 1024
+"""So many bytes of payloads, screenshots not counted, are read together."""
+
+Result = TypeVar("Result", covariant=True)
+
+logger = logging.getLogger(__name__)
+
+
+class Started(Protocol[Result]):
+    """Work that is being done, or is done."""
+
+    def result(self) -> Result:
+        """Waits for it."""
+
+    def cancel(self) -> object:
+        """Says that nobody wants it any more."""
+
+
+class DeliveredMembers:
+    """Reads the deliveries of one store. Safe to use from many threads."""
+
+    def __init__(self, store: Store, contents: PayloadStore) -> None:
+        self._store = store
+        self._contents = contents
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def items(self, delivery_key: int, *, inline_images: bool) -> Iterator[tuple[dict[str, Any], Pieces]]:
+        """Yields the members of a delivery as (light keys, payload JSON in pieces)."""
+        pool = self._readers()
+        runs = _prefetch((pool.submit(self._bodies, run) for run in self._runs(delivery_key)), PREFETCHED_RUNS)
+        items = _prefetch((self._start(pool, read, inline_images) for run in runs for read in run), PREFETCHED_ITEMS)
+        for job_key, member, pieces in items:
+            if isinstance(pieces, DamagedError):
+                yield self._damaged(job_key, member, pieces)
+            else:
+                yield _delivery_columns(member), pieces
+
+    def _readers(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="reads ahead")
+            return self._pool
+
+    def _runs(self, delivery_key: int) -> Iterator[list[_Wanted]]:
+        """Cuts the members into runs whose payloads are read together."""
+        with self._store.read() as connection:
+            groups = delivery_rows.groups_in_delivery(connection, delivery_key)
+        run: list[_Wanted] = []
+        size = 0
+        for group in groups:
+            with self._store.read() as connection:
+                members = delivery_rows.delivered_members(connection, group.key)
+            for member in members:
+                place = None if member.body_place is None else Place.parse(member.body_place)
+                run.append((group.job_key, member, place))
+                size += 0 if place is None else place.length
+                if len(run) >= RUN_MEMBERS or size >= RUN_BYTES:
+                    yield run
+                    run, size = [], 0
+        if run:
+            yield run
+
+    def _bodies(self, run: Sequence[_Wanted]) -> list[_Read]:
+        bodies = self._fetch([place for _, _, place in run if place is not None])
+        return [
+            (job_key, member, bodies[place] if place is not None else _body_of_row(member))
+            for job_key, member, place in run
+        ]
+
+    def _fetch(self, places: Sequence[Place]) -> dict[Place, bytes | DamagedError]:
+        """Reads payloads together; when one of them is damaged, each by itself."""
+        try:
+            return {place: bytes(data) for place, data in self._store.fetch_each(places)}
+        except DamagedError as error:
+            if len(places) == 1:
+                return {places[0]: error}
+            return {key: value for place in places for key, value in self._fetch([place]).items()}
+
+    def _start(self, pool: ThreadPoolExecutor, read: _Read, inline_images: bool) -> Started[_Finished]:
+        job_key, member, body = read
+        if isinstance(body, DamagedError):
+            return _Done((job_key, member, body))
+        if not inline_images or not wire.shows_images(body):
+            return _Done((job_key, member, [body]))
+        try:
+            return _Inlined(job_key, member, self._contents.begin_inlining(body, pool))
+        except DamagedError as error:
+            return _Done((job_key, member, error))
+
+    def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
+        """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
+        if _is_forgotten(member):
+            return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
+        logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
+        try:
+            with self._store.write() as connection:
+                content_rows.note_damage(connection, job_key, member.source_uid or member.uid, error.message[:500])
+        except (StorageFullError, UnavailableError) as failure:
+            logger.error("the damage of trajectory %s is not noted: %s", member.uid, failure.message)
+        return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
+
+
+_Wanted = tuple[int, DeliveredMember, Place | None]
+_Read = tuple[int, DeliveredMember, bytes | DamagedError]
+_Finished = tuple[int, DeliveredMember, Pieces | DamagedError]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inlined:
+    """A member whose screenshots are being read."""
+
+    job_key: int
+    member: DeliveredMember
+    inlining: Inlining
+
+    def result(self) -> _Finished:
+        try:
+            return self.job_key, self.member, self.inlining.result()
+        except DamagedError as error:
+            return self.job_key, self.member, error
+
+    def cancel(self) -> None:
+        self.inlining.cancel()
+
+
+class _Done(Started[Result]):
+    """What needed no work."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+
+    def result(self) -> Result:
+        return self._result
+
+    def cancel(self) -> None:
+        pass
+
+
+def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -> Iterator[Result]:
+    """Yields results in order, with so many more being worked on as ``count`` says; taking one starts the next."""
+    waiting: deque[Started[Result] | Future[Result]] = deque()
+    try:
+        for work in started:
+            waiting.append(work)
+            if len(waiting) > count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for work in waiting:
+            work.cancel()
+
+
+ShortGroup = dict[str, Any]
+"""What ``meta_info`` says of a group that has fewer members than it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedGroup:
+    """The members of a delivered group that were played; none when too few are left. ``short`` when one is missing."""
+
+    key: int
+    members: list[tuple[dict[str, Any], Pieces]]
+    short: ShortGroup | None
+
+
+def only_played(members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int) -> Iterator[PlayedGroup]:
+    """Yields group after group without its dummies, for clients that would train them as a reward of 0."""
+    for key, found in groupby(members, key=lambda member: int(member[0]["group_index"])):
+        group = list(found)
+        played = [member for member in group if not member[0]["remove_sample"]]
+        delivered = len(played) >= at_least
+        short = {
+            "group_index": key,
+            "instance_id": group[0][0]["instance_id"],
+            "members": len(played),
+            "group_size": len(group),
+            "delivered": delivered,
+        }
+        yield PlayedGroup(key, played if delivered else [], None if len(played) == len(group) else short)
+
+
+def _dummy_body(error: str | None = None) -> bytes:
+    extra_info = {"dummy": True} if error is None else {"dummy": True, "error": error}
+    return orjson.dumps({"messages": [], "extra_info": extra_info, "generations": [], "images": []})
+
+
+EMPTY_BODY = _dummy_body()
+
+
+def _is_forgotten(member: DeliveredMember) -> bool:
+    """A dummy never had a payload; what was played and has none was forgotten by retention."""
+    return member.source_uid is not None and member.body is None and member.body_place is None
+
+
+def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
+    if _is_forgotten(member):
+        return DamagedError("the payload of this trajectory was forgotten: retention does not keep it any more")
+    return member.body or EMPTY_BODY
+
+
+def _delivery_columns(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:
+    """What the buffer itself knows of a delivered member; one whose bytes are damaged is not trained."""
+    return {
+        "uid": member.uid,
+        "instance_id": member.instance_id,
+        "reward": 0.0 if member.reward is None or damaged else member.reward,
+        "raw_reward": None if damaged else member.raw_reward,
+        "group_index": member.group_key,
+        "weight_version": member.oldest_version,
+        "epoch": member.epoch,
+        "slot": member.slot,
+        "outcome": Outcome.FAILED.value if damaged else member.outcome,
+        "stop_reason": member.stop_reason,
+        "remove_sample": member.remove_sample or damaged,
+    }

@@ -1,0 +1,96 @@
+"""What a job's runner says of its devices: kept beside the heartbeats, so that the server can show it.
+
+The server knows nothing of devices or Ray. A runner writes what its farm is at, every few seconds and over what it
+wrote before; several jobs on one farm report the same devices, and the newest report counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import service_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+__all__ = ["FRESH_S", "devices_of_job", "fresh_farms", "keep_report", "report_of_job"]
+
+FRESH_S = 60.0
+"""A report older than this says nothing about now: its runner has ended, or hangs."""
+_KEPT_S = 7 * 24 * 3600.0
+_PREFIX = "devices of job "
+
+
+class _Device(BaseModel):
+    """What must be known of a device; more may be, and is kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+    device_id: str
+    state: str
+    last_error: str = ""
+    episodes: int = 0
+    steps: int = 0
+    replacements: int = 0
+    recyclings: int = 0
+    quarantines: int = 0
+    failures: dict[str, int] = Field(default_factory=dict)
+    reset_s_p50: float | None = None
+    reset_s_p95: float | None = None
+    step_s_p50: float | None = None
+    step_s_p95: float | None = None
+    actions_per_minute: float | None = None
+
+
+class _Farm(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    pool: str
+    runners_waiting: dict[str, int] = Field(default_factory=dict)
+    devices: list[_Device]
+
+
+def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *, now: float | None = None) -> None:
+    """Keeps what a runner says of its farm, in place of its last word; week-old words of others are dropped.
+
+    Raises:
+        ValueError: it is no report of a farm.
+    """
+    report = _Farm.model_validate(farm).model_dump(mode="json")
+    now = time.time() if now is None else now
+    with store.write() as connection:
+        service_rows.beat(connection, f"{_PREFIX}{job_key}", pid, now, report)
+        service_rows.forget_before(connection, _PREFIX, now - _KEPT_S)
+
+
+def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
+    """Returns the job's last report with its ``age_s``; None when it never made one."""
+    with store.read() as connection:
+        return report_of_job(connection, job_key, time.time() if now is None else now)
+
+
+def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
+    """As ``devices_of_job``, on a transaction that is open."""
+    found = service_rows.heartbeat(connection, f"{_PREFIX}{job_key}")
+    return None if found is None else _with_age(found, now)
+
+
+def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str, Any]]:
+    """Returns the newest report of every farm by its name; farms of which nobody spoke lately are left out."""
+    now = time.time() if now is None else now
+    with store.read() as connection:
+        found = service_rows.heartbeats(connection, _PREFIX)
+    newest: dict[str, dict[str, Any]] = {}
+    for farm in (_with_age(entry, now) for entry in found):
+        name = str(farm["pool"])
+        if farm["age_s"] <= FRESH_S and (name not in newest or farm["age_s"] < newest[name]["age_s"]):
+            newest[name] = farm
+    return newest
+
+
+def _with_age(found: tuple[float, dict[str, Any]], now: float) -> dict[str, Any]:
+    written_at, farm = found
+    return {"age_s": round(abs(now - written_at), 3), **farm}

@@ -1,0 +1,272 @@
+"""Items that come over HTTP, from any generator anywhere: their bytes made durable, then their rows written.
+
+Nothing here asks which generator that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import orjson
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import (
+    ConflictError,
+    InvalidPayloadError,
+    NotFoundError,
+    RewardRangeError,
+    UnavailableError,
+)
+from slime_plugins.rollout_buffer.protocol.request_models import generation_cap
+from slime_plugins.rollout_buffer.rules import groups as group_rules
+from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
+from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+from slime_plugins.rollout_buffer.state.transitions import (
+    close_group,
+    find_job,
+    group_policy,
+    note_versions,
+    several_jobs,
+)
+from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["ItemWriter", "Write", "WriteResult", "Written"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteResult:
+    """What became of an item: ``stored``, ``duplicate`` (nothing changed) or ``late`` (kept, not delivered)."""
+
+    uid: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What one request brings: items for the job it names, or for the only open one."""
+
+    job_id: str | None
+    items: Sequence[wire.WrittenItem]
+
+
+Written = tuple[JobRecord, list[WriteResult]]
+_Jobs = dict[str | None, JobRecord]
+
+
+class ItemWriter:
+    """Keeps what requests bring, alone or several together. Safe to use from many threads."""
+
+    def __init__(self, store: Store, contents: PayloadStore, *, clock: Callable[[], float]) -> None:
+        """``clock`` gives seconds since the epoch."""
+        self._store = store
+        self._contents = contents
+        self._clock = clock
+
+    def write(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
+        """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
+
+        Raises:
+            InvalidPayloadError: token ids that the job's model does not have, or more of them than its cap allows.
+            NotFoundError: no such job, or none is open.
+            ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
+                the job takes no writes (its own runner plays it, or it is over).
+            RewardRangeError: a reward lies outside of the job's ``reward_range``; the job counts it.
+        """
+        (keeping,) = self._keep_bytes([Write(job_id, items)])
+        written = self._store.commit(lambda connection: self._write_items(connection, job_id, keeping, {}))
+        if isinstance(written, RewardRangeError):
+            raise written
+        return written
+
+    def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
+        """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
+        try:
+            keeping = self._keep_bytes(writes)
+        except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
+            return [self._write_alone(write) for write in writes]
+        jobs: _Jobs = {}
+        works = [
+            partial(self._write_items, job_id=write.job_id, items=items, jobs=jobs)
+            for write, items in zip(writes, keeping, strict=True)
+        ]
+        return self._store.commit_each(works)
+
+    def _write_alone(self, write: Write) -> Written | Exception:
+        try:
+            return self.write(write.job_id, write.items)
+        except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+            return error
+
+    def _keep_bytes(self, writes: Sequence[Write]) -> list[list[tuple[wire.WrittenItem, StoredPayload | None]]]:
+        """Makes the bytes of all items durable; returns each write's items with what their rows are to say of them."""
+        by_write = [self._drafts(write) for write in writes]
+        kept = iter(self._contents.keep([draft for drafts in by_write for draft in drafts.values()]))
+        found = [{uid: next(kept) for uid in drafts} for drafts in by_write]
+        return [
+            [(item, kept_of_write.get(item.uid)) for item in write.items]
+            for write, kept_of_write in zip(writes, found, strict=True)
+        ]
+
+    def _drafts(self, write: Write) -> dict[str, PendingPayload]:
+        drafts = {item.uid: _draft(item) for item in reversed(write.items)}  # of one uid twice, the first counts
+        if any(draft.takes_place for draft in drafts.values()):
+            for uid in self._written_already(write.job_id, write.items):
+                del drafts[uid]
+        return drafts
+
+    def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
+        """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
+        if job_id is not None and len(items) == 1:
+            with self._store.look() as connection:
+                known = trajectory_rows.has_trajectory_of_job(connection, job_id, items[0].uid)
+            if known is not None:
+                return {items[0].uid} if known else set()
+        with self._store.read() as connection:
+            job = self._job_for_write(connection, job_id)
+            return {item.uid for item in items if trajectory_rows.has_trajectory(connection, job.key, item.uid)}
+
+    def _write_items(
+        self,
+        connection: Connection,
+        job_id: str | None,
+        items: Sequence[tuple[wire.WrittenItem, StoredPayload | None]],
+        jobs: _Jobs,
+    ) -> Written | RewardRangeError:
+        """``jobs`` were looked up already in this transaction; no write changes what is asked of them.
+
+        A refusal is returned, not raised: that it is counted must stay.
+        """
+        if job_id not in jobs:
+            jobs[job_id] = self._job_for_write(connection, job_id)
+        job = jobs[job_id]
+        if not job.takes_items:
+            raise ConflictError(
+                f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
+                "task_type external for items from outside"
+            )
+        for item, _ in items:
+            _check_tokens(job, item)
+        if outside := self._outside_of_range(connection, job, [item for item, _ in items]):
+            refusal = _refusal(job, outside[0])
+            job_rows.note_refused_items(connection, job.key, len(outside), refusal.message[:500])
+            return refusal
+        return job, [self._write_item(connection, job, item, kept) for item, kept in items]
+
+    def _outside_of_range(
+        self, connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]
+    ) -> list[wire.WrittenItem]:
+        """Returns the new items whose rewards the job's payload does not allow."""
+        wanted = job.settings.get("reward_range")
+        if wanted is None:
+            return []
+        outside = [item for item in items if not wanted[0] <= item.reward <= wanted[1]]
+        return [item for item in outside if not trajectory_rows.has_trajectory(connection, job.key, item.uid)]
+
+    def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
+        if job_id is not None:
+            return find_job(connection, job_id)
+        candidates = job_rows.jobs_in_states(connection, job_rules.OPEN_STATES)
+        if not candidates:
+            raise NotFoundError("no job is open: start one with /start_rollout (task_type external) and write then")
+        if len(candidates) > 1:
+            raise several_jobs(candidates)
+        return candidates[0]
+
+    def _write_item(
+        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, kept: StoredPayload | None
+    ) -> WriteResult:
+        if trajectory_rows.has_trajectory(connection, job.key, item.uid):
+            return WriteResult(uid=item.uid, status="duplicate")
+        if kept is None:
+            raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
+        group, members = self._group_for(connection, job, item.instance_id)
+        now = self._clock()
+        kept.record(connection, now)
+        trajectory_rows.insert_trajectory(
+            connection,
+            job_key=job.key,
+            uid=item.uid,
+            group_key=None if group is None else group.key,
+            slot=members,
+            attempt=1,
+            instance_id=item.instance_id,
+            outcome=item.outcome.value,
+            stop_reason=item.stop_reason.value,
+            reward=item.reward,
+            raw_reward=item.raw_reward,
+            **note_versions(connection, job.key, item.generations),
+            **facts_of(item.body["extra_info"], item.body["timings_s"], item.generations).columns(),
+            late=group is None,
+            created_at=now,
+            **kept.columns(),
+        )
+        if group is None:
+            return WriteResult(uid=item.uid, status="late")
+        group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
+        if not job.has_runner and members + 1 >= job.group_size:
+            self._close_complete(connection, job, group)
+        return WriteResult(uid=item.uid, status="stored")
+
+    def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
+        """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
+        existing = group_rows.groups_of_instance(connection, job.key, instance_id)
+        if not existing:
+            if job.has_input or job.state not in job_rules.OPEN_STATES:
+                raise ConflictError(
+                    f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})"
+                )
+            group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
+            existing = group_rows.groups_of_instance(connection, job.key, instance_id)
+        for group in existing:
+            if group.state is GroupState.OPEN:
+                members = trajectory_rows.count_members(connection, group.key)
+                if members < job.group_size:
+                    return group, members
+        return None, 0
+
+    def _close_complete(self, connection: Connection, job: JobRecord, group: GroupRecord) -> None:
+        members = trajectory_rows.members_of(connection, group.key)
+        close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)), self._clock())
+
+
+def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
+    """Holds what was sampled to the job's own tokenizer and cap, as far as it names them."""
+    if not item.generations:
+        return
+    size = vocabulary_size(job.settings.get("tokenizer_path"))
+    if size is not None and item.largest_id >= size:
+        raise InvalidPayloadError(
+            f"item {item.uid!r} holds the token id {item.largest_id}, and the model of job {job.job_id} has {size}"
+        )
+    cap = generation_cap(job.settings)
+    longest = max(len(generation.output_ids) for generation in item.generations)
+    if cap is not None and longest > cap:
+        raise InvalidPayloadError(
+            f"item {item.uid!r} holds a generation of {longest} tokens, and the cap of job {job.job_id} is {cap}"
+        )
+
+
+def _refusal(job: JobRecord, item: wire.WrittenItem) -> RewardRangeError:
+    low, high = job.settings["reward_range"]
+    return RewardRangeError(
+        f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
+        f"{low:g} to {high:g}: nothing of this request was stored",
+        {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
+    )
+
+
+def _draft(item: wire.WrittenItem) -> PendingPayload:
+    try:
+        body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or cannot be kept: {error}") from error
+    return PendingPayload(body, wire.image_hashes(body), item.images, f"item {item.uid!r}", item.uid)

@@ -1,0 +1,225 @@
+"""How a payload becomes a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.errors import ConflictError
+from slime_plugins.rollout_buffer.protocol.request_models import (
+    CHANGEABLE,
+    EXTERNAL_TASK_TYPE,
+    MAX_ATTEMPTS,
+    StartPayload,
+)
+from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.storage.tables import (
+    attempt_rows,
+    content_rows,
+    delivery_rows,
+    group_rows,
+    job_rows,
+    portion_rows,
+)
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import IN_SKIP_LIST
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState
+
+__all__ = ["StartedJob", "creates_job", "end_job", "start_job"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedJob:
+    """The outcome of ``start_job``."""
+
+    job: JobRecord
+    attached: bool
+    message: str
+
+
+def start_job(
+    connection: Connection,
+    now: float,
+    payload: StartPayload,
+    instances: Sequence[Instance],
+    *,
+    written_as: int | None = None,
+) -> StartedJob:
+    """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``.
+
+    ``written_as`` is the key under which the groups of a large job were written before.
+    """
+    job = _job_to_attach_to(connection, payload)
+    if job is not None and _attaches(job, payload):
+        if written_as is not None:
+            raise ConflictError(f"job {job.job_id} was started meanwhile: the same call attaches to it")
+        return _attach(connection, now, job, payload, repeated=_is_repeated(job, payload))
+    if job is not None:
+        _supersede(connection, now, job)
+    return _create_job(connection, now, payload, instances, written_as)
+
+
+def creates_job(connection: Connection, payload: StartPayload) -> bool:
+    """Tells whether the payload makes a new job; else it attaches to one."""
+    job = _job_to_attach_to(connection, payload)
+    return job is None or not _attaches(job, payload)
+
+
+def _attaches(job: JobRecord, payload: StartPayload) -> bool:
+    return not payload.fresh or _is_repeated(job, payload)
+
+
+def _is_repeated(job: JobRecord, payload: StartPayload) -> bool:
+    return payload.start_id is not None and payload.start_id == job.start_id
+
+
+def _job_to_attach_to(connection: Connection, payload: StartPayload) -> JobRecord | None:
+    identity = payload.identity()
+    if payload.job_id is not None:
+        job = job_rows.find_job(connection, payload.job_id)
+        if job is not None and job.identity != identity and not payload.fresh:
+            raise ConflictError(
+                f"job {payload.job_id} exists with other settings ({_difference(job, payload)}): send the same "
+                "payload to attach, another job_id, or fresh: true to start anew",
+                {"job_id": job.job_id},
+            )
+        return job
+    same = [job for job in job_rows.all_jobs(connection) if job.identity == identity]
+    unfinished = [job for job in same if job.state in job_rules.OPEN_STATES]
+    if unfinished:
+        return unfinished[-1]
+    return same[0] if same and same[0].state is JobState.FAILED else None
+
+
+def _create_job(
+    connection: Connection,
+    now: float,
+    payload: StartPayload,
+    instances: Sequence[Instance],
+    written_as: int | None,
+) -> StartedJob:
+    ids = [instance.instance_id for instance in instances]
+    key = job_rows.insert_job(
+        connection,
+        key=written_as,
+        job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
+        task_type=payload.task_type,
+        state=JobState.RUNNING.value,
+        identity=payload.identity(),
+        start_id=payload.start_id,
+        engine_url=payload.remote_engine_url,
+        settings=payload.settings(),
+        has_input=bool(ids),
+        has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
+        takes_items=payload.task_type == EXTERNAL_TASK_TYPE,
+        group_size=payload.num_repeat_per_sample,
+        instance_count=len(ids),
+        num_epoch=payload.num_epoch,
+        created_at=now,
+        updated_at=now,
+        run_began_at=now,
+    )
+    if written_as is None:
+        lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
+        group_rows.insert_instances(connection, key, lines)
+        planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
+        group_rows.insert_groups(connection, key, ids, planned)
+    return StartedJob(job=job_rows.get_job(connection, key), attached=False, message="Rollout started")
+
+
+def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
+    """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
+    if job.state in job_rules.OPEN_STATES:
+        end_job(connection, now, job, JobState.CANCELLED, "a fresh start took its id")
+    for delivery in delivery_rows.leased_deliveries(connection, job.key):
+        delivery_rows.update_delivery(connection, delivery.key, state="expired")
+    for state in (GroupState.READY, GroupState.LEASED):
+        group_rows.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
+    job_rows.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
+
+
+def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool) -> StartedJob:
+    brought = {} if repeated else {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
+    settings = {**job.settings, **brought}
+    changes: dict[str, Any] = {"start_id": payload.start_id, "settings": json.dumps(settings), "updated_at": now}
+    if payload.remote_engine_url is not None:
+        changes["engine_url"] = payload.remote_engine_url
+    if job.state is JobState.FAILED:
+        changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
+    job_rows.update_job(connection, job.key, **changes)
+    if job.state is JobState.FAILED and not repeated:
+        _open_failed_groups(connection, now, job, settings)
+    if not repeated:
+        job_rows.open_trainer_run(connection, job.key, now)
+    if payload.skip_instance_ids is not None and not repeated:
+        _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
+    if payload.retry_given_up and not repeated and job.state is not JobState.CANCELLED:
+        _retry_given_up(connection, now, job, settings)
+    return StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
+
+
+def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
+    known = group_rows.known_groups(connection, job.key)
+    resumption = job_rules.wanted_again(known, skip_instance_ids)
+    for delivery in delivery_rows.leased_deliveries(connection, job.key):
+        delivery_rows.update_delivery(connection, delivery.key, state="expired")
+    # What retention has forgotten cannot be delivered again: it stays delivered.
+    delivery_rows.make_ready_again(connection, content_rows.with_payloads(connection, resumption.ready_again))
+    delivery_rows.make_unreported(connection, resumption.reported_again)
+    delivery_rows.skip_groups(connection, resumption.skipped, IN_SKIP_LIST)
+    delivery_rows.unskip_groups(connection, resumption.not_skipped)
+    _go_on_if_finished(connection, job.key)
+    # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
+    group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
+
+
+def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
+    """Begins anew with what failed; what the skip list names of it is skipped afterwards."""
+    failed = group_rows.failed_groups(connection, job.key)
+    group_rows.open_again(connection, failed, now)
+    portion_rows.report_again(connection, failed)
+    _allow_more_attempts(connection, job.key, settings)
+
+
+def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
+    """Opens every closed group that came short."""
+    short = group_rows.short_groups(connection, job.key, job.group_size)
+    for delivery in {group.delivery_key for group in short if group.state is GroupState.READY}:
+        if delivery is not None:
+            delivery_rows.dissolve_delivery(connection, delivery)
+    group_rows.open_again(connection, [group.key for group in short], now)
+    portion_rows.report_again(connection, [group.key for group in short])
+    _allow_more_attempts(connection, job.key, settings)
+    _go_on_if_finished(connection, job.key)
+
+
+def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:
+    """What failed is still counted, so the limit grows by as much."""
+    spent = attempt_rows.most_failures(connection, job_key)
+    limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
+    job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))
+
+
+def _go_on_if_finished(connection: Connection, job_key: int) -> None:
+    """A finished job with groups that are open after all is not finished."""
+    job = job_rows.get_job(connection, job_key)
+    if job.state is JobState.FINISHED and delivery_rows.count_in_state(connection, job_key, GroupState.OPEN):
+        job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)
+
+
+def end_job(connection: Connection, now: float, job: JobRecord, state: JobState, cause: str) -> None:
+    attempt_rows.give_up_running_attempts(connection, job.key, now)
+    group_rows.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
+    job_rows.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
+
+
+def _difference(job: JobRecord, payload: StartPayload) -> str:
+    new = payload.settings()
+    keys = sorted(key for key in {*new, *job.settings} - CHANGEABLE if new.get(key) != job.settings.get(key))
+    return "different: " + (", ".join(keys[:8]) or "instances")

@@ -1,0 +1,111 @@
+"""Forgetting: what was handed out long ago gives its bytes back; its row (reward, outcome, books) stays.
+
+Payloads and screenshots lie in packs, so the oldest go first and a pack goes as a whole. Nothing is forgotten while its
+group is still to be delivered, nor anything younger than that: one line in time, everything before it is released.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from slime_plugins.rollout_buffer.storage.pack_writer import is_locked, pack_path, packs_in
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import clock_rows, content_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+__all__ = ["Purged", "purge", "would_purge"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """What one pass gave back."""
+
+    payloads: int
+    images: int
+    packs: int
+    bytes: int = field(default=0, compare=False)
+    """Of the packs that were removed: only they give room back."""
+
+
+def purge(store: Store, *, now: float, retain_s: float) -> Purged:
+    """Forgets the bytes of trajectories that are older than ``retain_s`` and older than any still to be delivered.
+
+    A screenshot goes when no younger trajectory named it. A trajectory that names one while it is being forgotten is
+    refused as unavailable, and written again with the screenshot.
+    """
+    with store.write() as connection:
+        payloads, images = _forget_rows(connection, now, retain_s)
+    removed, size = _remove_empty_packs(store)
+    if payloads or images or removed:
+        logger.info("forgot %d payloads and %d screenshots, removed %d packs", payloads, images, removed)
+    return Purged(payloads, images, removed, size)
+
+
+def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
+    """Returns what ``purge`` would give back now. Does the very same to the rows, and takes it back."""
+    packs = size = 0
+    with store.write() as connection, _taken_back(connection):
+        payloads, images = _forget_rows(connection, now, retain_s)
+        for number in _packs_without_contents(store, connection):
+            path = pack_path(store.packs_dir, number)
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if not is_locked(descriptor):
+                    packs, size = packs + 1, size + os.fstat(descriptor).st_size
+            finally:
+                os.close(descriptor)
+    return Purged(payloads, images, packs, size)
+
+
+@contextmanager
+def _taken_back(connection: Connection) -> Iterator[None]:
+    """Undoes what the block did to the rows."""
+    connection.execute("SAVEPOINT only_asking")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK TO only_asking")
+        connection.execute("RELEASE only_asking")
+
+
+def _forget_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
+    before = now - retain_s
+    before -= clock_rows.jumped_since(connection, before)  # no day has passed where the clock was set forward by one
+    before = min(before, content_rows.oldest_undelivered(connection, now))
+    return content_rows.forget_payloads(connection, before), content_rows.forget_images(connection, before)
+
+
+def _packs_without_contents(store: Store, connection: Connection) -> list[int]:
+    needed = content_rows.packs_with_contents(connection)
+    recorded = set(content_rows.used_packs(connection))
+    # A pack that was never recorded may hold bytes whose rows are on their way: mending looks after those.
+    return [number for number in packs_in(store.packs_dir) if number in recorded and number not in needed]
+
+
+def _remove_empty_packs(store: Store) -> tuple[int, int]:
+    """Removes packs that no row names a byte of and no process appends to; returns how many, and their bytes."""
+    removed = size = 0
+    with store.read() as connection:
+        empty = _packs_without_contents(store, connection)
+    for number in empty:
+        path = pack_path(store.packs_dir, number)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if is_locked(descriptor):
+                continue
+            with store.write() as connection:
+                if number in content_rows.packs_with_contents(connection):
+                    continue
+                content_rows.drop_pack(connection, number)
+            size += os.fstat(descriptor).st_size
+            path.unlink(missing_ok=True)
+            removed += 1
+        finally:
+            os.close(descriptor)
+    return removed, size

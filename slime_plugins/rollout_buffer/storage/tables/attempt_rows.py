@@ -1,0 +1,177 @@
+"""Rows of ``attempts``: who fills which slot, and how that went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.storage.tables import group_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+
+
+def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int, now: float) -> int:
+    """Begins the next attempt to fill a slot and returns its number, from 1."""
+    query = "SELECT coalesce(max(attempt), 0) + 1 FROM attempts WHERE group_key = ? AND slot = ?"
+    attempt = int(connection.execute(query, (group_key, slot)).fetchone()[0])
+    connection.execute(
+        "INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) VALUES (?, ?, ?, ?, 'running', ?)",
+        (group_key, slot, attempt, fence, now),
+    )
+    return attempt
+
+
+def attempt_state(connection: Connection, group_key: int, slot: int, attempt: int) -> str | None:
+    """Returns the state of an attempt."""
+    query = "SELECT state FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
+    row = connection.execute(query, (group_key, slot, attempt)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def began_at(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
+    """Returns when an attempt began."""
+    query = "SELECT started_at FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
+    row = connection.execute(query, (group_key, slot, attempt)).fetchone()
+    return None if row is None else float(row[0])
+
+
+def end_attempt(
+    connection: Connection,
+    group_key: int,
+    slot: int,
+    attempt: int,
+    state: str,
+    now: float,
+    error: tuple[str, str] | None,
+) -> None:
+    """Ends an attempt; ``error`` is (code, message) when it failed."""
+    code, message = error or (None, None)
+    connection.execute(
+        "UPDATE attempts SET state = ?, ended_at = ?, error_code = ?, error_message = ? "
+        "WHERE group_key = ? AND slot = ? AND attempt = ?",
+        (state, now, code, message, group_key, slot, attempt),
+    )
+
+
+def give_up_running_attempts(connection: Connection, job_key: int, now: float) -> int:
+    """Fences off every attempt of a job that still runs; a result of one is refused from now on."""
+    return connection.execute(
+        "UPDATE attempts SET state = 'given_up', ended_at = ? WHERE state = 'running' AND group_key IN "
+        "(SELECT key FROM groups WHERE job_key = ?)",
+        (now, job_key),
+    ).rowcount
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotUse:
+    """What became of a slot so far: filled, being filled, and how many attempts of it failed."""
+
+    filled: bool = False
+    running: bool = False
+    failures: int = 0
+
+
+def slot_uses(connection: Connection, group_key: int) -> dict[int, SlotUse]:
+    """Returns the use of each slot of a group that was begun, also of those that were filled without an attempt."""
+    query = (
+        "SELECT slot, 1, 0, 0 FROM trajectories WHERE group_key = :key AND late = 0 UNION ALL "
+        "SELECT slot, 0, state = 'running', state = 'failed' FROM attempts WHERE group_key = :key"
+    )
+    uses: dict[int, SlotUse] = {}
+    for slot, filled, running, failed in connection.execute(query, {"key": group_key}):
+        use = uses.get(slot, SlotUse())
+        uses[slot] = SlotUse(
+            filled=use.filled or bool(filled), running=use.running or bool(running), failures=use.failures + failed
+        )
+    return uses
+
+
+def find_group(connection: Connection, job_key: int, epoch: int, position: int) -> GroupRecord | None:
+    """Returns the group of one (job, epoch, instance)."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND epoch = ? AND position = ?"
+    row = connection.execute(query, (job_key, epoch, position)).fetchone()
+    return None if row is None else group_rows.as_group(row)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """How one attempt stands; ``reward`` and ``late`` are of what it brought, None when it brought nothing."""
+
+    state: str
+    error_code: str | None
+    error_message: str | None
+    reward: float | None
+    late: bool | None
+
+
+def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptRecord | None:
+    """Returns one attempt and what it brought."""
+    query = (
+        "SELECT a.state, error_code, error_message, reward, late FROM attempts a LEFT JOIN trajectories t "
+        "ON t.group_key = a.group_key AND t.slot = a.slot AND t.attempt = a.attempt "
+        "WHERE a.group_key = ? AND a.slot = ? AND a.attempt = ?"
+    )
+    row = connection.execute(query, (group_key, slot, attempt)).fetchone()
+    return None if row is None else AttemptRecord(**{name: row[name] for name in AttemptRecord.__slots__})
+
+
+def end_running_attempts(connection: Connection, job_key: int, now: float, code: str, message: str) -> int:
+    """Gives up every running attempt of a job and says why; returns how many there were."""
+    return connection.execute(
+        "UPDATE attempts SET state = 'given_up', ended_at = ?, error_code = ?, error_message = ? "
+        "WHERE state = 'running' AND group_key IN (SELECT key FROM groups WHERE job_key = ?)",
+        (now, code, message, job_key),
+    ).rowcount
+
+
+def slot_progress(connection: Connection, group_key: int) -> dict[int, tuple[bool, int]]:
+    """Returns for each slot that was begun: (has a trajectory that counts, number of failed attempts)."""
+    return {slot: (use.filled, use.failures) for slot, use in slot_uses(connection, group_key).items()}
+
+
+def most_failures(connection: Connection, job_key: int) -> int:
+    """Returns how often that slot failed, among those still to be filled, that failed most."""
+    query = (
+        "SELECT coalesce(max(failures), 0) FROM (SELECT sum(attempts.state = 'failed') AS failures FROM attempts "
+        "JOIN groups ON groups.key = group_key WHERE job_key = ? AND groups.state = 'open' "
+        "AND NOT EXISTS (SELECT 1 FROM trajectories t WHERE t.group_key = groups.key AND t.slot = attempts.slot "
+        "AND t.late = 0) GROUP BY group_key, slot)"
+    )
+    return int(connection.execute(query, (job_key,)).fetchone()[0])
+
+
+def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[str, str], int]:
+    """Counts the attempts of a job by (state, error code); the code is empty where there was no error."""
+    query = "SELECT state, error_code, attempts FROM attempt_counts WHERE job_key = ? AND attempts > 0"
+    return {(row[0], row[1]): row[2] for row in connection.execute(query, (job_key,))}
+
+
+def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
+    """Returns how many attempts of a job failed, and the commonest error; None when none did."""
+    counted = attempts_by_error(connection, job_key)
+    by_code = {code: count for (state, code), count in counted.items() if state == "failed"}
+    if not by_code:
+        return None
+    code = max(by_code, key=lambda name: by_code[name])
+    query = (
+        "SELECT error_message FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
+        "WHERE attempts.state = 'failed' AND error_code = ? AND job_key = ? "
+        "GROUP BY error_message ORDER BY count(*) DESC, max(ended_at) DESC LIMIT 1"
+    )
+    row = connection.execute(query, (code, job_key)).fetchone()
+    failed = sum(by_code.values())
+    finished = sum(count for (state, _), count in counted.items() if state == "finished")
+    message = "" if row is None else str(row[0] or "")
+    return FailedAttempts(
+        failed=failed, ended=failed + finished, code=code, of_code=by_code[code], message=message[:500]
+    )
+
+
+def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:
+    """Counts the attempts of a job by state, and those that ended with an error also by its code."""
+    counted: dict[str, int] = {}
+    for (state, code), count in attempts_by_error(connection, job_key).items():
+        counted[state] = counted.get(state, 0) + count
+        if code:
+            counted[f"{state}:{code}"] = count
+    return counted

@@ -1,0 +1,31 @@
+"""What a jump of the machine's clock changes: the times that something is aged by move with it."""
+
+from __future__ import annotations
+
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+_MOVED = (
+    "UPDATE deliveries SET lease_expires_at = lease_expires_at + :s WHERE state = 'leased'",
+    "UPDATE groups SET opened_at = opened_at + :s, last_write_at = last_write_at + :s WHERE state = 'open' "
+    "AND opened_at IS NOT NULL AND job_key IN (SELECT key FROM jobs WHERE state IN ('running', 'paused'))",
+    "UPDATE attempts SET started_at = started_at + :s WHERE state = 'running'",
+    "UPDATE jobs SET last_poll_at = last_poll_at + :s, waiting_since = waiting_since + :s "
+    "WHERE state IN ('running', 'paused')",
+    "UPDATE services SET heartbeat_at = heartbeat_at + :s",
+    "UPDATE starts SET touched_at = touched_at + :s",
+)
+KEPT_JUMPS = 1000
+
+
+def move_times(connection: Connection, jump_s: float, now: float) -> None:
+    """Moves what leases, timeouts and signs of life are measured from, and keeps the jump for ``jumped_since``."""
+    for statement in _MOVED:
+        connection.execute(statement, {"s": jump_s})
+    connection.execute("INSERT INTO clock_jumps (at, seconds) VALUES (?, ?)", (now, jump_s))
+    connection.execute("DELETE FROM clock_jumps WHERE key <= (SELECT max(key) FROM clock_jumps) - ?", (KEPT_JUMPS,))
+
+
+def jumped_since(connection: Connection, moment: float) -> float:
+    """Returns by how many seconds the clock was set forward since a moment: what is older looks older by as much."""
+    query = "SELECT coalesce(sum(seconds), 0.0) FROM clock_jumps WHERE at >= ? AND seconds > 0"
+    return float(connection.execute(query, (moment,)).fetchone()[0])

@@ -1,0 +1,269 @@
+"""Rows of ``deliveries`` and ``delivery_groups``, and what they move groups to."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.storage.tables import group_rows, portion_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.types import GroupState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliveryRecord:
+    """A row of ``deliveries``."""
+
+    key: int
+    delivery_id: str
+    job_key: int
+    state: str
+    lease_s: float | None
+    meta_info: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliveredMember:
+    """One member of a delivered group with where its payload is; a dummy has none."""
+
+    uid: str
+    source_uid: str | None
+    instance_id: str
+    group_key: int
+    epoch: int
+    slot: int
+    reward: float | None
+    raw_reward: float | None
+    remove_sample: bool
+    outcome: str
+    stop_reason: str
+    oldest_version: int | None
+    body: bytes | None
+    body_place: str | None
+
+
+def insert_delivery(connection: Connection, **columns: Any) -> int:
+    """Adds a delivery and returns its key."""
+    columns["meta_info"] = json.dumps(columns["meta_info"])
+    names = ", ".join(columns)
+    marks = ", ".join(f":{name}" for name in columns)
+    query = f"INSERT INTO deliveries ({names}) VALUES ({marks}) RETURNING key"
+    return int(connection.execute(query, columns).fetchone()[0])
+
+
+def set_meta_info(connection: Connection, delivery_key: int, meta_info: dict[str, Any]) -> None:
+    """Keeps what a delivery says of itself, so that it says the same when it is delivered again."""
+    connection.execute("UPDATE deliveries SET meta_info = ? WHERE key = ?", (json.dumps(meta_info), delivery_key))
+
+
+def find_delivery(connection: Connection, delivery_id: str) -> DeliveryRecord | None:
+    """Returns the delivery of that id."""
+    row = connection.execute("SELECT * FROM deliveries WHERE delivery_id = ?", (delivery_id,)).fetchone()
+    return None if row is None else as_delivery(row)
+
+
+def job_of(connection: Connection, delivery_key: int) -> int:
+    """Returns the key of the job that a delivery is of."""
+    return int(connection.execute("SELECT job_key FROM deliveries WHERE key = ?", (delivery_key,)).fetchone()[0])
+
+
+def delivery_of_poll(connection: Connection, job_key: int, consumer_id: str, poll_id: str) -> DeliveryRecord | None:
+    """Returns what an earlier call of the same poll was given."""
+    query = "SELECT * FROM deliveries WHERE job_key = ? AND consumer_id = ? AND poll_id = ?"
+    row = connection.execute(query, (job_key, consumer_id, poll_id)).fetchone()
+    return None if row is None else as_delivery(row)
+
+
+def lapsed_deliveries(connection: Connection, now: float) -> list[DeliveryRecord]:
+    """Returns leased deliveries whose lease has run out."""
+    query = "SELECT * FROM deliveries WHERE state = 'leased' AND lease_expires_at <= ?"
+    return [as_delivery(row) for row in connection.execute(query, (now,))]
+
+
+def shorten_leases(connection: Connection, now: float) -> None:
+    """Ends leases no later than their length from now."""
+    query = (
+        "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s"
+    )
+    connection.execute(query, (now, now + 1.0))
+
+
+def leased_deliveries(connection: Connection, job_key: int) -> list[DeliveryRecord]:
+    """Returns the deliveries of a job that are leased."""
+    query = "SELECT * FROM deliveries WHERE state = 'leased' AND job_key = ?"
+    return [as_delivery(row) for row in connection.execute(query, (job_key,))]
+
+
+def oldest_expired_delivery(connection: Connection, job_key: int) -> DeliveryRecord | None:
+    """Returns the delivery that comes back next: expired, and all its groups still waiting."""
+    query = (
+        "SELECT * FROM deliveries WHERE job_key = ? AND state = 'expired' AND EXISTS (SELECT 1 FROM groups "
+        "WHERE delivery_key = deliveries.key AND state = 'ready') ORDER BY key LIMIT 1"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return None if row is None else as_delivery(row)
+
+
+def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
+    """Takes everything that still waits, or was only reported, out of a delivery that will not come back whole."""
+    connection.execute(
+        "UPDATE groups SET delivery_key = NULL WHERE delivery_key = ? AND state IN ('ready', 'filtered', 'failed')",
+        (delivery_key,),
+    )
+    connection.execute("UPDATE portion_sums SET reported_in = NULL WHERE reported_in = ?", (delivery_key,))
+
+
+def hand_over(connection: Connection, source: int, target: int, state: GroupState) -> None:
+    """Makes another delivery of the same job the one that holds and reports what ``source`` did.
+
+    The groups that wait go to ``state``; the record of what ``source`` held stays.
+    """
+    connection.execute(
+        "INSERT INTO delivery_groups (delivery_key, ordinal, group_key) "
+        "SELECT ?, ordinal, group_key FROM delivery_groups WHERE delivery_key = ?",
+        (target, source),
+    )
+    connection.execute(
+        "UPDATE groups SET delivery_key = ?, state = CASE state WHEN 'ready' THEN ? ELSE state END "
+        "WHERE delivery_key = ?",
+        (target, state.value, source),
+    )
+    connection.execute("UPDATE portion_sums SET reported_in = ? WHERE reported_in = ?", (target, source))
+
+
+def update_delivery(connection: Connection, key: int, **columns: Any) -> None:
+    """Changes columns of a delivery."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    connection.execute(f"UPDATE deliveries SET {assignments} WHERE key = :key", {**columns, "key": key})
+
+
+def insert_delivery_groups(connection: Connection, delivery_key: int, group_keys: Sequence[int]) -> None:
+    """Keeps which groups a delivery holds, in order."""
+    rows = ((delivery_key, ordinal, key) for ordinal, key in enumerate(group_keys))
+    connection.executemany("INSERT INTO delivery_groups (delivery_key, ordinal, group_key) VALUES (?, ?, ?)", rows)
+
+
+def groups_in_delivery(connection: Connection, delivery_key: int) -> list[GroupRecord]:
+    """Returns the groups that a delivery holds, in order."""
+    query = (
+        "SELECT groups.* FROM delivery_groups JOIN groups ON groups.key = group_key "
+        "WHERE delivery_groups.delivery_key = ? ORDER BY ordinal"
+    )
+    return [group_rows.as_group(row) for row in connection.execute(query, (delivery_key,))]
+
+
+def ready_groups(connection: Connection, job_key: int, limit: int | None) -> list[GroupRecord]:
+    """Returns ready groups, the first to become ready first. None is unlimited."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND state = 'ready' ORDER BY sequence LIMIT ?"
+    return [group_rows.as_group(row) for row in connection.execute(query, (job_key, -1 if limit is None else limit))]
+
+
+def count_in_state(connection: Connection, job_key: int, *states: GroupState) -> int:
+    """Counts the groups of a job in the given states."""
+    marks = ", ".join("?" for _ in states)
+    query = f"SELECT count(*) FROM groups WHERE job_key = ? AND state IN ({marks})"
+    return int(connection.execute(query, (job_key, *(state.value for state in states))).fetchone()[0])
+
+
+def has_groups(connection: Connection, job_key: int, *states: GroupState) -> bool:
+    """Tells whether a job has a group in one of the states, however many it has."""
+    query = "SELECT 1 FROM groups WHERE job_key = ? AND state = ? LIMIT 1"
+    return any(connection.execute(query, (job_key, state.value)).fetchone() is not None for state in states)
+
+
+def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
+    """Takes groups back out of the deliveries they went out in, and their trajectories out of the reports."""
+    rows = [(key,) for key in group_keys]
+    connection.executemany("UPDATE groups SET state = 'ready', delivery_key = NULL WHERE key = ?", rows)
+    portion_rows.report_again(connection, group_keys)
+
+
+def make_unreported(connection: Connection, group_keys: Sequence[int]) -> None:
+    """Lets filtered and failed groups be reported once more."""
+    connection.executemany("UPDATE groups SET delivery_key = NULL WHERE key = ?", [(key,) for key in group_keys])
+
+
+def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
+    """Makes skipped groups ready again when they were judged before, else open."""
+    rows = [(key,) for key in group_keys]
+    connection.executemany(
+        "UPDATE groups SET cause = '', delivery_key = NULL, state = "
+        "CASE WHEN EXISTS (SELECT 1 FROM members WHERE group_key = groups.key) THEN 'ready' ELSE 'open' END "
+        "WHERE key = ? AND state = 'skipped'",
+        rows,
+    )
+    portion_rows.report_again(connection, group_keys)
+
+
+def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -> None:
+    """Skips groups that are still to come."""
+    rows = [(cause, key) for key in group_keys]
+    connection.executemany("UPDATE groups SET state = 'skipped', cause = ? WHERE key = ?", rows)
+
+
+def stale_ready_groups(
+    connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
+) -> list[int]:
+    """Returns ready groups with a member sampled by weights older than allowed, in the order of the present run."""
+    query = (
+        "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
+        "WHERE groups.job_key = ? AND groups.state = 'ready' AND oldest_version IS NOT NULL GROUP BY groups.key "
+        "HAVING min(CASE WHEN trainer_run = ? THEN oldest_version ELSE ? END) < ?"
+    )
+    rows = connection.execute(query, (job_key, trainer_run, version_of_earlier_runs, oldest_allowed))
+    return [int(row[0]) for row in rows]
+
+
+def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:
+    """Moves the groups of a delivery from one state to another."""
+    connection.execute(
+        "UPDATE groups SET state = ? WHERE delivery_key = ? AND state = ?", (target.value, delivery_key, source.value)
+    )
+
+
+def delivered_members(connection: Connection, group_key: int) -> list[DeliveredMember]:
+    """Returns the members of a group as they are delivered, in order, with where their payloads are."""
+    query = (
+        "SELECT members.uid, members.source_uid, members.reward, members.raw_reward, members.remove_sample, "
+        "groups.key AS group_key, groups.instance_id, groups.epoch, members.ordinal AS slot, "
+        "trajectories.outcome, trajectories.stop_reason, trajectories.oldest_version, trajectories.body, "
+        "trajectories.body_place "
+        "FROM groups JOIN members ON members.group_key = groups.key "
+        "LEFT JOIN trajectories ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
+        "WHERE groups.key = ? ORDER BY members.ordinal"
+    )
+    return [
+        DeliveredMember(
+            uid=row["uid"],
+            source_uid=row["source_uid"],
+            instance_id=row["instance_id"],
+            group_key=row["group_key"],
+            epoch=row["epoch"],
+            slot=row["slot"],
+            reward=row["reward"],
+            raw_reward=row["raw_reward"],
+            remove_sample=bool(row["remove_sample"]),
+            outcome=row["outcome"] or "failed",
+            stop_reason=row["stop_reason"] or "aborted",
+            oldest_version=row["oldest_version"],
+            body=row["body"],
+            body_place=row["body_place"],
+        )
+        for row in connection.execute(query, (group_key,))
+    ]
+
+
+def as_delivery(row: sqlite3.Row) -> DeliveryRecord:
+    """Makes a row of ``deliveries`` a record."""
+    return DeliveryRecord(
+        key=row["key"],
+        delivery_id=row["delivery_id"],
+        job_key=row["job_key"],
+        state=row["state"],
+        lease_s=row["lease_s"],
+        meta_info=json.loads(row["meta_info"]),
+    )

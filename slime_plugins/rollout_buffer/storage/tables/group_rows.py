@@ -1,0 +1,230 @@
+"""Rows of ``instances`` and ``groups``."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.rules.jobs import KnownGroup, PlannedGroup
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.types import GroupState
+
+IN_SKIP_LIST = "in the skip list"
+"""The cause of a group that a trainer's skip list skipped: another list may want it after all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRecord:
+    """A row of ``groups``."""
+
+    key: int
+    job_key: int
+    epoch: int
+    position: int
+    instance_id: str
+    state: GroupState
+    cause: str
+    opened_at: float | None
+    last_write_at: float | None
+    delivery_key: int | None
+
+
+def insert_instances(connection: Connection, job_key: int, lines: Iterable[tuple[int, str, bytes]]) -> None:
+    """Adds instances as (position, instance_id, line)."""
+    rows = ((job_key, position, instance_id, line) for position, instance_id, line in lines)
+    connection.executemany("INSERT INTO instances (job_key, position, instance_id, line) VALUES (?, ?, ?, ?)", rows)
+
+
+def instance_line(connection: Connection, job_key: int, position: int) -> bytes:
+    """Returns one line of the job's input, as JSON."""
+    query = "SELECT line FROM instances WHERE job_key = ? AND position = ?"
+    return bytes(connection.execute(query, (job_key, position)).fetchone()[0])
+
+
+def insert_groups(
+    connection: Connection,
+    job_key: int,
+    instance_ids: Sequence[str] | Mapping[int, str],
+    planned: Iterable[PlannedGroup],
+) -> None:
+    """Adds the groups of a job, open or skipped."""
+    rows = (
+        (
+            job_key,
+            group.epoch,
+            group.position,
+            instance_ids[group.position],
+            GroupState.SKIPPED.value if group.skipped else GroupState.OPEN.value,
+            IN_SKIP_LIST if group.skipped else "",
+        )
+        for group in planned
+    )
+    connection.executemany(
+        "INSERT INTO groups (job_key, epoch, position, instance_id, state, cause) VALUES (?, ?, ?, ?, ?, ?)", rows
+    )
+
+
+def insert_group_of_new_instance(connection: Connection, job_key: int, instance_id: str) -> None:
+    """Adds an instance that the first written item named, with one open group for it."""
+    query = "SELECT coalesce(max(position), -1) + 1 FROM instances WHERE job_key = ?"
+    position = int(connection.execute(query, (job_key,)).fetchone()[0])
+    line = json.dumps({"instance_id": instance_id}).encode()
+    insert_instances(connection, job_key, [(position, instance_id, line)])
+    connection.execute("UPDATE jobs SET instance_count = instance_count + 1 WHERE key = ?", (job_key,))
+    insert_groups(
+        connection, job_key, {position: instance_id}, [PlannedGroup(epoch=0, position=position, skipped=False)]
+    )
+
+
+def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
+    """Returns every group of a job in epoch order, as the skip list is compared with them."""
+    query = "SELECT key, instance_id, state, delivery_key, cause FROM groups WHERE job_key = ? ORDER BY epoch, position"
+    return [
+        KnownGroup(
+            key=row[0],
+            instance_id=row[1],
+            state=GroupState(row[2]),
+            delivery_key=row[3],
+            by_skip_list=row[4] == IN_SKIP_LIST,
+        )
+        for row in connection.execute(query, (job_key,))
+    ]
+
+
+def get_group(connection: Connection, key: int) -> GroupRecord:
+    """Returns the group of that key."""
+    return as_group(connection.execute("SELECT * FROM groups WHERE key = ?", (key,)).fetchone())
+
+
+def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
+    """Returns open groups in the order they are played, from the one after (epoch, position) on."""
+    query = (
+        "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND (epoch, position) > (?, ?) "
+        "ORDER BY epoch, position LIMIT ?"
+    )
+    return [as_group(row) for row in connection.execute(query, (job_key, *after, limit))]
+
+
+def open_groups_with_room(connection: Connection, job_key: int, group_size: int) -> Iterator[GroupRecord]:
+    """Yields open groups, in playing order, in which fewer slots are filled or being filled than there are."""
+    query = (
+        "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND "
+        "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) + "
+        "(SELECT count(*) FROM attempts WHERE group_key = g.key AND state = 'running') < ? "
+        "ORDER BY epoch, position"
+    )
+    return (as_group(row) for row in connection.execute(query, (job_key, group_size)))
+
+
+def groups_of_instance(connection: Connection, job_key: int, instance_id: str) -> list[GroupRecord]:
+    """Returns the groups of an instance, earliest epoch first."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND instance_id = ? ORDER BY epoch"
+    return [as_group(row) for row in connection.execute(query, (job_key, instance_id))]
+
+
+def short_groups(connection: Connection, job_key: int, group_size: int) -> list[GroupRecord]:
+    """Returns groups that were closed, and are nobody's at the moment, with fewer trajectories than slots."""
+    query = (
+        "SELECT * FROM groups g WHERE job_key = ? AND state IN ('ready', 'delivered', 'filtered', 'failed') AND "
+        "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) < ?"
+    )
+    return [as_group(row) for row in connection.execute(query, (job_key, group_size))]
+
+
+def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
+    """Takes the verdict back: what came still counts, what was padded does not, and its clock begins anew."""
+    connection.executemany("DELETE FROM members WHERE group_key = ?", [(key,) for key in keys])
+    connection.executemany(
+        "UPDATE groups SET state = 'open', cause = '', closed_at = NULL, sequence = NULL, delivery_key = NULL, "
+        "last_write_at = CASE WHEN last_write_at IS NULL THEN NULL ELSE ? END WHERE key = ?",
+        [(now, key) for key in keys],
+    )
+
+
+def count_with_cause(connection: Connection, job_key: int, state: GroupState, cause: str) -> int:
+    """Counts the groups that were filtered, or failed, for one cause."""
+    query = (
+        "SELECT count(*) FROM groups INDEXED BY groups_by_cause "
+        "WHERE state IN ('filtered', 'failed') AND job_key = ? AND state = ? AND cause = ?"
+    )
+    return int(connection.execute(query, (job_key, state.value, cause)).fetchone()[0])
+
+
+def failed_groups(connection: Connection, job_key: int) -> list[int]:
+    """Returns the keys of the groups that failed."""
+    query = "SELECT key FROM groups WHERE job_key = ? AND state = 'failed'"
+    return [int(row[0]) for row in connection.execute(query, (job_key,))]
+
+
+def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
+    """Returns open groups that something was written to."""
+    query = "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
+    return [as_group(row) for row in connection.execute(query, (job_key,))]
+
+
+def restart_group_clocks(connection: Connection, job_key: int, now: float) -> None:
+    """Makes the last write of every open group that has one as young as now."""
+    query = "UPDATE groups SET last_write_at = ? WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
+    connection.execute(query, (now, job_key))
+
+
+def update_group(connection: Connection, key: int, **columns: Any) -> None:
+    """Changes columns of a group."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    connection.execute(f"UPDATE groups SET {assignments} WHERE key = :key", {**columns, "key": key})
+
+
+def next_sequence(connection: Connection) -> int:
+    """Returns the next number in the order of becoming ready."""
+    row = connection.execute(
+        "SELECT sequence FROM groups INDEXED BY groups_by_sequence WHERE sequence IS NOT NULL "
+        "ORDER BY sequence DESC LIMIT 1"
+    ).fetchone()
+    return 1 if row is None else int(row[0]) + 1
+
+
+def move_groups(connection: Connection, job_key: int, source: GroupState, target: GroupState, cause: str) -> None:
+    """Moves all groups of a job that are in one state to another."""
+    connection.execute(
+        "UPDATE groups SET state = ?, cause = ? WHERE job_key = ? AND state = ?",
+        (target.value, cause, job_key, source.value),
+    )
+
+
+def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
+    """Counts the groups of a job by state."""
+    counted = dict.fromkeys(GroupState, 0)
+    query = "SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY state"
+    counted.update({GroupState(row[0]): row[1] for row in connection.execute(query, (job_key,))})
+    return counted
+
+
+def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, int]]:
+    """Counts why groups were filtered or failed."""
+    query = (
+        "SELECT state, cause, count(*) FROM groups INDEXED BY groups_by_cause "
+        "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause ORDER BY 3 DESC LIMIT 50"
+    )
+    causes: dict[str, dict[str, int]] = {}
+    for state, cause, count in connection.execute(query, (job_key,)):
+        causes.setdefault(state, {})[cause] = count
+    return causes
+
+
+def as_group(row: sqlite3.Row) -> GroupRecord:
+    """Makes a row of ``groups`` a record."""
+    return GroupRecord(
+        key=row["key"],
+        job_key=row["job_key"],
+        epoch=row["epoch"],
+        position=row["position"],
+        instance_id=row["instance_id"],
+        state=GroupState(row["state"]),
+        cause=row["cause"],
+        opened_at=row["opened_at"],
+        last_write_at=row["last_write_at"],
+        delivery_key=row["delivery_key"],
+    )

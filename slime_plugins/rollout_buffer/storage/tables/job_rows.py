@@ -1,0 +1,161 @@
+"""Rows of ``jobs``."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.types import JobState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRecord:
+    """A row of ``jobs``."""
+
+    key: int
+    job_id: str
+    task_type: str
+    state: JobState
+    cause: str
+    identity: str
+    start_id: str | None
+    engine_url: str | None
+    settings: dict[str, Any]
+    has_runner: bool
+    takes_items: bool
+    has_input: bool
+    group_size: int
+    instance_count: int
+    num_epoch: int
+    fence: int
+    trainer_run: int
+    run_began_at: float | None
+    weight_version: int | None
+    first_weight_version: int | None
+    earlier_weight_version: int | None
+    lone_versions: int
+    lone_version: int | None
+    refused_items: int
+    last_refusal: str
+    meta_info: dict[str, Any]
+    created_at: float
+    updated_at: float
+    finished_at: float | None
+    last_poll_at: float | None
+    waiting_since: float | None
+    portion: int
+
+
+def insert_job(connection: Connection, **columns: Any) -> int:
+    """Adds a job and returns its key: the one that is given, or the next."""
+    columns = {"key": columns.pop("key", None) or next_key(connection), **columns}
+    columns["settings"] = json.dumps(columns["settings"])
+    names = ", ".join(columns)
+    marks = ", ".join(f":{name}" for name in columns)
+    return int(connection.execute(f"INSERT INTO jobs ({names}) VALUES ({marks}) RETURNING key", columns).fetchone()[0])
+
+
+def next_key(connection: Connection) -> int:
+    """Returns a key that no job has or had."""
+    query = (
+        "UPDATE counters SET last = max(last, coalesce((SELECT max(key) FROM jobs), 0)) + 1 WHERE name = 'job' "
+        "RETURNING last"
+    )
+    return int(connection.execute(query).fetchone()[0])
+
+
+def find_job(connection: Connection, job_id: str) -> JobRecord | None:
+    """Returns the job of that id."""
+    row = connection.execute("SELECT * FROM jobs WHERE job_id = ?", (job_id,)).fetchone()
+    return None if row is None else as_job(row)
+
+
+def get_job(connection: Connection, key: int) -> JobRecord:
+    """Returns the job of that key."""
+    return as_job(connection.execute("SELECT * FROM jobs WHERE key = ?", (key,)).fetchone())
+
+
+def all_jobs(connection: Connection) -> list[JobRecord]:
+    """Returns every job, newest first."""
+    return [as_job(row) for row in connection.execute("SELECT * FROM jobs ORDER BY key DESC")]
+
+
+def jobs_in_states(connection: Connection, states: Iterable[JobState]) -> list[JobRecord]:
+    """Returns the jobs that are in one of the states, oldest first."""
+    wanted = list(states)
+    marks = ", ".join("?" for _ in wanted)
+    return [
+        as_job(row) for row in connection.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY key", wanted)
+    ]
+
+
+def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
+    """Returns the jobs a poll without a job id can mean: still open, or with groups that are ready or leased."""
+    rows = connection.execute(
+        "SELECT * FROM jobs WHERE state IN ('running', 'paused') OR EXISTS "
+        "(SELECT 1 FROM groups WHERE job_key = jobs.key AND state IN ('ready', 'leased')) ORDER BY key"
+    )
+    return [as_job(row) for row in rows]
+
+
+def update_job(connection: Connection, key: int, **columns: Any) -> None:
+    """Changes columns of a job."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    connection.execute(f"UPDATE jobs SET {assignments} WHERE key = :key", {**columns, "key": key})
+
+
+def as_job(row: sqlite3.Row) -> JobRecord:
+    """Makes a row of ``jobs`` a record."""
+    values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
+    values["state"] = JobState(values["state"])
+    values["settings"] = orjson.loads(values["settings"])
+    values["meta_info"] = orjson.loads(values["meta_info"])
+    for name in ("has_runner", "takes_items", "has_input"):
+        values[name] = bool(values[name])
+    return JobRecord(**values)
+
+
+def known_versions(connection: Connection, job_key: int) -> KnownVersions:
+    """Returns what a job knows of the weight versions of its trainer's present run."""
+    query = "SELECT trainer_run, run_began_at, weight_version, earlier_weight_version FROM jobs WHERE key = ?"
+    run, began_at, newest, before = connection.execute(query, (job_key,)).fetchone()
+    return KnownVersions(trainer_run=run, began_at=began_at, newest=newest, newest_before=before)
+
+
+def note_weight_versions(connection: Connection, job_key: int, oldest: int, newest: int) -> int:
+    """Notes weight versions of the present run and returns the newest of all."""
+    row = connection.execute(
+        "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?1), ?1), "
+        "first_weight_version = min(coalesce(first_weight_version, ?2), ?2) WHERE key = ?3 RETURNING weight_version",
+        (newest, oldest, job_key),
+    ).fetchone()
+    return int(row[0])
+
+
+def note_lone_version(connection: Connection, job_key: int, version: int) -> None:
+    """Counts a weight version that is too far ahead to be believed."""
+    query = "UPDATE jobs SET lone_versions = lone_versions + 1, lone_version = ? WHERE key = ?"
+    connection.execute(query, (version, job_key))
+
+
+def note_refused_items(connection: Connection, job_key: int, count: int, why: str) -> None:
+    """Counts items that were refused for their reward."""
+    query = "UPDATE jobs SET refused_items = refused_items + ?, last_refusal = ? WHERE key = ?"
+    connection.execute(query, (count, why, job_key))
+
+
+def open_trainer_run(connection: Connection, job_key: int, now: float) -> None:
+    """Begins the trainer's next run: its weight versions are ordered among themselves."""
+    connection.execute(
+        "UPDATE jobs SET trainer_run = trainer_run + 1, run_began_at = ?, weight_version = NULL, "
+        "earlier_weight_version = coalesce(weight_version, earlier_weight_version), first_weight_version = NULL "
+        "WHERE key = ?",
+        (now, job_key),
+    )

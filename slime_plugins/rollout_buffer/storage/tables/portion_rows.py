@@ -1,0 +1,107 @@
+"""Rows of ``portion_sums``: what each delivery reports of the rewards since the last one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSums:
+    """Sums over trajectories, from which every statistic of ``meta_info`` follows."""
+
+    samples: int
+    groups: int
+    total: float
+    square_total: float
+    low: float | None
+    high: float | None
+
+
+def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
+    """Reports what ended without being delivered in this delivery; returns the instance ids, oldest first."""
+    rows = connection.execute(
+        "UPDATE groups INDEXED BY groups_unreported SET delivery_key = ? WHERE job_key = ? "
+        "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id",
+        (delivery_key, job_key),
+    ).fetchall()
+    return [row[1] for row in sorted(rows, key=tuple)]
+
+
+def sum_unreported(connection: Connection, job_key: int, delivery_key: int) -> tuple[RewardSums, dict[str, int]]:
+    """Sums the rewards written since the last delivery, unfiltered, and marks them as reported in this one.
+
+    The sums are there already, so that this takes the same time however much was written.
+    """
+    rows = connection.execute(
+        "SELECT portion, outcome, samples, groups, total, square_total, low, high FROM portion_sums "
+        "WHERE job_key = ? AND reported_in IS NULL",
+        (job_key,),
+    ).fetchall()
+    outcomes: dict[str, int] = {}
+    for row in rows:
+        outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + row["samples"]
+    sums = RewardSums(
+        samples=sum(outcomes.values()),
+        groups=_count_groups_in(connection, job_key, rows),
+        total=sum((row["total"] for row in rows), 0.0),
+        square_total=sum((row["square_total"] for row in rows), 0.0),
+        low=min((row["low"] for row in rows), default=None),
+        high=max((row["high"] for row in rows), default=None),
+    )
+    if rows:
+        query = "UPDATE portion_sums SET reported_in = ? WHERE job_key = ? AND reported_in IS NULL"
+        connection.execute(query, (delivery_key, job_key))
+        connection.execute("UPDATE jobs SET portion = portion + 1 WHERE key = ?", (job_key,))
+    return sums, outcomes
+
+
+def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite3.Row]) -> int:
+    portions = sorted({row["portion"] for row in rows})
+    if len(portions) <= 1:
+        return sum(row["groups"] for row in rows)
+    # What came back is reported together with what is new: a group may have members in both.
+    found: set[int] = set()
+    for portion in portions:
+        query = "SELECT DISTINCT group_key FROM trajectories WHERE job_key = ? AND portion = ? AND group_key NOT NULL"
+        found.update(row[0] for row in connection.execute(query, (job_key, portion)))
+    return len(found)
+
+
+def report_again(connection: Connection, group_keys: Sequence[int]) -> None:
+    """Takes the trajectories of groups out of what was reported, and sums both sides anew. Rare."""
+    touched: set[tuple[int, int]] = set()
+    for key in group_keys:
+        query = "SELECT DISTINCT job_key, portion FROM trajectories WHERE group_key = ?"
+        touched.update((row[0], row[1]) for row in connection.execute(query, (key,)))
+        connection.execute(
+            "UPDATE trajectories SET portion = (SELECT portion FROM jobs WHERE key = job_key) WHERE group_key = ?",
+            (key,),
+        )
+    for job_key in {job_key for job_key, _ in touched}:
+        portion = connection.execute("SELECT portion FROM jobs WHERE key = ?", (job_key,)).fetchone()[0]
+        touched.add((job_key, portion))
+    for job_key, portion in touched:
+        _sum_portion(connection, job_key, portion)
+
+
+def _sum_portion(connection: Connection, job_key: int, portion: int) -> None:
+    here = (job_key, portion)
+    query = "SELECT reported_in FROM portion_sums WHERE job_key = ? AND portion = ? LIMIT 1"
+    before = connection.execute(query, here).fetchone()
+    connection.execute("DELETE FROM portion_sums WHERE job_key = ? AND portion = ?", here)
+    connection.execute(
+        "INSERT INTO portion_sums SELECT job_key, portion, outcome, count(*), 0, total(reward), "
+        "total(reward * reward), min(reward), max(reward), ? FROM trajectories "
+        "WHERE job_key = ? AND portion = ? GROUP BY outcome",
+        (None if before is None else before[0], *here),
+    )
+    connection.execute(
+        "UPDATE portion_sums SET groups = (SELECT count(DISTINCT group_key) FROM trajectories WHERE job_key = ? AND "
+        "portion = ?) WHERE job_key = ? AND portion = ? AND outcome = (SELECT min(outcome) FROM portion_sums WHERE "
+        "job_key = ? AND portion = ?)",
+        (*here, *here, *here),
+    )

@@ -1,0 +1,103 @@
+"""Rows of ``trajectories`` and ``members``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime_plugins.rollout_buffer.rules.groups import Member
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+
+def insert_trajectory(connection: Connection, **columns: Any) -> None:
+    """Adds a trajectory."""
+    names = ", ".join(columns)
+    marks = ", ".join(f":{name}" for name in columns)
+    portion = "(SELECT portion FROM jobs WHERE key = :job_key)"
+    connection.execute(f"INSERT INTO trajectories ({names}, portion) VALUES ({marks}, {portion})", columns)
+
+
+def has_trajectory(connection: Connection, job_key: int, uid: str) -> bool:
+    """Tells whether the job has a trajectory of that uid."""
+    query = "SELECT 1 FROM trajectories WHERE job_key = ? AND uid = ?"
+    return connection.execute(query, (job_key, uid)).fetchone() is not None
+
+
+def has_trajectory_of_job(connection: Connection, job_id: str, uid: str) -> bool | None:
+    """Tells whether the job has a trajectory of that uid; None when there is no such job."""
+    query = "SELECT EXISTS (SELECT 1 FROM trajectories WHERE job_key = jobs.key AND uid = ?) FROM jobs WHERE job_id = ?"
+    row = connection.execute(query, (uid, job_id)).fetchone()
+    return None if row is None else bool(row[0])
+
+
+def count_trajectories(connection: Connection, job_key: int) -> int:
+    """Counts the trajectories of a job."""
+    return int(connection.execute("SELECT count(*) FROM trajectories WHERE job_key = ?", (job_key,)).fetchone()[0])
+
+
+def count_members(connection: Connection, group_key: int) -> int:
+    """Counts the trajectories that count for a group."""
+    query = "SELECT count(*) FROM trajectories WHERE group_key = ? AND late = 0"
+    return int(connection.execute(query, (group_key,)).fetchone()[0])
+
+
+def members_of(connection: Connection, group_key: int) -> list[Member]:
+    """Returns the trajectories of a group as members, in slot order."""
+    query = (
+        "SELECT uid, instance_id, slot, reward, raw_reward FROM trajectories "
+        "WHERE group_key = ? AND late = 0 ORDER BY slot, key"
+    )
+    return [
+        Member(
+            uid=row["uid"],
+            instance_id=row["instance_id"],
+            slot=row["slot"],
+            reward=row["reward"],
+            raw_reward=row["raw_reward"],
+            source_uid=row["uid"],
+        )
+        for row in connection.execute(query, (group_key,))
+    ]
+
+
+def uids_of(connection: Connection, job_key: int) -> list[str]:
+    """Returns the uids of a job's trajectories, oldest first."""
+    return [
+        row[0] for row in connection.execute("SELECT uid FROM trajectories WHERE job_key = ? ORDER BY key", (job_key,))
+    ]
+
+
+def body_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
+    """Returns where the payload of a trajectory is: (bytes in the row, name of the file)."""
+    query = "SELECT body, body_place FROM trajectories WHERE job_key = ? AND uid = ?"
+    row = connection.execute(query, (job_key, uid)).fetchone()
+    return row["body"], row["body_place"]
+
+
+def insert_members(connection: Connection, group_key: int, members: Sequence[Member]) -> None:
+    """Keeps what a group delivers, once and for all: every delivery of it reads the same rows."""
+    rows = (
+        (group_key, ordinal, m.uid, None if m.remove_sample else m.source_uid, m.reward, m.raw_reward, m.remove_sample)
+        for ordinal, m in enumerate(members)
+    )
+    connection.executemany(
+        "INSERT INTO members (group_key, ordinal, uid, source_uid, reward, raw_reward, remove_sample) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        rows,
+    )
+
+
+def count_outcomes(connection: Connection, job_key: int) -> dict[str, int]:
+    """Counts the trajectories of a job by outcome."""
+    query = (
+        "SELECT coalesce(sum(completed), 0) AS completed, coalesce(sum(truncated), 0) AS truncated, "
+        "coalesce(sum(aborted), 0) AS aborted FROM trajectory_minutes WHERE job_key = ?"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return {name: row[name] for name in row.keys() if row[name]}  # noqa: SIM118 - iterating a Row gives values
+
+
+def count_late(connection: Connection, job_key: int) -> int:
+    """Counts trajectories that came after their group had closed."""
+    query = "SELECT count(*) FROM trajectories INDEXED BY trajectories_late WHERE job_key = ? AND late = 1"
+    return int(connection.execute(query, (job_key,)).fetchone()[0])

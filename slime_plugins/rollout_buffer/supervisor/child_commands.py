@@ -1,0 +1,116 @@
+"""The command lines and environments of the supervisor's children. Settings travel in them: no full disk stops them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+
+from slime_plugins.rollout_buffer.config import ServeSettings, read_token
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
+
+__all__ = [
+    "gateway_command",
+    "local_ray_command",
+    "local_ray_token",
+    "runner_command",
+    "runner_environment",
+    "server_command",
+]
+
+
+def server_command(settings: ServeSettings) -> list[str]:
+    """Returns how gunicorn is started; its settings come in the environment."""
+    return [
+        sys.executable, "-m", "gunicorn",
+        "slime_plugins.rollout_buffer.server.asgi:create_application_from_environment()",
+        "--bind", f"{settings.host}:{settings.port}",
+        "--worker-class", "slime_plugins.rollout_buffer.server.worker.Worker",
+        "--workers", str(settings.workers),
+        "--timeout", "120", "--graceful-timeout", "5",
+        "--error-logfile", "-", "--no-control-socket",
+        "--logger-class", "slime_plugins.rollout_buffer.server.worker.Logger",
+    ]  # fmt: skip
+
+
+def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[str]:
+    """Returns how the gateway is started; it beats on the descriptor ``heartbeat``."""
+    for_gateway = GatewaySettings(
+        data_dir=settings.data_dir.resolve(),
+        host=settings.host,
+        port=port,
+        token_file=None if settings.token_file is None else settings.token_file.resolve(),
+        allowed_hosts=settings.allowed_hosts,
+        scoring_hosts=settings.scoring_hosts,
+        max_body_bytes=settings.max_body_bytes,
+        max_data_bytes=settings.max_data_bytes,
+    )
+    module = "slime_plugins.rollout_buffer.gateway.main"
+    return [sys.executable, "-m", module, for_gateway.model_dump_json(), str(heartbeat)]
+
+
+def runner_command(
+    settings: ServeSettings, job_key: int, heartbeat: int, *, ray_address: str | None, skip: Sequence[str]
+) -> list[str]:
+    """Returns how the runner of a job is started; ``skip`` names the generator files that do not load."""
+    command = [
+        sys.executable, "-m", "slime_plugins.rollout_buffer.runner.main",
+        "--data-dir", str(settings.data_dir.resolve()), "--job-key", str(job_key),
+        "--buffer-url", settings.base_url, "--heartbeat-fd", str(heartbeat),
+    ]  # fmt: skip
+    for folder in settings.generator_dirs:
+        command += ["--generator-dir", str(folder)]
+    for file in skip:
+        command += ["--skip-generator", file]
+    if settings.max_data_bytes is not None:
+        command += ["--max-data-bytes", str(settings.max_data_bytes)]
+    if ray_address is not None:
+        command += ["--ray-address", ray_address]
+    return command
+
+
+def runner_environment(settings: ServeSettings, *, needs_ray: bool) -> dict[str, str]:
+    """Returns what a runner finds in its environment: the tokens of this buffer and of the local Ray.
+
+    Generators in the plain form write to this buffer as its clients do.
+
+    Raises:
+        OSError: a token cannot be read, or not be written.
+    """
+    environment = local_ray_token(settings) if needs_ray else {}
+    if settings.token_file is not None:
+        try:
+            environment["ROLLOUT_BUFFER_TOKEN"] = read_token(settings.token_file)
+        except ConfigError as error:
+            raise OSError(error.message) from error
+    return environment
+
+
+def local_ray_command(settings: ServeSettings, address: int) -> list[str]:
+    """Returns how a Ray of this machine is started; it says its address on a descriptor once it can be used."""
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.local_ray"]
+    command += ["--address-fd", str(address)]
+    if settings.ray_num_cpus is not None:
+        command += ["--num-cpus", str(settings.ray_num_cpus)]
+    return command
+
+
+def local_ray_token(settings: ServeSettings) -> dict[str, str]:
+    """Returns the environment that guards the local Ray with a token of its own: Ray listens on every interface.
+
+    A cluster that somebody else runs (``--ray-address``) has its own guard: its settings come from our environment.
+
+    Raises:
+        OSError: the token cannot be written.
+    """
+    if settings.ray_address is not None:
+        return {}
+    path = settings.data_dir.resolve() / "ray_token"
+    if not path.exists() or not path.stat().st_size:  # a full disk may have cut it off
+        partial = path.with_suffix(".partial")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        partial.replace(path)
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}

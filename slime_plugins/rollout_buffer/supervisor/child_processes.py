@@ -1,0 +1,271 @@
+"""Child processes that never outlive their parent for long, and are ended by id and start time, never by name.
+
+The kernel tells a child when its parent dies. A child that cannot hear it (stopped, or waiting for its last requests)
+is ended by the parent's successor, which reads in ``ChildRecords`` what was left running. Nothing here needs room on
+the disk: on a full one records are overwritten in place, and a child whose log cannot be opened logs to its parent's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+__all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "cpu_ticks", "kill_forks_with_parent"]
+
+PR_SET_PDEATHSIG = 1
+RESERVED_BYTES = 65536
+TAIL_BYTES = 16384
+KILL_PATIENCE_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessMark:
+    """A process that leads a session, told from a later one with the same id by when it started."""
+
+    name: str
+    pid: int
+    started: int
+    """Clock ticks since boot."""
+    boot: str
+
+    @classmethod
+    def of(cls, name: str, pid: int) -> ProcessMark:
+        """Marks a child that was just started."""
+        found = _status(pid)
+        return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=_boot())
+
+    def members(self) -> list[int]:
+        """Returns the processes of its session that live, also after its own death; none when the id means another."""
+        leader = _status(self.pid)
+        if self.boot != _boot() or self.started < 0 or (leader is not None and leader.started != self.started):
+            return []
+        return [pid for pid, status in _all_statuses() if status.session == self.pid and status.lives]
+
+    def kill(self) -> None:
+        """Kills its whole session and waits until it is gone, but not for ever."""
+        deadline = time.monotonic() + KILL_PATIENCE_S
+        while self.send_kill() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def send_kill(self) -> bool:
+        """Sends SIGKILL to all of its session, without waiting; tells whether any process of it was still there."""
+        left = self.members()
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        return bool(left)
+
+
+class ChildRecords:
+    """The children of one parent on disk, so that its successor can end exactly those that it left running."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def orphans(self) -> list[ProcessMark]:
+        """Returns the recorded children; none after an orderly end. What cannot be read counts as none."""
+        try:
+            return [ProcessMark(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))]
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError, OSError) as error:
+            logger.warning("%s cannot be read, nothing is ended by it: %s", self._path, error)
+            return []
+
+    def keep(self, marks: Iterable[ProcessMark]) -> None:
+        """Records these children and no others; where that is not possible, a later call may do it.
+
+        In place, into blocks that were reserved: a full disk has no room for a second file. A power cut may tear it,
+        but then none of these processes runs any more.
+        """
+        page = json.dumps([asdict(mark) for mark in marks]).encode().ljust(RESERVED_BYTES)
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+        except OSError as error:
+            self._warn(error)
+            return
+        try:
+            os.pwrite(descriptor, page, 0)
+            os.ftruncate(descriptor, len(page))
+        except OSError as error:
+            self._warn(error)
+        finally:
+            os.close(descriptor)
+
+    def forget(self) -> None:
+        """Says that all of them were ended; keeps the room for the next ones."""
+        self.keep([])
+
+    def _warn(self, error: OSError) -> None:
+        logger.warning("the children are not recorded in %s, they are known to this process alone: %s",
+                       self._path, error)  # fmt: skip
+
+
+class ChildProcess:
+    """One child in a session of its own, with its output in a log file."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_file: Path,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Starts the command; the kernel sends it SIGTERM when this process dies, however it dies.
+
+        It inherits ``descriptors`` under their numbers.
+        """
+        self.name = name
+        self.log_file = log_file
+        with _open_log(log_file) as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                pass_fds=descriptors,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+                preexec_fn=functools.partial(_die_with_parent, os.getpid()),
+            )
+        self.mark = ProcessMark.of(name, self._process.pid)
+        logger.info("%s started, process %d, log %s", name, self._process.pid, log_file)
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Returns the exit code; None while it runs."""
+        return self._process.poll()
+
+    def is_stopped(self) -> bool:
+        """Tells whether the kernel has it stopped: by SIGSTOP, or by a debugger."""
+        found = _status(self.pid)
+        return found is not None and found.stopped
+
+    def ask_to_stop(self) -> None:
+        """Sends SIGTERM, if it still runs."""
+        if self.exit_code() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def stop(self, patience_s: float) -> None:
+        """Asks it to stop, waits, and after ``patience_s`` kills its session."""
+        self.ask_to_stop()
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("%s (process %d) does not stop: killing it", self.name, self.pid)
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills it with everything it started in its session, also what outlived it, and collects it."""
+        self.mark.kill()
+        try:
+            self._process.wait(KILL_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            logger.error("%s (process %d) does not end: it waits in the kernel, for a disk perhaps",
+                         self.name, self.pid)  # fmt: skip
+
+    def log_tail(self, lines: int = 5) -> str:
+        """Returns the last lines of its log, for messages."""
+        try:
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def kill_forks_with_parent() -> None:
+    """From now on the kernel kills what this process forks as soon as the thread that forked it ends, however it ends.
+
+    For generators of others that fork workers, as slime's own does. SIGTERM would run a handler that was inherited.
+    """
+    libc = ctypes.CDLL(None)
+    os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What the kernel says of a process."""
+
+    session: int
+    started: int
+    lives: bool
+    stopped: bool
+
+
+def _status(pid: int) -> _Status | None:
+    fields = _fields(pid)
+    if fields is None:
+        return None
+    return _Status(
+        session=int(fields[3]), started=int(fields[19]), lives=fields[0] not in "ZX", stopped=fields[0] in "Tt"
+    )
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Returns what ``/proc/PID/stat`` says after the process's name."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+
+
+def _all_statuses() -> list[tuple[int, _Status]]:
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [(pid, status) for pid in pids if (status := _status(pid)) is not None]
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Opens a log file to add to; where the disk does not let it, what is logged goes where this process logs to."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        logger.warning("%s cannot be opened, its lines come here: %s", path, error)
+        return os.fdopen(os.dup(sys.stderr.fileno()), "wb")
+
+
+def cpu_ticks(pid: int) -> int | None:
+    """Returns how many clock ticks of processor time a process has used; None when there is none."""
+    fields = _fields(pid)
+    return None if fields is None else int(fields[11]) + int(fields[12])
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        logger.debug("process %d was gone already", pid)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Runs in the child between fork and exec: asks the kernel for SIGTERM at the parent's death."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the kernel was asked

@@ -1,0 +1,154 @@
+"""Which generators there are, asked of a short-lived process: a bad file takes nobody along and delays nobody long.
+
+A file that hangs, or ends the process that loads it, is broken like one with a syntax error: it is named, left out, and
+the others are listed without it. Nothing here waits; ``tend`` makes the next step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+
+__all__ = ["GeneratorDiscovery"]
+
+FILE_TIMEOUT_S = 60.0
+SLOW_AFTER_S = 5.0
+MAX_BROKEN = 50
+_WORDS = 2000
+
+logger = logging.getLogger(__name__)
+
+
+class GeneratorDiscovery:
+    """Lists the generators of the built-in folder and of ``folders``."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        file_timeout_s: float = FILE_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.catalog: dict[str, Any] | None = None
+        """``task_types`` and ``broken_generators``, once they are known."""
+        self.skipped: dict[str, str] = {}
+        """Files that must not be loaded, and why."""
+        self._folders = folders
+        self._file_timeout_s = file_timeout_s
+        self._clock = clock
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said_slow = ""
+
+    def tend(self) -> None:
+        """Makes the next step.
+
+        Raises:
+            ConfigError: the generators cannot be listed, whichever files are left out.
+        """
+        if self.catalog is not None:
+            return
+        if self._process is None:
+            self._start()
+        elif self._process.poll() is None:
+            self._watch()
+        else:
+            self._collect(self._process.returncode)
+
+    def activity(self) -> str | None:
+        """Returns a sentence on what it waits for; None once it is done."""
+        if self.catalog is not None:
+            return None
+        file, loading_s = self._loading()
+        return f"generators are being listed: {file or 'the registry'} has been loading for {loading_s:.0f} s"
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._process is not None:
+            self._kill(self._process)
+            self._close()
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._progress = Heartbeat(clock=self._clock)
+        self._answer, self._words = os.memfd_create("generators"), os.memfd_create("generator errors")
+        self._started_at = self._clock()
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator"]
+        command += ["--progress-fd", str(self._progress.descriptor)]
+        for file in self.skipped:
+            command += ["--skip", file]
+        self._process = subprocess.Popen(
+            [*command, *map(str, self._folders)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._answer,
+            stderr=self._words,
+            pass_fds=(self._progress.descriptor,),
+            start_new_session=True,
+        )
+
+    def _watch(self) -> None:
+        file, loading_s = self._loading()
+        if loading_s > SLOW_AFTER_S and file != self._said_slow:
+            self._said_slow = file
+            logger.warning("the generator file %s takes its time to load; its limit is %.0f s",
+                           file or "of the registry", self._file_timeout_s)  # fmt: skip
+        if loading_s > self._file_timeout_s and self._process is not None:
+            self._kill(self._process)
+            self._leave_out(file, f"it did not load within {self._file_timeout_s:.0f} s")
+
+    def _collect(self, code: int) -> None:
+        try:
+            if code != 0:
+                raise ValueError(f"exit code {code}")
+            catalog: dict[str, Any] = json.loads(self._read(self._answer).splitlines()[-1])
+        except (ValueError, IndexError) as error:
+            self._leave_out(self._loading()[0], f"loading it ended the process ({error}):\n{self._read(self._words)}")
+            return
+        self._close()
+        catalog["broken_generators"] |= {Path(file).name: reason for file, reason in self.skipped.items()}
+        for name, reason in catalog["broken_generators"].items():
+            logger.error("generator file %s does not load:\n%s", name, reason)
+        self.catalog = catalog
+
+    def _leave_out(self, file: str, reason: str) -> None:
+        self._close()
+        if not file or file in self.skipped or len(self.skipped) >= MAX_BROKEN:
+            raise ConfigError(f"the generators cannot be listed: {reason}")
+        logger.error("generator file %s is left out: %s", file, reason)
+        self.skipped[file] = reason[:_WORDS]
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _loading(self) -> tuple[str, float]:
+        """Returns the file that is being loaded, and for how many seconds."""
+        if self._process is None:
+            return "", 0.0
+        beat = self._progress.last()
+        if beat is None:
+            return "", self._clock() - self._started_at
+        return str(beat.detail.get("file", "")), beat.age_s
+
+    def _read(self, descriptor: int) -> str:
+        size = os.fstat(descriptor).st_size
+        return os.pread(descriptor, size, 0).decode(errors="replace")[-10 * 1024 * 1024 :]
+
+    def _close(self) -> None:
+        self._process = None
+        self._progress.close()
+        os.close(self._answer)
+        os.close(self._words)

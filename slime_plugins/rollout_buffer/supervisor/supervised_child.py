@@ -1,0 +1,224 @@
+"""One supervised child: started, watched, ended and started again, by steps of which none waits.
+
+    waiting ──start──▶ running ──it ended, or is frozen──▶ killed ──all of its session is gone──▶ waiting (backoff)
+                          │                                   ▲              │
+                          └──stop()──▶ stopping ──too long────┘              └──too many crashes in a row──▶ given up
+
+Whoever looks after several children calls ``tend`` of each in turn: a child that hangs, or that the kernel does not
+let go of, delays no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, HeartbeatMonitor
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+
+__all__ = ["ChildSpec", "ChildState", "RestartPolicy", "SupervisedChild"]
+
+logger = logging.getLogger(__name__)
+
+
+class ChildState(StrEnum):
+    """What a supervised child is at."""
+
+    WAITING = "waiting"  # it is started once its backoff is over and what it needs is there
+    RUNNING = "running"
+    STOPPING = "stopping"  # it may end by itself until a deadline
+    KILLED = "killed"  # until the kernel has ended all of its session
+    ENDED = "ended"  # it was stopped for good
+    GIVEN_UP = "given up"  # it crashed too often in a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartPolicy:
+    """When a child that crashed is started again.
+
+    ``max_crashes`` in a row are the limit, None for none. A child that ran for ``steady_after_s`` begins to count anew.
+    One that is not ready ``start_timeout_s`` after its start, or is frozen for ``patience_s``, counts as crashed.
+    """
+
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    max_crashes: int | None = None
+    steady_after_s: float = 300.0
+    start_timeout_s: float = float("inf")
+    patience_s: float = 60.0
+
+
+def _always() -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildSpec:
+    """A child as its supervisor wants it: how it is started, and what is asked about it. No answer may wait.
+
+    ``start`` may raise OSError: then it is tried again, without a limit. ``progressed`` tells, after a crash, whether
+    it got on with its work since its start: then it is not crashing again and again.
+    """
+
+    name: str
+    start: Callable[[Heartbeat | None], ChildProcess]
+    policy: RestartPolicy
+    heartbeats: bool = False
+    may_start: Callable[[], bool] = _always
+    is_ready: Callable[[], bool] = _always
+    progressed: Callable[[], bool] = _never
+
+
+class SupervisedChild:
+    """The state of one child. ``tend`` makes the next step, as often as one likes."""
+
+    def __init__(self, spec: ChildSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec = spec
+        self.state = ChildState.WAITING
+        self.process: ChildProcess | None = None
+        self.crashes = 0
+        self.cause = ""
+        """Why it ended last, with its last words."""
+        self._clock = clock
+        self._not_before = 0.0
+        self._started_at = 0.0
+        self._deadline = 0.0
+        self._crashed = False
+        self._for_good = False
+        self._was_ready = False
+        self._heartbeat: Heartbeat | None = None
+        self._monitor: HeartbeatMonitor | None = None
+
+    @property
+    def ready(self) -> bool:
+        """It runs, and does what it is there for."""
+        return self.state is ChildState.RUNNING and self._was_ready
+
+    @property
+    def over(self) -> bool:
+        """It does not run, and is not started again."""
+        return self.state in (ChildState.ENDED, ChildState.GIVEN_UP)
+
+    def tend(self) -> None:
+        """Makes the next step: starts, looks, kills, collects. Returns at once."""
+        if self.state is ChildState.WAITING:
+            self._start_if_due()
+        elif self.state is ChildState.RUNNING:
+            self._look()
+        elif self.state is ChildState.STOPPING:
+            self._kill_if_late()
+        elif self.state is ChildState.KILLED:
+            self._collect()
+
+    def stop(self, why: str, *, within_s: float, for_good: bool = False, ask: bool = True) -> None:
+        """Lets it end by itself within a time, asked by SIGTERM or not, and kills it then; that is no crash.
+
+        It is started again afterwards, unless it is ``for_good``.
+        """
+        self._for_good = self._for_good or for_good
+        if self.state is ChildState.WAITING and for_good:
+            self.state = ChildState.ENDED
+        if self.state is not ChildState.RUNNING or self.process is None:
+            return
+        logger.info("%s is to end: %s", self.spec.name, why)
+        self.cause, self._deadline = why, self._clock() + within_s
+        self.state = ChildState.STOPPING
+        if ask:
+            self.process.ask_to_stop()
+
+    def kill(self, why: str) -> None:
+        """Kills it as one that is frozen: it counts as crashed, and is started again."""
+        if self.state in (ChildState.RUNNING, ChildState.STOPPING):
+            self._end(why, crashed=self.state is ChildState.RUNNING)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _start_if_due(self) -> None:
+        if self._clock() < self._not_before or not self.spec.may_start():
+            return
+        self._close_heartbeat()
+        self._heartbeat = Heartbeat(clock=self._clock) if self.spec.heartbeats else None
+        self._started_at, self._was_ready = self._clock(), False
+        try:
+            self.process = self.spec.start(self._heartbeat)
+        except OSError as error:
+            logger.error("%s cannot be started: %s", self.spec.name, error)
+            self.cause = f"it cannot be started: {error}"
+            self._pause()  # the machine's fault, not its own: it is tried again for as long as it takes
+            return
+        self._monitor = HeartbeatMonitor(self._heartbeat, self.process.is_stopped, clock=self._clock)
+        self.state = ChildState.RUNNING
+
+    def _look(self) -> None:
+        assert self.process is not None
+        assert self._monitor is not None
+        patience_s = self.spec.policy.patience_s
+        if (code := self.process.exit_code()) is not None:
+            self._end(f"it ended with exit code {code}", crashed=True)
+        elif self._monitor.is_frozen(patience_s):
+            self._end(f"it has shown no life for {patience_s:.0f} s (frozen, or its event loop is blocked)",
+                      crashed=True)  # fmt: skip
+        elif not self._was_ready and self.spec.is_ready():
+            self._was_ready = True
+        elif not self._was_ready and self._clock() - self._started_at > self.spec.policy.start_timeout_s:
+            self._end(f"it was not ready within {self.spec.policy.start_timeout_s:.0f} s", crashed=True)
+
+    def _kill_if_late(self) -> None:
+        assert self.process is not None
+        if self.process.exit_code() is not None:
+            self._end(self.cause, crashed=False)
+        elif self._clock() > self._deadline:
+            logger.error("%s does not end by itself: killing it", self.spec.name)
+            self._end(self.cause, crashed=False)
+
+    def _end(self, why: str, *, crashed: bool) -> None:
+        """Begins to end all of its session: what it started would hold its port or its devices."""
+        assert self.process is not None
+        words = self.process.log_tail()
+        if crashed:
+            self.cause = f"{why}; its last words: {words}" if words else why
+            logger.error("%s: %s (%d crashes in a row before):\n%s", self.spec.name, why, self.crashes, words)
+        self._crashed = crashed
+        self.state = ChildState.KILLED
+        self._collect()
+
+    def _collect(self) -> None:
+        """Kills what is left of it; once nothing is, decides what comes next."""
+        assert self.process is not None
+        if self.process.mark.send_kill() or self.process.exit_code() is None:
+            return
+        self.process = None
+        self._not_before = self._clock()
+        if self._for_good:
+            self.state = ChildState.ENDED
+        elif self._crashed:
+            self._count_crash()
+        else:
+            self.state = ChildState.WAITING
+        self._close_heartbeat()
+
+    def _count_crash(self) -> None:
+        policy = self.spec.policy
+        steady = self._clock() - self._started_at > policy.steady_after_s or self.spec.progressed()
+        self.crashes = 1 if steady else self.crashes + 1
+        given_up = policy.max_crashes is not None and self.crashes >= policy.max_crashes
+        self.state = ChildState.GIVEN_UP if given_up else ChildState.WAITING
+        self._pause()
+
+    def _pause(self) -> None:
+        policy = self.spec.policy
+        pause_s = backoff_s(max(1, self.crashes), first_s=policy.first_s, longest_s=policy.longest_s)
+        self._not_before = self._clock() + pause_s
+
+    def _close_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+            self._heartbeat = None

@@ -1,0 +1,503 @@
+"""The parent of gunicorn and of the runners: ``rollout-buffer serve``.
+
+It reconciles the job table with running processes, restarts what died, owns the clock (leases, group timeouts) and the
+local Ray. The task types it knows are in the store, so that servers accept only work that somebody will do.
+
+Its main thread looks after children and never waits: not for a child, not for the disk, not for the store's turn to
+write. Whatever writes is done by a thread of its own, and put off while the disk is full or broken: until then the
+service reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
+from slime_plugins.rollout_buffer.protocol.request_models import EXTERNAL_TASK_TYPE
+from slime_plugins.rollout_buffer.server.app import SUPERVISOR
+from slime_plugins.rollout_buffer.server.asgi import SETTINGS_VARIABLE
+from slime_plugins.rollout_buffer.state.recovery import recover
+from slime_plugins.rollout_buffer.storage import data_dir, retention
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.supervisor import child_commands
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
+from slime_plugins.rollout_buffer.supervisor.duties import PUT_OFF, Duties, DutyThread
+from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
+from slime_plugins.rollout_buffer.supervisor.supervised_child import (
+    ChildSpec,
+    ChildState,
+    RestartPolicy,
+    SupervisedChild,
+)
+from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
+
+__all__ = ["Supervisor"]
+
+TICK_S = 0.1
+HEARTBEAT_INTERVAL_S = 2.0
+CLOCK_INTERVAL_S = 0.5
+RETENTION_INTERVAL_S = 60.0
+STOP_PATIENCE_S = 25.0
+WRITE_PATIENCE_S = 10.0
+ANSWER_TIMEOUT_S = 0.2
+MAX_CRASHES = 8
+"""A job fails after so many crashes of its runner in a row, without a trajectory or minutes of work between them."""
+SERVER_POLICY = RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=10.0)
+GATEWAY_POLICY = RestartPolicy(first_s=1.0, longest_s=30.0, steady_after_s=60.0)
+RUNNER_POLICY = RestartPolicy(max_crashes=MAX_CRASHES)
+RAY_POLICY = RestartPolicy(first_s=2.0, max_crashes=MAX_CRASHES, start_timeout_s=300.0)
+PORT_PATIENCE_S = 8.0
+"""After a crash: how long the last server may need to let go of the port."""
+ORPHAN_TIMEOUT_S = 15.0
+"""After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
+JOB_OVER_PATIENCE_S = 30.0
+RAY_GONE_PATIENCE_S = 10.0
+SERVER_NAME = "server"
+GATEWAY_NAME = "gateway"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Runner:
+    """The runner of one job: its child, and what it was started with."""
+
+    child: SupervisedChild
+    ray_address: str | None = None
+    trajectories: int | None = None
+    """How many its job had when it was started."""
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs until it is told to stop. Build it, then call ``run()`` once."""
+
+    settings: ServeSettings
+    on_ready: Callable[[str], None] | None = None
+    _buffer: Buffer = field(init=False)
+    _lock: data_dir.OwnerLock = field(init=False)
+    _heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
+    _discovery: GeneratorDiscovery = field(init=False)
+    _server: SupervisedChild = field(init=False)
+    _gateway: SupervisedChild | None = field(init=False, default=None)
+    _ray: SupervisedChild | None = field(init=False, default=None)
+    _ray_is_wanted: bool = field(init=False, default=False)
+    _ray_says: Heartbeat = field(init=False, default_factory=Heartbeat)
+    """Where the local Ray says its address once it can be used."""
+    _ray_address: str | None = field(init=False, default=None)
+    _jobs: list[JobRecord] = field(init=False, default_factory=list)
+    """Jobs that want a runner, as they were when the table could last be read."""
+    _runners: dict[int, _Runner] = field(init=False, default_factory=dict)
+    _to_fail: dict[int, str] = field(init=False, default_factory=dict)
+    """Jobs that are to fail, and why: the thread that writes sees to it."""
+    _duties: Duties = field(init=False)
+    _writing: DutyThread = field(init=False)
+    _turn_watch: TurnWatch = field(init=False)
+    _records: ChildRecords = field(init=False)
+    _recorded: list[ProcessMark] | None = field(init=False, default=None)
+    _orphans: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
+    _announced: bool = field(init=False, default=False)
+    _stopping: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
+        self._turn_watch = TurnWatch(self.settings.writer_turn_limit_s)
+        patience_s = self.settings.service_patience_s
+        policy = replace(SERVER_POLICY, patience_s=patience_s)
+        self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
+        if self.settings.gateway_port is not None:
+            policy = replace(GATEWAY_POLICY, patience_s=patience_s)
+            spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
+            self._gateway = SupervisedChild(spec)
+        self._duties = Duties(
+            {
+                self._beat: HEARTBEAT_INTERVAL_S / 2,
+                self._tend_services: 0.0,
+                self._read_jobs: 0.0,
+                self._reconcile_runners: 0.0,
+                self._watch_turn: CLOCK_INTERVAL_S,
+                self._end_orphans: CLOCK_INTERVAL_S,
+                self._record_children: 0.0,
+                self._announce: 0.0,
+            }
+        )
+        writing = Duties(
+            {
+                self._store_heartbeat: HEARTBEAT_INTERVAL_S,
+                self._fail_jobs: 0.0,
+                self._keep_reserve: CLOCK_INTERVAL_S,
+                self._turn_clock: CLOCK_INTERVAL_S,
+                self._forget: RETENTION_INTERVAL_S,
+            }
+        )
+        self._writing = DutyThread("store duties", writing, tick_s=TICK_S)
+
+    def run(self) -> None:
+        """Serves until SIGTERM or SIGINT, then ends every process it started.
+
+        Raises:
+            ConfigError: another supervisor has the data directory, or the port is taken.
+        """
+        self._lock = data_dir.own(self.settings.data_dir)
+        os.umask(0o077)  # also for the children: what they write is for this user alone
+        try:
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        try:
+            self._duties.run(self._buffer.restart_group_clocks)
+            self._writing.start()
+            self._loop()
+        finally:
+            self._stop_all()
+
+    def _open(self) -> None:
+        """Opens what the last supervisor left, once nothing of it runs any more that could still write."""
+        data_dir.tighten(self.settings.data_dir)
+        self._records = ChildRecords(self.settings.data_dir / "children.json")
+        self._take_over()
+        self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
+        self._duties.run(self._keep_reserve)
+        self._duties.run(self._mend)
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _take_over(self) -> None:
+        """After a crash of the last supervisor: ends the server it left behind, and has the port free.
+
+        Its runners and its Ray were told by the kernel and may end in order; ``_end_orphans`` sees that they do.
+
+        Raises:
+            ConfigError: the port is taken by somebody else.
+        """
+        orphans = [mark for mark in self._records.orphans() if mark.members()]
+        for mark in orphans:
+            logger.warning("the last supervisor left its %s behind, process %d", mark.name, mark.pid)
+            if mark.name in (SERVER_NAME, GATEWAY_NAME):
+                mark.kill()
+        deadline = time.monotonic() + ORPHAN_TIMEOUT_S
+        self._orphans = [(mark, deadline) for mark in orphans if mark.name not in (SERVER_NAME, GATEWAY_NAME)]
+        patience_s = PORT_PATIENCE_S if orphans else 0.0
+        _wait_for_port(self.settings.host, self.settings.port, patience_s)
+        if self.settings.gateway_port is not None:
+            _wait_for_port(self.settings.host, self.settings.gateway_port, patience_s)
+
+    def _mend(self) -> None:
+        recover(self._buffer.store)
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            self._duties.run_due()
+            self._writing.check()
+            time.sleep(TICK_S)
+
+    # --- duties of the main thread: none of them waits ---------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Tells the servers that this process lives, and what keeps it from its work."""
+        reason = self._writing.duties.problem() or self._duties.problem()
+        self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
+
+    def _tend_services(self) -> None:
+        self._discovery.tend()
+        self._server.tend()
+        if self._gateway is not None:
+            self._gateway.tend()
+
+    def _read_jobs(self) -> None:
+        to_fail = set(self._to_fail)  # before the look at the table: what fails meanwhile is not started again
+        self._jobs = [job for job in self._buffer.unfinished_jobs() if job.has_runner and job.key not in to_fail]
+
+    def _reconcile_runners(self) -> None:
+        if self._discovery.catalog is None:
+            return
+        self._tend_ray(self._jobs)
+        for job in self._jobs:
+            self._tend_runner(job)
+        wanted = {job.key for job in self._jobs}
+        for key in [key for key in self._runners if key not in wanted]:
+            self._let_go(key)
+
+    def _tend_runner(self, job: JobRecord) -> None:
+        if job.task_type not in self._task_types():
+            self._to_fail[job.key] = f"no generator has task_type {job.task_type!r} any more"
+            return
+        runner = self._runners.setdefault(job.key, _Runner(self._runner_child(job)))
+        if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
+            runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_PATIENCE_S)
+        runner.child.tend()
+        if runner.child.state is ChildState.GIVEN_UP:
+            times = runner.child.crashes
+            self._to_fail[job.key] = f"its runner ended {times} times in a row: {runner.child.cause}"
+
+    def _let_go(self, key: int) -> None:
+        """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
+        child = self._runners[key].child
+        child.stop("its job is over", within_s=JOB_OVER_PATIENCE_S, for_good=True, ask=False)
+        child.tend()
+        if child.over:
+            del self._runners[key]
+
+    def _watch_turn(self) -> None:
+        """Kills a process of ours that holds the writers' turn and does not move: it would stop all writes for ever."""
+        owner = self._buffer.store.turn_owner()
+        if owner is None or not self._turn_watch.is_stuck(owner):
+            return
+        for child in self._children():
+            if child.process is not None and owner.pid in child.process.mark.members():
+                logger.error("%s, of the %s, and does not move: killing it", owner, child.spec.name)
+                os.kill(owner.pid, signal.SIGKILL)  # a worker of gunicorn's alone; of the others it is all there is
+
+    def _end_orphans(self) -> None:
+        """Kills what the last supervisor started and what had time enough to end by itself."""
+        self._orphans = [
+            (mark, deadline)
+            for mark, deadline in self._orphans
+            if mark.members() and (time.monotonic() < deadline or mark.send_kill())
+        ]
+
+    def _record_children(self) -> None:
+        marks = [*(child.process.mark for child in self._children() if child.process is not None),
+                 *(mark for mark, _ in self._orphans)]  # fmt: skip
+        if marks != self._recorded:
+            self._recorded = marks
+            self._records.keep(marks)
+
+    def _children(self) -> Iterator[SupervisedChild]:
+        services = (self._server, self._gateway, *(runner.child for runner in self._runners.values()), self._ray)
+        return (child for child in services if child is not None)
+
+    def _announce(self) -> None:
+        """Says once that requests are answered and jobs accepted."""
+        if self._announced or self.on_ready is None or self._discovery.catalog is None or not _answers(self.settings):
+            return
+        self._announced = True
+        self.on_ready(self.settings.base_url)
+
+    # --- duties of the thread that writes ----------------------------------------------------------------------------
+
+    def _store_heartbeat(self) -> None:
+        catalog = self._discovery.catalog
+        if catalog is not None:
+            self._buffer.beat(SUPERVISOR, os.getpid(), {**catalog, "task_types": self._task_types()})
+
+    def _fail_jobs(self) -> None:
+        for key, cause in list(self._to_fail.items()):
+            self._buffer.fail_job(key, cause)
+            del self._to_fail[key]
+
+    def _keep_reserve(self) -> None:
+        self._buffer.store.keep_reserve()
+
+    def _turn_clock(self) -> None:
+        self._buffer.follow_clock()
+        self._buffer.expire_leases()
+        self._buffer.close_timed_out_groups()
+        for job_id in self._buffer.pause_idle_jobs():
+            logger.warning("job %s is paused: nobody polls it", job_id, extra={"job": job_id})
+        for job in self._buffer.unfinished_jobs():
+            if not job.has_runner and job.has_input:
+                self._buffer.finish_if_done(job.key)
+
+    def _forget(self) -> None:
+        if self.settings.retain_delivered_s is not None:
+            store = self._buffer.store
+            retention.purge(store, now=store.clock(), retain_s=self.settings.retain_delivered_s)
+
+    # --- the local Ray -----------------------------------------------------------------------------------------------
+
+    def _tend_ray(self, jobs: list[JobRecord]) -> None:
+        """Keeps a Ray of this machine running once a job needs one; if it does not start, who waits for it fails."""
+        in_need = [job for job in jobs if self._uses_local_ray(job)]
+        if self._ray is None and in_need:
+            self._ray = SupervisedChild(
+                ChildSpec(
+                    name="local Ray",
+                    start=self._start_ray,
+                    policy=replace(RAY_POLICY, patience_s=self.settings.service_patience_s),
+                    may_start=lambda: self._ray_is_wanted,
+                    is_ready=self._hear_ray_address,
+                )
+            )
+        if self._ray is None:
+            return
+        self._ray_is_wanted = bool(in_need)
+        self._ray.tend()
+        if self._ray.state is ChildState.GIVEN_UP:
+            for job in in_need:
+                self._to_fail[job.key] = f"local Ray does not start ({self._ray.crashes} tries): {self._ray.cause}"
+            self._ray = None  # a job that comes later tries anew
+
+    def _uses_local_ray(self, job: JobRecord) -> bool:
+        task = self._task_types().get(job.task_type)
+        return self.settings.ray_address is None and task is not None and bool(task["needs_ray"])
+
+    def _local_ray_address(self) -> str | None:
+        return self._ray_address if self._ray is not None and self._ray.ready else None
+
+    def _hear_ray_address(self) -> bool:
+        said = self._ray_says.last()
+        self._ray_address = None if said is None else said.detail.get("address")
+        return self._ray_address is not None
+
+    # --- starting ----------------------------------------------------------------------------------------------------
+
+    def _start_server(self, heartbeat: Heartbeat | None) -> ChildProcess:
+        hears = self._heartbeat.descriptor
+        return ChildProcess(
+            SERVER_NAME,
+            child_commands.server_command(self.settings),
+            log_file=self._log_file(SERVER_NAME),
+            environment={SETTINGS_VARIABLE: self.settings.model_dump_json(), HEARTBEAT_VARIABLE: str(hears)},
+            descriptors=(hears,),
+        )
+
+    def _start_gateway(self, heartbeat: Heartbeat | None) -> ChildProcess:
+        assert heartbeat is not None
+        assert self.settings.gateway_port is not None
+        return ChildProcess(
+            GATEWAY_NAME,
+            child_commands.gateway_command(self.settings, self.settings.gateway_port, heartbeat.descriptor),
+            log_file=self._log_file(GATEWAY_NAME),
+            descriptors=(heartbeat.descriptor,),
+        )
+
+    def _runner_child(self, job: JobRecord) -> SupervisedChild:
+        def start(heartbeat: Heartbeat | None) -> ChildProcess:
+            assert heartbeat is not None
+            return self._start_runner(job, heartbeat)
+
+        spec = ChildSpec(
+            name=f"runner of job {job.job_id}",
+            start=start,
+            policy=replace(RUNNER_POLICY, patience_s=self.settings.runner_patience_s),
+            heartbeats=True,
+            may_start=lambda: not self._uses_local_ray(job) or self._local_ray_address() is not None,
+            progressed=lambda: self._has_progressed(job.key),
+        )
+        return SupervisedChild(spec)
+
+    def _start_runner(self, job: JobRecord, heartbeat: Heartbeat) -> ChildProcess:
+        runner = self._runners[job.key]
+        needs_ray = bool(self._task_types()[job.task_type]["needs_ray"])
+        runner.ray_address = (self.settings.ray_address or self._local_ray_address()) if needs_ray else None
+        runner.trajectories = self._count_trajectories(job.key)
+        command = child_commands.runner_command(
+            self.settings,
+            job.key,
+            heartbeat.descriptor,
+            ray_address=runner.ray_address,
+            skip=list(self._discovery.skipped),
+        )
+        return ChildProcess(
+            f"runner of job {job.job_id}",
+            command,
+            log_file=self._log_file(f"runner-{job.key}"),
+            environment=child_commands.runner_environment(self.settings, needs_ray=needs_ray),
+            descriptors=(heartbeat.descriptor,),
+        )
+
+    def _has_progressed(self, job_key: int) -> bool:
+        """Whether a crash of a runner is not the job's: it brought a trajectory, or the disk lets nobody write."""
+        if self._writing.duties.problem() is not None:
+            return True
+        now, before = self._count_trajectories(job_key), self._runners[job_key].trajectories
+        return now is None or before is None or now > before
+
+    def _count_trajectories(self, job_key: int) -> int | None:
+        try:
+            return self._buffer.count_trajectories(job_key)
+        except PUT_OFF as error:
+            logger.warning("the trajectories of job %d cannot be counted: %s", job_key, error)
+            return None
+
+    def _start_ray(self, _heartbeat: Heartbeat | None) -> ChildProcess:
+        self._ray_says.clear()
+        return ChildProcess(
+            "local Ray",
+            child_commands.local_ray_command(self.settings, self._ray_says.descriptor),
+            log_file=self._log_file("ray"),
+            environment=child_commands.local_ray_token(self.settings),
+            descriptors=(self._ray_says.descriptor,),
+        )
+
+    def _task_types(self) -> dict[str, Any]:
+        """Returns what jobs may ask for: the generators that were found, and writers outside."""
+        found: dict[str, Any] = {} if self._discovery.catalog is None else self._discovery.catalog["task_types"]
+        return {**found, EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
+
+    def _log_file(self, name: str) -> Path:
+        return self.settings.data_dir / "logs" / f"{name}.log"
+
+    # --- stopping ----------------------------------------------------------------------------------------------------
+
+    def _stop_all(self) -> None:
+        """Server first, so that nothing new comes in; then the runners, which give up their attempts; Ray last.
+
+        Waiting polls see that the supervisor is gone and answer: the server need not wait for them.
+        """
+        self._discovery.stop()
+        idle = self._writing.stop(WRITE_PATIENCE_S)
+        if idle:
+            self._duties.run(self._say_goodbye)
+        processes = [child.process for child in self._children() if child.process is not None]
+        for process in processes:
+            if self._ray is None or process is not self._ray.process:
+                process.ask_to_stop()
+        for process in processes:
+            process.stop(STOP_PATIENCE_S)
+        for mark, _ in self._orphans:
+            mark.kill()
+        self._records.forget()
+        if idle:  # otherwise a write of its still hangs in it, and ends with this process
+            self._buffer.store.close()
+        self._lock.close()
+        logger.info("stopped")
+
+    def _say_goodbye(self) -> None:
+        self._buffer.forget(SUPERVISOR)
+
+
+def _wait_for_port(host: str, port: int, patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while (taken := _why_taken(host, port)) is not None:
+        if time.monotonic() >= deadline:
+            raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port (or --gateway-port)")
+        time.sleep(TICK_S)
+
+
+def _why_taken(host: str, port: int) -> str | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return None
+
+
+def _answers(settings: ServeSettings) -> bool:
+    try:
+        with socket.create_connection(
+            (settings.base_url.split("//")[1].rsplit(":", 1)[0], settings.port), timeout=ANSWER_TIMEOUT_S
+        ):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,185 @@
+"""What a command says when it cannot: one sentence with what to do, an exit code, and JSON where that was asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from slime_plugins.rollout_buffer.cli import app as cli
+from slime_plugins.rollout_buffer.cli.app import app
+
+NOBODY = "http://127.0.0.1:9"
+ASKING = [
+    ["jobs"],
+    ["status"],
+    ["status", "--watch"],
+    ["cancel", "j"],
+    ["pause", "j"],
+    ["resume", "j"],
+    ["deliveries", "j"],
+    ["replay", "d", "--output", "o"],
+    ["trajectories"],
+    ["health"],
+    ["groups", "j"],
+    ["inspect", "u"],
+    ["export", "j", "--output", "o"],
+    ["skip-list", "export", "j"],
+]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+def test_a_buffer_that_does_not_answer_is_one_sentence_and_code_3(command: list[str]) -> None:
+    result = run(*command, "--url", NOBODY, "--json")
+    assert result.exit_code == 3
+    assert "Traceback" not in result.output
+    (line,) = result.stderr.splitlines()
+    assert line == (
+        f"rollout-buffer: no answer from the buffer at {NOBODY}: Connection refused. "
+        "Is `rollout-buffer serve` up? Give --url when it is elsewhere."
+    )
+    error = json.loads(result.stdout)["error"]
+    assert (error["code"], f"rollout-buffer: {error['message']}") == ("no_answer", line)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "", "http://", "ftp://here"])
+def test_what_is_no_address_is_a_wrong_call(url: str) -> None:
+    result = run("jobs", "--url", url)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--url is no address: give one like http://127.0.0.1:8889" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["groups", "j", "--state", "x"], "--state"),
+        (["groups", "j", "--limit", "0"], "--limit"),
+        (["groups"], "job_id"),
+        (["no-such-command"], "no-such-command"),
+        (["export", "j"], "--output"),
+    ],
+)
+def test_a_wrong_option_is_told_in_json_as_well(arguments: list[str], says: str) -> None:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 2
+    error = json.loads(result.stdout)["error"]
+    assert error["code"] == "usage"
+    assert says in error["message"]
+    assert run(*arguments).stdout == ""
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Something else that speaks HTTP."""
+
+    def do_GET(self) -> None:
+        body = b"<html>welcome</html>"
+        self.send_response(404 if self.path == "/jobs/j" else 200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) -> None:
+    result = run("jobs", "--url", stranger)
+    assert result.exit_code == 1
+    assert "no rollout buffer" in result.stderr
+    result = run("status", "j", "--url", stranger)
+    assert result.exit_code == 2
+    assert "what answers says 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr
+
+
+def test_servers_say_what_their_folders_lack(tmp_path: Path) -> None:
+    result = run("gateway", "--data-dir", str(tmp_path / "none"))
+    assert (result.exit_code, (tmp_path / "none").exists()) == (2, False)
+    assert "holds no buffer" in result.stderr
+    result = run("engine", "--tokenizer", str(tmp_path))
+    assert result.exit_code == 2
+    assert "holds no tokenizer.json" in result.stderr
+
+
+def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "slime_plugins.rollout_buffer.embedded_engine.server", raising=False)
+    result = run("engine", "--model", str(tmp_path))
+    assert result.exit_code == 1
+    assert "pip install 'slime-rollout-buffer[embedded-engine]'" in result.stderr
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    program = f"{sys.executable} -m slime_plugins.rollout_buffer"
+    script = line.replace("@", program)
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=150)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_an_output_that_is_closed_full_or_read_no_further_leaves_no_traceback() -> None:
+    closed = shell("@ skip-list edit <(echo a) >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    full = shell("@ skip-list edit <(echo a) --json > /dev/full")
+    assert full.returncode == 1
+    assert full.stderr == "rollout-buffer: the output cannot be written: No space left on device\n"
+    cut = shell("set -o pipefail; @ skip-list edit <(seq 100000) --json | head -1")
+    assert cut.stdout.startswith("{")
+    assert cut.stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_bash_completes_commands_and_options() -> None:
+    source = 'eval "$(_ROLLOUT_BUFFER_COMPLETE=source_bash rollout-buffer)"; '
+    asked = "COMP_WORDS=(rollout-buffer skip); COMP_CWORD=1; _rollout_buffer_completion rollout-buffer; "
+    found = shell(f"PATH={Path(sys.executable).parent}:$PATH; {source}{asked}echo ${{COMPREPLY[*]}}")
+    assert found.stdout.split() == ["skip-list"], found.stderr
+
+
+def test_watching_in_json_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    ticks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        ticks.append(seconds)
+        if len(ticks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.app.time.sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        cli._tell_in_json(lambda: [{"job_id": "j"}], watch=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [[{"job_id": "j"}]] * 3
+    assert ticks == [1.0] * 3
+
+
+@pytest.mark.parametrize("command", ["serve", "prune", "gateway"])
+def test_a_damaged_database_is_one_sentence_with_what_to_do(tmp_path: Path, command: str) -> None:
+    (tmp_path / "buffer.sqlite3").write_bytes(b"this is no database" * 1000)
+    arguments = {"prune": ["--older-than", "1d"], "gateway": ["--port", "0"], "serve": ["--port", "18889"]}[command]
+    program = [sys.executable, "-m", "slime_plugins.rollout_buffer", command, "--data-dir", str(tmp_path), *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert "docs/troubleshooting.md says what can be saved" in done.stderr

@@ -1,0 +1,356 @@
+"""Groups, inspect, export, skip-list and prune over a real connection, and what exit codes say."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+from werkzeug.serving import make_server
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.cli import commands_export, commands_inspect
+from slime_plugins.rollout_buffer.cli.app import app as command_line
+from slime_plugins.rollout_buffer.cli.commands_prune import seconds_of
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.server.app import SUPERVISOR
+from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
+from tests.asgi_client import create_app
+from tests.support import PNG, PNG_HASH, stored_image, written
+
+ANSWER = (
+    '<thinking>\nI see the app.\n</thinking>\n<tool_call>\n{"name": "tap", "arguments": {}}\n</tool_call>\n'
+    "<conclusion>Tapped.</conclusion>"
+)
+EPISODE: dict[str, Any] = {
+    "messages": [stored_image(), {"role": "assistant", "content": ANSWER}],
+    "extra_info": {"reward_breakdown": {"success": 1.0, "steps": 3}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A served buffer whose job ``j`` has five groups of one: two delivered, two ready, and one that was filtered."""
+
+    url: str
+    buffer: Buffer
+    data_dir: Path
+
+    @property
+    def client(self) -> RolloutBufferClient:
+        """Talks to it."""
+        return RolloutBufferClient(self.url)
+
+    def run(self, *arguments: str, **options: Any) -> Result:
+        """Runs a command against it."""
+        return CliRunner().invoke(command_line, [*arguments, "--url", self.url], **options)
+
+    def said(self, *arguments: str, **options: Any) -> str:
+        """What a command that goes well prints, in one line."""
+        result = self.run(*arguments, **options)
+        assert result.exit_code == 0, result.output
+        return " ".join(result.stdout.split())
+
+
+def sampled_by(version: int) -> list[dict[str, Any]]:
+    """One generation by weights of that version."""
+    return [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "weight_version": version}]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    app = create_app(ServeSettings(data_dir=tmp_path / "data"))
+    buffer: Buffer = app.extensions["rollout_buffer"].buffer
+    buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    found = Served(f"http://127.0.0.1:{server.port}", buffer, tmp_path / "data")
+    start = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j", "max_weight_version_lag": 0}
+    found.client.start_rollout(start)
+    found.client.write(
+        [written("u0", "a", reward=7.0, generations=sampled_by(0)), written("u1", "b", **EPISODE)], job_id="j"
+    )
+    found.client.write([written(f"u{n}", name) for n, name in ((2, "c"), (3, "d"))], job_id="j")
+    found.client.write([written("u4", "e", generations=sampled_by(1))], job_id="j")
+    found.client.get_rollout_data(job_id="j", max_groups=2)
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    buffer.store.close()
+
+
+# --- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_groups_say_what_became_of_them(served: Served) -> None:
+    said = served.said("groups", "j", "--state", "filtered")
+    assert "max_weight_version_lag" in said
+    assert "delivered" not in said
+    page = json.loads(served.said("groups", "j", "--limit", "2", "--json"))
+    assert len(page["groups"]) == 2
+    assert "no such group" in served.said("groups", "j", "--search", "nothing")
+    assert "more with --cursor" in served.said("groups", "j", "--limit", "2")
+
+
+def test_a_trajectory_is_shown_turn_by_turn(served: Served) -> None:
+    said = served.said("inspect", "u1")
+    for part in ("I see the app.", '"name": "tap"', "Tapped.", f"[screenshot {PNG_HASH}]", "steps 3", "+1.0000"):
+        assert part in said
+    assert json.loads(served.said("inspect", "u1", "--json"))["messages"] == served.client.trajectory("u1")["messages"]
+
+
+def test_a_long_text_is_shortened_unless_all_of_it_is_asked_for(served: Served) -> None:
+    served.client.write([written("long", "f", messages=[{"role": "user", "content": "x" * 9000 + "end"}])], job_id="j")
+    assert "5003 more characters" in served.said("inspect", "long")
+    assert served.said("inspect", "long", "--full").replace(" ", "").count("x") >= 9000
+
+
+def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> None:
+    draw = commands_inspect._Screenshots(served.client, 8)
+    console = Console(file=io.StringIO(), force_terminal=True, width=40)
+    console.print(draw(f"sha256:{PNG_HASH}"))
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO from above
+    assert drawn.strip()
+    assert "screenshot" not in drawn
+    assert "screenshot" in str(draw(f"sha256:{'0' * 64}"))
+
+
+def test_drawing_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual_image.renderable", None)
+    with pytest.raises(ConfigError, match=r"slime-rollout-buffer\[terminal\].*--no-images"):
+        commands_inspect._renderable()
+
+
+def test_a_terminal_that_does_not_answer_gets_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    commands_inspect._renderable()
+    logging.getLogger("textual_image._terminal").warning("no answer")
+    assert caplog.records == []
+
+
+def test_status_says_why_and_how_far(served: Served) -> None:
+    said = served.said("status")
+    assert "slots closed" in said
+    assert "to be fetched or acknowledged" in said
+    (job,) = json.loads(served.said("status", "--json"))
+    assert job["now"]["explanation"] == served.client.explanation("j")["explanation"]
+
+
+# --- exporting -------------------------------------------------------------------------------------------------------
+
+
+def exported(served: Served, path: Path, *options: str) -> dict[str, Any]:
+    counts: dict[str, Any] = json.loads(served.said("export", "j", "--output", str(path), "--json", *options))
+    return counts
+
+
+def test_lines_are_what_was_delivered_with_their_screenshots_beside_them(served: Served, tmp_path: Path) -> None:
+    counts = exported(served, tmp_path / "out.jsonl")
+    delivered = {entry["uid"] for entry in served.client.trajectories()["trajectories"] if entry["delivery_id"]}
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {line["uid"] for line in lines} == delivered - {"u0"}
+    assert (counts["written"], counts["not_delivered"]) == (2, 3)
+    (shot,) = next(line for line in lines if line["uid"] == "u1")["images"]
+    assert (tmp_path / shot["path"]).read_bytes() == PNG
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out.jsonl", "out.jsonl.images"]
+
+
+def test_lines_with_embedded_screenshots_are_read_without_the_buffer(served: Served, tmp_path: Path) -> None:
+    exported(served, tmp_path / "out.jsonl", "--all", "--images", "embed")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    shown = next(line for line in lines if line["uid"] == "u1")["messages"]
+    assert shown == served.client.trajectory("u1", images="inline")["messages"]
+
+
+@pytest.mark.parametrize("images", ["files", "embed", "none"])
+def test_parquet_is_read_back(served: Served, tmp_path: Path, images: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(commands_export, "PAGE", 2)
+    monkeypatch.setattr(commands_export, "ROWS_AT_ONCE", 2)
+    counts = exported(served, tmp_path / "out.parquet", "--format", "parquet", "--all", "--images", images)
+    assert counts["written"] == 5
+    file = parquet.ParquetFile(tmp_path / "out.parquet")
+    assert file.num_row_groups == 3
+    rows = {row["uid"]: row for row in file.read().to_pylist()}
+    assert set(rows) == {"u0", "u1", "u2", "u3", "u4"}
+    assert json.loads(rows["u1"]["messages"]) == served.client.trajectory("u1")["messages"]
+    assert rows["u0"]["reward"] == 7.0
+    (shot,) = rows["u1"]["images"]
+    wanted = {"files": (None, PNG), "embed": (PNG, None), "none": (None, None)}[images]
+    there = tmp_path / shot["path"]
+    assert (shot["bytes"], there.read_bytes() if there.is_file() else None) == wanted
+
+
+def test_a_data_set_is_loaded_back_with_its_screenshots(served: Served, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    exported(served, tmp_path / "set", "--format", "datasets", "--images", "embed")
+    found = datasets.load_from_disk(str(tmp_path / "set"))
+    rows = {row["uid"]: row for row in found}
+    assert len(rows) == 2
+    assert rows["u1"]["images"][0].size == (1, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "set"]
+
+
+@pytest.mark.parametrize(("name", "library"), [("parquet", "pyarrow"), ("datasets", "datasets")])
+def test_a_format_without_its_library_says_what_to_install(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    result = served.run("export", "j", "--output", str(tmp_path / "out"), "--format", name)
+    assert result.exit_code == 2
+    assert f"slime-rollout-buffer[{name}]" in "".join(result.stderr.split("\n"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_replaces_nothing_unless_told_to(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert served.run("export", "j", "--output", str(tmp_path / "out")).exit_code == 2
+    assert (tmp_path / "out").read_text() == "mine"
+    exported(served, tmp_path / "out", "--overwrite")
+    assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+def test_an_output_that_cannot_be_written_is_a_wrong_call(served: Served, tmp_path: Path) -> None:
+    result = served.run("export", "j", "--output", str(tmp_path / "no" / "such" / "out"))
+    assert result.exit_code == 2
+    assert "No such file" in " ".join(result.stderr.split())
+
+
+def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path: Path) -> None:
+    served.client.get_rollout_data(job_id="j")
+    purge(served.buffer.store, now=time.time() + 100, retain_s=50)
+    counts = exported(served, tmp_path / "out", "--all")
+    assert (counts["written"], counts["forgotten"]) == (0, 5)
+
+
+# --- skip lists ------------------------------------------------------------------------------------------------------
+
+
+def test_a_skip_list_is_exported_edited_and_lets_the_job_go_on_from_it(served: Served, tmp_path: Path) -> None:
+    file = tmp_path / "list.json"
+    served.said("skip-list", "export", "j", "--output", str(file))
+    told = json.loads(file.read_text())
+    assert told["counts"] == {"delivered": 2, "filtered": 1}
+    gone = next(name for name in told["skip_instance_ids"] if name != "a")
+    edit = ["skip-list", "edit", str(file), "--remove", gone, "--add", "e"]
+    assert CliRunner().invoke(command_line, edit).exit_code == 0
+    before = served.client.job("j")["groups"]
+    changed = json.loads(served.said("skip-list", "import", "j", str(file), "--yes", "--json"))
+    assert changed["before"] == before
+    assert changed["after"] == {**before, "delivered": 1, "ready": 2, "skipped": 1}
+    assert len(served.client.jobs()) == 1
+
+
+def test_what_was_just_exported_changes_nothing_when_it_comes_back(served: Served, tmp_path: Path) -> None:
+    served.said("skip-list", "export", "j", "--output", str(tmp_path / "l"))
+    before = served.client.job("j")["groups"]
+    served.said("skip-list", "import", "j", str(tmp_path / "l"), "--yes")
+    assert served.client.job("j")["groups"] == before
+
+
+def test_nothing_is_imported_without_a_yes_nor_into_a_job_that_is_not_there(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "l").write_text("a\na\n")
+    before = served.client.job("j")["groups"]
+    assert served.run("skip-list", "import", "j", str(tmp_path / "l"), input="n\n").exit_code == 1
+    assert served.run("skip-list", "import", "other", str(tmp_path / "l"), "--yes").exit_code == 2
+    (tmp_path / "p").write_text('{"task_type": "external", "fresh": true}')
+    fresh = ["--payload", str(tmp_path / "p"), "--yes"]
+    assert served.run("skip-list", "import", "j", str(tmp_path / "l"), *fresh).exit_code == 2
+    assert served.client.job("j")["groups"] == before
+    assert len(served.client.jobs()) == 1
+
+
+def test_a_list_goes_into_a_start_payload(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "l").write_text('["a", 7]')
+    served.said("skip-list", "import", "j", str(tmp_path / "l"), "--output", str(tmp_path / "start.json"))
+    start = json.loads((tmp_path / "start.json").read_text())
+    assert start["skip_instance_ids"] == ["7", "a"]
+    assert served.client.start_rollout(start).job_id == "j"
+
+
+@pytest.mark.parametrize("text", ['{"skip_instance_ids": 3}', "[1.5]", "{", None])
+def test_a_file_that_is_no_skip_list_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "l").write_text(text)
+    result = CliRunner().invoke(command_line, ["skip-list", "edit", str(tmp_path / "l")])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_an_edit_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "l").write_text("a\nb\na\n")
+    edit = ["skip-list", "edit", str(tmp_path / "l")]
+    assert CliRunner().invoke(command_line, [*edit, "--remove", "nobody", "--add", "c"]).exit_code == 2
+    assert (tmp_path / "l").read_text() == "a\nb\na\n"
+    result = CliRunner().invoke(command_line, [*edit, "--remove-all", "a", "--json"])
+    assert json.loads(result.stdout) == {"skip_instance_ids": ["b"]}
+
+
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_a_prune_does_and_changes_nothing(served: Served) -> None:
+    served.client.get_rollout_data(job_id="j")
+    served.buffer.store._writer.close()  # as a process that ended
+    later = time.time() + 100
+    would = would_purge(served.buffer.store, now=later, retain_s=50)
+    assert would.payloads == 5
+    assert served.client.trajectory("u1")["messages"]
+    did = purge(served.buffer.store, now=later, retain_s=50)
+    assert (did, did.bytes) == (would, would.bytes)
+    assert (did.images, did.packs) == (1, 1)
+    assert did.bytes > 0
+
+
+def test_prune_keeps_what_is_young(served: Served) -> None:
+    prune = ["prune", "--older-than", "1h", "--data-dir", str(served.data_dir), "--json"]
+    result = CliRunner().invoke(command_line, prune)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["payloads"] == 0
+
+
+@pytest.mark.parametrize("age", ["", "0d", "-1d", "7", "d", "1y", "nan", "1e9d"])
+def test_nonsense_is_no_age(age: str) -> None:
+    with pytest.raises(ConfigError, match="is no age"):
+        seconds_of(age)
+    assert seconds_of("1.5h") == 5400
+
+
+def test_prune_makes_no_buffer_where_there_is_none(tmp_path: Path) -> None:
+    prune = ["prune", "--older-than", "7d", "--data-dir", str(tmp_path)]
+    assert CliRunner().invoke(command_line, prune).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- how commands end ------------------------------------------------------------------------------------------------
+
+
+def test_exit_codes_tell_a_wrong_call_from_a_refusal_and_from_silence(served: Served) -> None:
+    assert served.run("groups", "j").exit_code == 0
+    assert served.run("groups", "other").exit_code == 2
+    assert served.run("groups", "j", "--state", "nonsense").exit_code == 2
+    assert served.run("cancel", "j").exit_code == 0
+    assert served.run("pause", "j").exit_code == 4
+    assert CliRunner().invoke(command_line, ["jobs", "--url", "http://127.0.0.1:9"]).exit_code == 3
+    served.buffer.forget(SUPERVISOR)
+    assert served.run("health", "--json").exit_code == 1
+
+
+def test_the_shell_completes_commands() -> None:
+    words = {"COMP_WORDS": "rollout-buffer skip", "COMP_CWORD": "1", "_ROLLOUT_BUFFER_COMPLETE": "complete_bash"}
+    result = CliRunner().invoke(command_line, [], prog_name="rollout-buffer", env=words)
+    assert result.stdout.split() == ["skip-list"]

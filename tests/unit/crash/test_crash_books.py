@@ -1,0 +1,175 @@
+"""The crash test's own judgement: it must find what it looks for."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.storage.store import Store
+from tests.crash import books as checks
+from tests.crash.books import Books
+from tests.crash.run import _plan
+from tests.crash.workload import SESSIONS_JOB, WRITTEN_JOB, Journal, Plan, names_of_writer, requests_of_writer
+from tests.support import poll, start_external, uids
+
+Tamper = Callable[[sqlite3.Connection], object]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    small = replace(_plan(tmp_path, 1, kills=0, seed=0), written_groups=4, writers=2)
+    small.save()
+    return small
+
+
+@pytest.fixture
+def books(plan: Plan) -> Iterator[Books]:
+    """A run without any kill: everything was written, leased and acknowledged."""
+    buffer = Buffer(Store(plan.path("data")))
+    job = start_external(buffer, n=plan.written_size, job_id=WRITTEN_JOB)
+    for number in range(plan.writers):
+        journal = Journal(plan.path(f"writer-{number}.jsonl"))
+        for items in requests_of_writer(plan, number):
+            decoded = [wire.decode_written_item(item) for item in items]
+            _, results = buffer.write_items(WRITTEN_JOB, decoded)
+            journal.note(statuses={result.uid: result.status for result in results})
+    trainer = Journal(plan.path("leasing-a0.jsonl"))
+    for number in range(plan.written_groups):
+        trainer.note(asked=f"poll{number}")
+        delivery = poll(buffer, job, lease_s=60, max_groups=1)
+        assert delivery is not None
+        group = next(buffer.delivered_items(delivery))[0]["group_index"]
+        trainer.note(got=delivery.delivery_id, groups={str(group): "digest"}, uids=uids(buffer, delivery))
+        trainer.note(acked=buffer.acknowledge([delivery.delivery_id])["acked"], expired=[])
+    buffer.store.close()
+    found = Books(plan, {WRITTEN_JOB: ["a0"]})
+    yield found
+    found.close()
+
+
+def tamper(books: Books, query: str, *values: object) -> None:
+    connection = sqlite3.connect(books.plan.path("data", "buffer.sqlite3"))
+    with connection:
+        connection.execute(query, values)
+    connection.close()
+
+
+CHECKED = [
+    checks.database_is_sound,
+    checks.every_group_is_in_one_state,
+    checks.no_trajectory_is_in_two_places,
+    checks.no_stored_trajectory_is_forgotten,
+    checks.attempts_and_trajectories_agree,
+    checks.bytes_and_rows_agree,
+    checks.every_answered_item_is_stored_once,
+    checks.only_what_must_fail_failed,
+    checks.nobody_was_refused,
+    checks.acknowledged_once_and_never_again,
+]
+
+
+def test_a_run_without_kills_balances(books: Books) -> None:
+    assert [sentence for check in CHECKED for sentence in check(books)] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "check", "says"),
+    [
+        ("DELETE FROM trajectories WHERE uid = 'g1.s2'", checks.every_answered_item_is_stored_once, "LOST: g1.s2"),
+        ("UPDATE trajectories SET uid = 'x' WHERE uid = 'g1.s2'", checks.every_answered_item_is_stored_once, "LOST"),
+        ("UPDATE groups SET state = 'ready' WHERE key = 2", checks.every_group_is_in_one_state, "still ready"),
+        ("DELETE FROM members WHERE group_key = 1 AND ordinal = 0", checks.every_group_is_in_one_state, "3 members"),
+        ("UPDATE members SET source_uid = 'g1.s0'", checks.no_trajectory_is_in_two_places, "g1.s0 is a member"),
+        ("DELETE FROM members WHERE source_uid = 'g1.s0'", checks.no_stored_trajectory_is_forgotten, "LOST: g1.s0"),
+        ("UPDATE trajectories SET slot = 0", checks.no_trajectory_is_in_two_places, "holds 4"),
+        ("UPDATE groups SET state = 'failed', cause = 'x' WHERE key = 1", checks.only_what_must_fail_failed, "failed"),
+        ("UPDATE images SET place = '99:0:1'", checks.bytes_and_rows_agree, "image"),
+        ("INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) VALUES (1, 9, 1, 1, 'finished', 0)",
+         checks.attempts_and_trajectories_agree, "has no trajectory"),
+        ("INSERT INTO attempts (group_key, slot, attempt, fence, state, started_at) VALUES (1, 9, 1, 1, 'running', 0)",
+         checks.attempts_and_trajectories_agree, "still counts as running"),
+    ],
+)  # fmt: skip
+def test_what_is_lost_doubled_or_astray_is_found(
+    books: Books, query: str, check: Callable[[Books], Iterator[str]], says: str
+) -> None:
+    tamper(books, query)
+    assert any(says in sentence for sentence in check(books))
+
+
+def test_a_payload_that_is_not_what_was_sent_is_found(books: Books) -> None:
+    (row,) = books.rows("SELECT uid, body, body_place FROM trajectories WHERE body IS NOT NULL LIMIT 1")
+    body = orjson.loads(row["body"])
+    body["messages"][1]["content"] += "!"
+    tamper(books, "UPDATE trajectories SET body = ? WHERE uid = ?", orjson.dumps(body), row["uid"])
+    assert f"{row['uid']} is not stored as it was sent" in list(checks.every_answered_item_is_stored_once(books))
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([{"asked": "p"}, {"got": "d", "groups": {"1": "digest"}}], "came again in d after"),
+        ([{"asked": "p"}, {"got": "d", "groups": {"1": "digest"}}, {"acked": ["d"]}], "DOUBLED: group 1 is in 2"),
+        ([{"asked": "p"}, {"got": "d", "groups": {"1": "other"}}], "was not the same"),
+    ],
+)
+def test_a_delivery_that_comes_again_is_found(books: Books, events: list[dict[str, object]], says: str) -> None:
+    journal = Journal(books.plan.path("leasing-a0.jsonl"))
+    for event in events:
+        journal.note(**event)
+    assert any(says in sentence for sentence in checks.acknowledged_once_and_never_again(books))
+
+
+def test_a_group_leased_to_two_at_once_is_found(books: Books) -> None:
+    for name, delivery in (("a0", "d0"), ("a1", "d1")):
+        journal = Journal(books.plan.path(f"leasing-{name}.jsonl"))
+        journal.note(asked="p")
+        journal.note(got=delivery, groups={"99": "digest"})
+    books.leasing = {WRITTEN_JOB: ["a0", "a1"]}
+    assert any("while a0 held it" in sentence for sentence in checks.acknowledged_once_and_never_again(books))
+
+
+def test_every_writer_writes_what_the_others_do_not(plan: Plan) -> None:
+    names = [name for number in range(plan.writers) for name, _ in names_of_writer(plan, number)]
+    assert len(set(names)) == len(names) == plan.written_groups * plan.written_size
+
+
+def test_a_redelivery_that_two_consumers_acknowledge_is_doubled(books: Books) -> None:
+    """The second has a delivery of another id with the same group, and both count as received."""
+    other = Journal(books.plan.path("leasing-a1.jsonl"))
+    other.note(asked="late")
+    other.note(got="another-delivery", groups={"1": "digest"})
+    other.note(acked=["another-delivery"], expired=[])
+    books.leasing = {WRITTEN_JOB: ["a0", "a1"]}
+    findings = list(checks.acknowledged_once_and_never_again(books))
+    assert any("DOUBLED: group 1 is in 2 acknowledged deliveries" in sentence for sentence in findings)
+
+
+def test_a_session_that_was_closed_and_is_not_stored_is_lost(books: Books) -> None:
+    agent = Journal(books.plan.path("agent-0.jsonl"))
+    agent.note(stored="session-1", said="4")
+    assert any("LOST: session session-1" in sentence for sentence in checks.every_closed_session_is_stored_once(books))
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("UPDATE groups SET state = 'failed', cause = 'slots failed' WHERE key = 1", "is failed: slots failed"),
+        ("UPDATE trajectories SET reward = 0", "earned 0.0 in slot 1"),
+    ],
+)
+def test_a_failure_of_engine_gateway_or_ray_that_costs_a_group_or_a_reward_is_found(
+    books: Books, query: str, says: str
+) -> None:
+    tamper(books, "UPDATE jobs SET job_id = ?", SESSIONS_JOB)
+    tamper(books, "UPDATE trajectories SET reward = slot % 2")
+    assert list(checks.nothing_ailed_sessions_and_devices(books)) == []
+    tamper(books, query)
+    assert any(says in sentence for sentence in checks.nothing_ailed_sessions_and_devices(books))

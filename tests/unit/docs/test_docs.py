@@ -1,0 +1,54 @@
+"""The docs name what there is: a command, a flag, a setting that is missing in them fails a test."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from slime.rollout import agent_rollout_settings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def text_of(*names: str) -> str:
+    return "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+
+
+def test_every_command_and_flag_is_in_the_reference() -> None:
+    result = subprocess.run(
+        [sys.executable, "tools/write_command_line_docs.py", "--check"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_setting_of_the_trainer_is_in_its_page() -> None:
+    docstring = agent_rollout_settings.__doc__ or ""
+    settings = set(re.findall(r"rollout_(?:buffer|num)_\w+", docstring))
+    assert len(settings) > 6
+    page = text_of("docs/arguments.md")
+    assert [name for name in sorted(settings) if f"`{name}`" not in page] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = []
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        local = [target for target in targets if not target.startswith("http")]
+        broken += [f"{page.name}: {target}" for target in local if not (page.parent / target).exists()]
+    assert broken == []
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    opening = text_of("README.md")[:1200]
+    assert "scripts/demo" in opening
+    assert "scripts/test" in opening
+    assert (ROOT / "scripts" / "demo").stat().st_mode & 0o111
+    assert (ROOT / "scripts" / "test").stat().st_mode & 0o111

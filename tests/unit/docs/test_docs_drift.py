@@ -1,0 +1,280 @@
+"""A route, flag, setting, metric, command, variable or tool that the docs lack, or that only the docs have, is found.
+
+Each check is a function of the pages' text, so that it can be shown to notice: with one name taken out of the text it
+must find exactly that name.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from slime.rollout import agent_rollout_metrics, agent_rollout_settings
+from slime_plugins.rollout_buffer.cli.app import app
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
+from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
+
+ROOT = Path(__file__).resolve().parents[3]
+Text = str
+INTERNAL = {
+    "ROLLOUT_BUFFER_DEVICE",
+    "ROLLOUT_BUFFER_SERVE_SETTINGS",
+    "ROLLOUT_BUFFER_HEARTBEAT_FD",
+    "ROLLOUT_BUFFER_ANDROID_WORLD",
+}
+"""What processes of ours tell each other; and the beginning of a name."""
+
+
+def page(*names: str) -> Text:
+    return "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in names)
+
+
+def all_pages() -> Mapping[str, Text]:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    return {path.name: path.read_text(encoding="utf-8") for path in pages}
+
+
+def commands(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its words, those in groups too."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield f"{above}{name}", command
+        yield from commands(command, f"{above}{name} ")
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+# --- what is, must be in the docs ------------------------------------------------------------------------------------
+
+
+def lacking_routes(text: Text) -> list[str]:
+    wanted = [f"{operation.method.upper()} {operation.path}" for operation in OPERATIONS]
+    return [name for name in wanted if f"### `{name}`\n" not in text]
+
+
+def lacking_commands(text: Text) -> list[str]:
+    return [name for name in COMMANDS if f"## `rollout-buffer {name}`\n" not in text]
+
+
+def lacking_flags(text: Text) -> list[str]:
+    lacking = []
+    for name, command in COMMANDS.items():
+        section = text.split(f"## `rollout-buffer {name}`\n")[-1].split("\n## `rollout-buffer ")[0]
+        flags = [flag for option in command.params for flag in option.opts if flag.startswith("--")]
+        lacking += [f"{name} {flag}" for flag in flags if f"`{flag}" not in section and f"/ {flag}" not in section]
+    return lacking
+
+
+def lacking_payload_fields(text: Text) -> list[str]:
+    return [name for name in StartPayload.model_fields if f"| `{name}` |" not in text]
+
+
+def lacking_metrics(text: Text) -> list[str]:
+    return [metric.name for metric in METRICS if f"| `{metric.name}` |" not in text]
+
+
+def lacking_trainer_metrics(text: Text) -> list[str]:
+    names = set(re.findall(r'"(rollout/[\w/]+\w)"', Path(agent_rollout_metrics.__file__ or "").read_text("utf-8")))
+    return [name for name in sorted(names) if f"`{name}" not in text]
+
+
+def lacking_android_settings(text: Text) -> list[str]:
+    return [name for name in AndroidWorldSettings.model_fields if f"| `{name}" not in text]
+
+
+def lacking_context_settings(text: Text) -> list[str]:
+    return [name for name in ContextEditingSettings.model_fields if f"`{name}`" not in text]
+
+
+def lacking_trainer_settings(text: Text) -> list[str]:
+    """What is really read from the arguments, wherever on the trainer's side."""
+    folder = Path(agent_rollout_settings.__file__ or "").parent
+    source = "\n".join(path.read_text("utf-8") for path in folder.glob("agent_rollout*.py"))
+    read = set(re.findall(r'args, "(rollout_(?:buffer_[a-z_]+|num_process))"', source)) - {"rollout_buffer_url"}
+    return [name for name in sorted(read) if f"| `{name}` |" not in text]
+
+
+def lacking_variables(text: Text) -> list[str]:
+    folders = ("slime", "slime_plugins", "scripts", "tools", "examples")
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh", ""))
+    sources = "\n".join(path.read_text("utf-8") for path in files if path.is_file())
+    found = set(re.findall(r"\bROLLOUT_BUFFER_[A-Z_]*[A-Z]\b", sources)) - INTERNAL
+    return [name for name in sorted(found) if f"`{name}" not in text]
+
+
+def lacking_programs(text: Text) -> list[str]:
+    """Scripts, tools and benchmarks: each is named somewhere with its folder."""
+    folders = {"scripts": "*", "tools": "*.py", "benchmarks": "bench_*.py"}
+    programs = [path for folder, names in folders.items() for path in (ROOT / folder).glob(names) if path.is_file()]
+    names = [str(path.relative_to(ROOT)) for path in programs if path.name not in ("environment", "__init__.py")]
+    return [name for name in sorted(names) if name not in text and name.replace("/", ".")[:-3] not in text]
+
+
+CHECKS: Mapping[str, tuple[Callable[[Text], list[str]], Callable[[], Text], str]] = {
+    "routes": (lacking_routes, lambda: page("http_api"), "POST /ack"),
+    "commands": (lacking_commands, lambda: page("command_line"), "doctor"),
+    "flags": (lacking_flags, lambda: page("command_line"), "serve --data-root"),
+    "payload fields": (lacking_payload_fields, lambda: page("http_api"), "max_groups_ahead"),
+    "metrics": (lacking_metrics, lambda: page("metrics"), "rollout_buffer_slots"),
+    "trainer metrics": (lacking_trainer_metrics, lambda: page("trainer"), "rollout/turns/mean"),
+    "android settings": (lacking_android_settings, lambda: page("android_world"), "spare_devices"),
+    "context editing settings": (lacking_context_settings, lambda: page("context_editing"), "max_model_length"),
+    "trainer settings": (lacking_trainer_settings, lambda: page("trainer", "arguments"), "rollout_buffer_lease_s"),
+    "environment variables": (lacking_variables, lambda: "\n".join(all_pages().values()), "ROLLOUT_BUFFER_URL"),
+    "programs": (lacking_programs, lambda: "\n".join(all_pages().values()), "scripts/cleanup.sh"),
+}
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_what_there_is_is_in_the_docs(kind: str) -> None:
+    lacking, text, _ = CHECKS[kind]
+    assert lacking(text()) == []
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_what_is_taken_out_of_the_docs_is_noticed(kind: str) -> None:
+    lacking, text, name = CHECKS[kind]
+    written = name.split()[-1] if kind == "flags" else name
+    assert name in lacking(text().replace(written, "…"))
+
+
+# --- what is in the docs, must be ------------------------------------------------------------------------------------
+
+
+def shell_lines(text: Text) -> Iterator[str]:
+    """The commands in blocks of shell: continued lines joined, comments and prompts taken off."""
+    for block in re.findall(r"^```(?:bash|console|sh)?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield re.sub(r"\s#.*$", "", line).strip().removeprefix("$ ")
+
+
+def calls_of(text: Text) -> Iterator[str]:
+    for line in shell_lines(text):
+        yield from re.findall(r"(?:^|[;&|]\s*|\bdo |\bexec |\$\()(rollout-buffer [^;&|>)]*)", line)
+
+
+def mistakes_in(call: str) -> list[str]:
+    """Says what a call of the command line asks for that there is not."""
+    words = call.split()[1:]
+    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else (words[0] if words else "")
+    flags = [word.split("=")[0] for word in words if word.startswith("--")]
+    if name.startswith(("-", "[")) or not name or name == "COMMAND":
+        return []
+    if name not in COMMANDS:
+        return [f"no command {name!r}"]
+    known = {opt for option in COMMANDS[name].params for opt in (*option.opts, *option.secondary_opts)} | {"--help"}
+    return [f"{name} has no {flag}" for flag in flags if flag not in known]
+
+
+def test_every_call_in_the_docs_can_be_made() -> None:
+    calls = [(name, call) for name, text in all_pages().items() for call in calls_of(text)]
+    assert len(calls) > 30
+    wrong = {f"{name}: {call}": found for name, call in calls if (found := mistakes_in(call))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "mistake"),
+    [
+        ("rollout-buffer serv --port 1", "no command 'serv'"),
+        ("rollout-buffer serve --prot 1", "serve has no --prot"),
+        ("rollout-buffer skip-list export JOB --outpt x", "skip-list export has no --outpt"),
+        ("rollout-buffer skip-list export JOB --output x", ""),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_noticed(call: str, mistake: str) -> None:
+    assert mistakes_in(call) == ([mistake] if mistake else [])
+
+
+def test_every_program_in_the_docs_is_there_with_its_options() -> None:
+    wrong = []
+    for name, text in all_pages().items():
+        for line in shell_lines(text):
+            for program, rest in re.findall(r"\b((?:tools|scripts|benchmarks|tests|examples)/[\w./]+)([^;&|>]*)", line):
+                path = ROOT / program
+                if not path.exists():
+                    wrong.append(f"{name}: {program}")
+                    continue
+                source = path.read_text("utf-8") if path.suffix in (".py", "") else ""
+                own = rest.split(" -- ")[0]
+                wrong += [
+                    f"{name}: {program} {flag}"
+                    for flag in re.findall(r"--[a-z][\w-]+", own)
+                    if source and flag not in source
+                ]
+    assert wrong == []
+
+
+def test_code_in_the_docs_is_python() -> None:
+    for name, text in all_pages().items():
+        for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            compile(block, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+# --- troubleshooting -------------------------------------------------------------------------------------------------
+
+KNOWN_CASES = {
+    "emulators do not boot": "boot_attempts",
+    "out of memory on the device host": "resources_per_worker.memory",
+    "long sequences": "max_turns",
+    "episodes wait for a device": "num_workers",
+    "ports are taken": "base_console_port",
+    "emulators are left after a crash": "cleanup.sh",
+    "`video_embeds is None` with Megatron": "--context-parallel-size",
+    "doubling the devices changes nothing": "ray.get",
+    "one baseline for the whole batch": "post_process_rewards",
+    "training stagnates": "mask 0",
+    "training diverges": "mask 1",
+    "mask and tokens differ in length": "wrong_response_mask",
+    "the mask is missing after a tool ran": "There is no default",
+    "the mask came one turn early": "null in turn 1",
+    "the count is off by a few": "prompt ids",
+    "token ids make no sense": "two tokenizers",
+    "messages were cut or edited": "new training row",
+    "a tokenizer needs code of its own": "--trust-remote-code",
+    "rewards are high at first": "asynchronous",
+    "rewards look normalised twice": "--disable-rewards-normalization",
+    "the trainer polls for ever": "--fetch-trajectory-retry-times",
+    "`instance_id is missing`": "assign_instance_id.py",
+    "many episodes end as `max_context`": "max_model_length",
+    "an episode ends after few turns": "max_context_len",
+    "the document is in the prompt": "document_content",
+}
+"""What users of the designs that this one follows ran into, and a word of the remedy."""
+
+
+@pytest.mark.parametrize("case", KNOWN_CASES)
+def test_a_known_case_is_in_the_page_on_troubleshooting(case: str) -> None:
+    rows = [row for row in page("troubleshooting").splitlines() if row.startswith("| ") and case in row.split(" | ")[0]]
+    assert len(rows) == 1
+    assert KNOWN_CASES[case] in rows[0]
+
+
+def test_a_quoted_message_is_one_that_is_said() -> None:
+    """What stands in backquotes as a symptom is searched for: it must be what the code says."""
+    sources = (path.read_text("utf-8") for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py"))
+    said = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    symptoms = [row.split(" | ")[0] for row in page("troubleshooting").splitlines() if row.startswith("| ")]
+    quoted = [piece.strip() for one in symptoms for text in re.findall(r"`([^`]+)`", one) for piece in text.split("…")]
+    of_slime = {"video_embeds is None"}
+    assert [piece for piece in quoted if len(piece) > 8 and piece not in said and piece not in of_slime] == []
+
+
+def test_tables_are_not_torn() -> None:
+    """A row after an empty line is no longer a row."""
+    torn = []
+    for name, text in all_pages().items():
+        lines = text.splitlines()
+        for number, (before, line, after) in enumerate(zip(lines, lines[1:], [*lines[2:], ""], strict=False), 2):
+            if line.startswith("| ") and not before.startswith("|") and not after.startswith("|--"):
+                torn.append(f"{name}:{number}")
+    assert torn == []

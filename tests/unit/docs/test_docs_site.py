@@ -1,0 +1,76 @@
+"""The pages build as a site without a warning: every link leads somewhere, every page is in the navigation."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # a build takes seconds, and minutes where ten others work
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env"]
+    return subprocess.run([*command, str(source), str(target)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    target = tmp_path_factory.mktemp("site")
+    finished = build(ROOT / "docs", target)
+    assert finished.returncode == 0, finished.stderr
+    return target
+
+
+@pytest.mark.slow
+def test_every_page_is_built(site: Path) -> None:
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
+    assert pages <= {page.stem for page in site.glob("*.html")}
+
+
+@pytest.mark.slow
+def test_a_page_asks_no_other_host_for_anything(site: Path) -> None:
+    wanted = re.compile(r'<(?:script|img|link)[^>]+(?:src|href)="((?:https?:)?//[^"]+)"')
+    foreign = {page.name: found for page in site.glob("*.html") if (found := wanted.findall(page.read_text("utf-8")))}
+    assert foreign == {}
+    styles = "".join(path.read_text("utf-8") for path in (site / "_static").rglob("*.css"))
+    assert re.findall(r"url\((?:https?:)?//[^)]+\)", styles) == []
+
+
+def test_pages_come_in_a_newcomers_order(site: Path) -> None:
+    navigation = re.findall(
+        r'class="reference internal" href="([a-z_]+)\.html"', (site / "index.html").read_text("utf-8")
+    )
+    first = [name for name in dict.fromkeys(navigation) if name in ("tutorial", "slime", "architecture", "http_api")]
+    assert first == ["tutorial", "slime", "architecture", "http_api"]
+
+
+def small_site(folder: Path, text: str) -> Path:
+    """Two pages with the same settings; ``text`` stands in the first."""
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    source = folder / "docs"
+    source.mkdir()
+    shutil.copy(ROOT / "docs" / "conf.py", source)
+    shutil.copytree(ROOT / "docs" / "_static", source / "_static")
+    (source / "masks.md").write_text("# Masks\n", encoding="utf-8")
+    (source / "index.md").write_text(f"# Start\n\n{text}\n\n```{{toctree}}\nmasks\n```\n", encoding="utf-8")
+    return source
+
+
+def test_a_site_without_mistakes_builds(tmp_path: Path) -> None:
+    assert build(small_site(tmp_path, "[there](masks.md#masks)"), tmp_path / "site").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    ["[gone](gone.md)", "[gone](masks.md#no-such-heading)", "![gone](images/gone.svg)", "```{nonsense}\n```"],
+)
+def test_a_broken_link_fails_the_build(mistake: str, tmp_path: Path) -> None:
+    assert build(small_site(tmp_path, mistake), tmp_path / "site").returncode != 0

@@ -1,0 +1,176 @@
+"""A job whose engine is away, or breaks every attempt: it pauses with a reason, and goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.engine import circuit_breaker
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
+from slime_plugins.rollout_buffer.testing.engine_conformance import answering, http_answer
+from slime_plugins.rollout_buffer.types import (
+    ENGINE_AWAY_CAUSE,
+    EpisodeRequest,
+    JobState,
+    SamplingParams,
+    Trajectory,
+)
+from tests.unit.runner.test_runner import ScriptedGenerator, plugin_of, start, trajectory_for
+
+PAGE = http_answer(404, b"<html>no such page</html>", "text/html")
+REFUSAL = http_answer(400, b'{"error": {"message": "weights are broken"}}')
+TOKEN = http_answer(
+    200,
+    b'{"output_ids": [7], "meta_info": {"finish_reason": {"type": "length"}, '
+    b'"output_token_logprobs": [[-0.5, 7, null]]}}',
+)
+
+
+class Asking(ScriptedGenerator):
+    """Samples some tokens of the job's engine for each episode."""
+
+    def __init__(self, max_new_tokens: int = 1) -> None:
+        super().__init__(self._ask)
+        self._sampling = SamplingParams(max_new_tokens=max_new_tokens)
+
+    async def start(self, context: GeneratorContext) -> None:
+        self._engine = context.engine
+
+    async def _ask(self, episode: EpisodeRequest) -> Trajectory:
+        request = GenerateRequest(input_ids=(1, 2), sampling_params=self._sampling, session_id=episode.uid)
+        await self._engine.generate(request)
+        return trajectory_for(episode, float(episode.slot % 2))
+
+
+@pytest.fixture
+def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
+    """A buffer on the real clock, and a runner whose patience with its engine is short."""
+    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(circuit_breaker, "AWAY_PATIENCE_S", 0.2)
+    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
+    short = EngineSettings(patience_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
+    monkeypatch.setattr(job_runner, "SglangEngine", lambda url, **options: SglangEngine(url, short, **options))
+    found = Buffer(Store(tmp_path / "data"))
+    yield found
+    found.store.close()
+
+
+class Behind:
+    """An engine behind a proxy: says ``answer`` to everybody, and counts."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    def __call__(self, _: bytes) -> bytes:
+        self.asked += 1
+        return self.answer
+
+
+@asynccontextmanager
+async def playing(buffer: Buffer, engine: Behind, **changes: Any) -> AsyncIterator[Any]:
+    """A job that is being played; yields it and its runner's task."""
+    async with answering(engine) as url:
+        job = start(buffer, **{"count": 8, "remote_engine_url": url, **changes})
+        running = asyncio.create_task(
+            JobRunner(buffer, job.key, plugin_of(Asking()), buffer_url="http://127.0.0.1:9").run()
+        )
+        try:
+            yield job, running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def until_state(buffer: Buffer, job: Any, state: JobState) -> Any:
+    async with asyncio.timeout(50):
+        while buffer.job_by_key(job.key).state is not state:  # noqa: ASYNC110 - another task changes the database
+            await asyncio.sleep(0.02)
+    return buffer.job_by_key(job.key)
+
+
+async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attempt(buffer: Buffer) -> None:
+    engine = Behind(PAGE)
+    async with playing(buffer, engine) as (job, running):
+        paused = await until_state(buffer, job, JobState.PAUSED)
+        assert paused.cause.startswith(ENGINE_AWAY_CAUSE)
+        assert "answers HTTP 404, not as an engine does: <html>no such page</html>" in paused.cause
+        told = Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]
+        assert "paused_engine" in [one["code"] for one in told]
+        await asyncio.sleep(1.5)  # longer than a turn's patience: what was under way is given up
+        described = buffer.describe(job)
+        assert described["attempts"].get("failed", 0) == 0
+        assert described["groups"].get("failed", 0) == 0
+        engine.answer = TOKEN
+        await asyncio.wait_for(running, 50)
+    described = buffer.describe(job)
+    assert (described["state"], described["slots"]["ready"]) == ("finished", 16)
+    assert described["attempts"]["finished"] == 16
+    assert "failed" not in described["attempts"]
+
+
+async def test_an_engine_that_fails_every_attempt_pauses_the_job_instead_of_burning_its_input(buffer: Buffer) -> None:
+    engine = Behind(REFUSAL)
+    async with playing(buffer, engine, count=200, num_process=4) as (job, running):
+        paused = await until_state(buffer, job, JobState.PAUSED)
+        assert "fails every attempt: the engine refused the request: weights are broken" in paused.cause
+        asked = engine.asked
+        await asyncio.sleep(0.5)
+        described = buffer.describe(job)
+        assert described["groups"]["open"] >= 180
+        assert engine.asked - asked < 30, "one question now and then is all that is asked of it"
+        engine.answer = TOKEN
+        await asyncio.wait_for(running, 50)
+    assert buffer.describe(job)["slots"]["ready"] >= 2 * 180
+
+
+async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buffer) -> None:
+    """The engine refuses each of them and answers everybody else: nothing to wait for, and nothing to play on for."""
+
+    def answer(body: bytes) -> bytes:
+        return TOKEN if b'"max_new_tokens":1,' in body or b'"max_new_tokens":1}' in body else REFUSAL
+
+    async with answering(answer) as url:
+        job = start(buffer, count=20, remote_engine_url=url, max_attempts=2)
+        playing_it = JobRunner(buffer, job.key, plugin_of(Asking(max_new_tokens=2)), buffer_url="http://127.0.0.1:9")
+        await asyncio.wait_for(playing_it.run(), 50)
+    described = buffer.describe(job)
+    assert described["state"] == "failed"
+    assert "weights are broken" in described["cause"]
+
+
+async def test_a_pause_by_somebody_else_is_not_ended_by_the_engine(buffer: Buffer) -> None:
+    engine = Behind(PAGE)
+    async with playing(buffer, engine, num_process=2) as (job, _):
+        await until_state(buffer, job, JobState.PAUSED)
+        paused = buffer.change_job(job.job_id, "pause")
+        assert paused.cause == ""
+        engine.answer = TOKEN
+        await asyncio.sleep(0.5)
+        assert buffer.job_by_key(job.key).state is JobState.PAUSED
+
+
+async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_go_on(buffer: Buffer) -> None:
+    engine = Behind(PAGE)
+    async with playing(buffer, engine) as (job, _):
+        await until_state(buffer, job, JobState.PAUSED)
+    engine.answer = TOKEN
+    async with answering(engine) as url:
+        with buffer.store.write() as connection:
+            update_job(connection, job.key, engine_url=url)
+        again = JobRunner(buffer, job.key, plugin_of(Asking()), buffer_url="http://127.0.0.1:9")
+        await asyncio.wait_for(again.run(), 50)
+    assert buffer.describe(job)["slots"]["ready"] == 16

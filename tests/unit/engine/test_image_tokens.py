@@ -1,0 +1,144 @@
+"""Image tokens are counted as the real image processors count them, and an engine that counts otherwise is noticed."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as PillowImage
+
+from slime_plugins.rollout_buffer.engine.image_tokens import (
+    SIZE_RULES,
+    ImageFamily,
+    family_with,
+    image_size,
+    image_tokens,
+    resized_size,
+)
+from slime_plugins.rollout_buffer.generator.android_world.image_budget import ImageBudget, PromptMismatch
+from slime_plugins.rollout_buffer.types import Image
+
+QWEN3, QWEN2_5 = ImageFamily.QWEN3_VL, ImageFamily.QWEN2_5_VL
+PATCHES = {QWEN3: 16, QWEN2_5: 14}
+
+
+def real_processor(family: ImageFamily) -> Any:
+    """The image processor of transformers, from the numbers of the family's checkpoints. It works without torch."""
+    name = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+    module = pytest.importorskip(name, reason="this transformers has no image processor that works on Pillow alone")
+    rule = SIZE_RULES[family]
+    bounds = {"shortest_edge": rule.smallest_area, "longest_edge": rule.largest_area}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that torch is missing, which is the point here
+        return module.Qwen2VLImageProcessorPil(patch_size=PATCHES[family], merge_size=2, size=bounds)
+
+
+def tokens_by(processor: Any, width: int, height: int) -> int:
+    (grid,) = processor(images=[PillowImage.new("RGB", (width, height))], return_tensors="np")["image_grid_thw"]
+    return int(grid.prod() // processor.merge_size**2)
+
+
+def png(width: int, height: int) -> Image:
+    file = io.BytesIO()
+    PillowImage.new("RGB", (width, height), (3, 90, 200)).save(file, "PNG")
+    return Image(data=file.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "family", "tokens"),
+    [
+        (540, 1200, QWEN3, 646),
+        (1080, 2400, QWEN3, 2550),
+        (270, 600, QWEN3, 152),
+        (128, 256, QWEN3, 72),
+        (64, 128, QWEN3, 72),
+        (1080, 2400, QWEN2_5, 3354),
+        (720, 1600, QWEN2_5, 1482),
+    ],
+)
+def test_tokens_are_those_that_engines_were_seen_to_count(
+    width: int, height: int, family: ImageFamily, tokens: int
+) -> None:
+    assert image_tokens(width, height, family) == tokens
+
+
+@pytest.mark.parametrize("family", ImageFamily)
+def test_the_rule_is_that_of_the_real_processor_at_many_sizes(family: ImageFamily) -> None:
+    """Phone screens under every cap, both orientations, tiny, thin, at the halves where rounding decides."""
+    processor = real_processor(family)
+    factor = SIZE_RULES[family].factor
+    halves = [(factor * 2 + factor // 2, factor * 7 + factor // 2), (factor // 2, factor * 9), (1, 150), (199, 1)]
+    screens = [(round(1080 * share), round(2400 * share)) for share in (0.05, 0.1, 0.2, 0.25, 0.31, 0.42, 0.5)]
+    for width, height in [*halves, *screens, *((height, width) for width, height in screens)]:
+        assert image_tokens(width, height, family) == tokens_by(processor, width, height), (width, height)
+
+
+@pytest.mark.parametrize("family", ImageFamily)
+@given(width=st.integers(1, 9000), height=st.integers(1, 9000))
+def test_the_rule_is_that_of_the_real_processor_at_any_size(family: ImageFamily, width: int, height: int) -> None:
+    name = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+    smart_resize = importlib.import_module(name).smart_resize
+    rule = SIZE_RULES[family]
+    bounds = {"factor": rule.factor, "min_pixels": rule.smallest_area, "max_pixels": rule.largest_area}
+    try:
+        expected = smart_resize(height, width, **bounds)
+    except ValueError:
+        with pytest.raises(ValueError, match="no image processor"):
+            resized_size(width, height, rule)
+    else:
+        assert resized_size(width, height, rule) == (expected[1], expected[0])
+
+
+def test_a_family_is_known_by_what_its_tokens_cover() -> None:
+    assert [family_with(pixels) for pixels in (1024, 784, 196)] == [QWEN3, QWEN2_5, None]
+
+
+def test_a_size_is_read_from_pictures_alone() -> None:
+    assert image_size(png(30, 70).data) == (30, 70)
+    assert image_size(b"no picture") is None
+
+
+def test_a_budget_counts_to_the_token_and_agrees_with_an_engine_that_does() -> None:
+    images = [png(540, 1200), png(270, 600)]
+    budget = ImageBudget(QWEN3, estimate=9)
+
+    budget.compare(100, images, 100 - 2 + 646 + 152)
+
+    assert (budget.tokens(images), budget.mismatch) == (798, None)
+
+
+def test_an_engine_that_counts_otherwise_is_believed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    images = [png(540, 1200)]
+    budget = ImageBudget(QWEN2_5, estimate=9)
+    expected = 99 + image_tokens(540, 1200, QWEN2_5)
+
+    with caplog.at_level(logging.WARNING):
+        budget.compare(100, images, 99 + 646)
+        budget.compare(200, images * 2, 198 + 2 * 646)
+
+    assert budget.mismatch == PromptMismatch(expected=expected, reported=745)
+    assert budget.tokens(images) == 646
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_without_a_known_size_an_estimate_serves_until_the_engine_counts() -> None:
+    images = [Image(data=b"one"), Image(data=b"two")]
+    unknown_family, unreadable = ImageBudget(None, estimate=40), ImageBudget(QWEN3, estimate=40)
+
+    assert (unknown_family.tokens(images), unreadable.tokens(images)) == (80, 80)
+    unreadable.compare(10, images, 10 - 2 + 101)
+    assert unreadable.tokens(images) == 102
+    assert unreadable.mismatch is None
+
+
+def test_an_engine_that_counts_nothing_changes_nothing() -> None:
+    budget = ImageBudget(QWEN3, estimate=40)
+    budget.compare(10, [Image(data=b"one")], None)
+    budget.compare(10, [], 999)
+    assert budget.tokens([Image(data=b"one")]) == 40

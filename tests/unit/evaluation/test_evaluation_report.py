@@ -1,0 +1,90 @@
+"""From attempts to a report, and from two reports to their difference: what is left out is counted, nothing else is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_plugins.rollout_buffer.evaluation.report import (
+    AttemptRecord,
+    TaskRecord,
+    build_report,
+    compare_reports,
+    default_ks,
+)
+
+
+def attempt(task: str, slot: int, solved: bool, **changes: Any) -> AttemptRecord:
+    values = {"reward": float(solved), "outcome": "completed", "stop_reason": "stop", "turns": 3, "played_s": 2.0}
+    return AttemptRecord(instance_id=task, slot=slot, uid=f"{task}.{slot}", solved=solved, **{**values, **changes})
+
+
+def report_of(solved: dict[str, list[bool]], planned: int, ks: list[int] | None = None) -> dict[str, Any]:
+    tasks = [TaskRecord(instance_id=name, task=name[0], groups={"app": (name[0], "all")}) for name in solved]
+    attempts = [attempt(name, slot, one) for name, outcomes in solved.items() for slot, one in enumerate(outcomes)]
+    wanted = default_ks(planned) if ks is None else ks
+    return build_report(tasks, attempts, samples_per_task=planned, ks=wanted, failed_tries={"device": 2}, complete=True)
+
+
+def test_a_report_counts_by_task_and_by_app_and_leaves_out_what_was_not_played() -> None:
+    report = report_of({"a1": [True, False], "a2": [True, True], "b1": [False], "b2": []}, planned=2)
+    assert report["slots"] == {"planned": 8, "played": 5, "not_played": 3}
+    assert (report["solved"], report["tasks"], report["tasks_without_attempt"]) == (3, 4, 1)
+    assert report["success"]["value"] == pytest.approx((0.5 + 1 + 0) / 3)
+    assert report["success_failures_as_zero"]["value"] == pytest.approx((0.5 + 1 + 0 + 0) / 4)
+    assert report["pass_at_k"]["2"] == {**report["pass_at_k"]["2"], "value": 1.0, "tasks": 2, "left_out": 2}
+    assert report["by_task"]["b"]["success"]["value"] == 0
+    assert report["by_app"]["all"]["slots"] == report["slots"]
+    assert report["instances"][3] == {
+        "instance_id": "b2", "task": "b", "app": ["b", "all"], "solved": 0, "played": 0, "not_played": 2, "attempts": []
+    }  # fmt: skip
+    assert (report["outcomes"], report["failed_tries"]) == ({"completed": 5}, {"device": 2})
+    json.dumps(report, allow_nan=False)
+
+
+def test_a_report_of_nothing_has_no_rates() -> None:
+    report = report_of({"a": [], "b": []}, planned=2)
+    assert report["success"] is None
+    assert report["success_failures_as_zero"]["value"] == 0
+    assert report["pass_at_k"]["1"] == {"value": None, "low": None, "high": None, "tasks": 0, "left_out": 2}
+    assert report["reward_mean"] is None
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.lists(st.booleans(), max_size=4), min_size=1))
+def test_the_books_of_a_report_balance(solved: dict[str, list[bool]]) -> None:
+    report = report_of(solved, planned=4)
+    slots = report["slots"]
+    assert slots["planned"] == 4 * len(solved) == slots["played"] + slots["not_played"]
+    assert slots["played"] == sum(map(len, solved.values())) == sum(report["outcomes"].values())
+    for name in ("planned", "played", "not_played"):
+        assert sum(group["slots"][name] for group in report["by_task"].values()) == slots[name]
+    told = [report["pass_at_k"][str(k)] for k in (1, 2, 4)]
+    assert all(estimate["tasks"] + estimate["left_out"] == len(solved) for estimate in told)
+    if all(len(outcomes) == 4 for outcomes in solved.values()):
+        assert told[0]["value"] <= told[1]["value"] <= told[2]["value"]
+        assert told[0]["value"] == pytest.approx(report["success"]["value"])
+
+
+@pytest.mark.parametrize(("samples", "ks"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])])
+def test_powers_of_two_and_all_attempts_are_told(samples: int, ks: list[int]) -> None:
+    assert default_ks(samples) == ks
+
+
+def test_two_reports_are_compared_on_the_tasks_that_both_played() -> None:
+    new = report_of({"a": [True, True], "b": [True, False], "c": [False, False], "d": [True], "e": []}, planned=2)
+    old = report_of({"a": [False, False], "b": [True, False], "c": [True, False], "x": [True]}, planned=2)
+    compared = compare_reports(new, old)
+    assert (compared["tasks"], compared["only_new"], compared["only_old"]) == (3, 1, 1)
+    assert (compared["better"], compared["equal"], compared["worse"]) == (1, 1, 1)
+    assert compared["difference"]["value"] == pytest.approx((1 + 0 - 0.5) / 3)
+    assert compared["new"] - compared["old"] == pytest.approx(compared["difference"]["value"])
+    assert compared == compare_reports(json.loads(json.dumps(new)), json.loads(json.dumps(old)))
+
+
+def test_reports_without_a_common_task_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="no task in common"):
+        compare_reports(report_of({"a": [True]}, planned=1), report_of({"b": [True]}, planned=1))

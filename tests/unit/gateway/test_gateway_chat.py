@@ -1,0 +1,394 @@
+"""The gateway as an agent meets it: the official client, plain HTTP, and what is recorded of both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.types import WeightVersionSpan
+from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.support import PNG, PNG_HASH
+
+USER: Any = {"role": "user", "content": "What is 2 + 2?"}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+        },
+    }
+]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
+
+
+class Script:
+    """What the engine says next; tests fill it."""
+
+    def __init__(self) -> None:
+        self.replies: list[Any] = []
+        self.engine = FakeEngine(self._next, tokenizer=tokenizer)
+
+    def say(self, *replies: Any) -> None:
+        self.replies += replies
+
+    def _next(self, request: GenerateRequest) -> Any:
+        return self.replies.pop(0) if self.replies else f"answer {len(self.engine.requests)}"
+
+    @property
+    def requests(self) -> list[GenerateRequest]:
+        return self.engine.requests
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, script: Script) -> AsyncIterator[GatewayUnderTest]:
+    async with gateway_on(tmp_path, script.engine) as found:
+        yield found
+
+
+def decoded(ids: Any) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+# --- the official client ---------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_with_the_official_client_is_one_row(gateway: GatewayUnderTest, script: Script) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    script.say("First.", "Second.")
+    client = gateway.client(opened)
+    messages: list[Any] = [USER]
+    first = await client.chat.completions.create(model="policy", messages=messages)
+    assert first.choices[0].message.content == "First."
+    assert first.choices[0].finish_reason == "stop"
+    messages += [first.choices[0].message, {"role": "user", "content": "And 3 + 3?"}]
+    second = await client.chat.completions.create(model="policy", messages=messages)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens == len(script.requests[1].input_ids)
+    held = [*script.requests[0].input_ids, *tokenizer.encode("First.<|im_end|>", add_special_tokens=False)]
+    assert script.requests[1].input_ids[: len(held)] == held
+    closed = await gateway.close(opened, reward=0.5)
+    assert closed.body == {
+        "session_id": opened["session_id"],
+        "status": "stored",
+        "reward": 0.5,
+        "turns": 2,
+        "branches": 1,
+    }
+    (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
+    trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+    assert decoded(trained) == "First.<|im_end|>Second.<|im_end|>"
+    assert row.log_probs is not None
+    item = gateway.item(job, opened["session_id"])
+    assert [message["role"] for message in item["messages"]] == ["user", "assistant", "user", "assistant"]
+
+
+async def test_a_stream_says_what_a_plain_answer_says(gateway: GatewayUnderTest, script: Script) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    long = "word " * 400
+    script.say(long, long)
+    client = gateway.client(opened)
+    plain = await client.chat.completions.create(model="policy", messages=[USER])
+    stream = await client.chat.completions.create(
+        model="policy", messages=[USER], stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == plain.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == plain.choices[0].finish_reason
+    assert chunks[-1].usage == plain.usage
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_a_stream_without_the_option_has_no_usage(gateway: GatewayUnderTest) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    stream = await gateway.client(opened).chat.completions.create(model="p", messages=[USER], stream=True)
+    assert all(chunk.usage is None and chunk.choices for chunk in [chunk async for chunk in stream])
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_tools_are_called_and_their_results_go_on_from_the_sampled_ids(
+    gateway: GatewayUnderTest, script: Script, streamed: bool
+) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    script.say(f"I add.\n{CALL}\n{CALL}", "It is 4.")
+    client = gateway.client(opened)
+    reply: Any
+    if streamed:
+        async with client.chat.completions.stream(model="p", messages=[USER], tools=TOOLS) as stream:
+            reply = await stream.get_final_completion()
+    else:
+        reply = await client.chat.completions.create(model="p", messages=[USER], tools=TOOLS)
+    message = reply.choices[0].message
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert message.content == "I add."
+    calls = message.tool_calls or []
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("add", {"a": 2, "b": 2})
+    ] * 2
+    results: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "4"} for call in calls]
+    echo: Any = {"role": "assistant", "content": message.content, "tool_calls": [call.model_dump() for call in calls]}
+    await client.chat.completions.create(model="p", messages=[USER, echo, *results], tools=TOOLS)
+    assert '"name": "add"' in decoded(script.requests[0].input_ids)
+    sent = decoded(script.requests[1].input_ids)
+    assert sent.endswith(
+        f"I add.\n{CALL}\n{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n4\n</tool_response>"
+        "\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    closed = await gateway.close(opened, reward=1)
+    assert closed.body["branches"] == 1
+    assert gateway.item(job, opened["session_id"])["messages"][1]["tool_calls"][0]["function"]["arguments"] == {
+        "a": 2,
+        "b": 2,
+    }
+
+
+async def test_log_probs_are_those_of_the_sampled_tokens(gateway: GatewayUnderTest, script: Script) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    script.say("Four.")
+    reply = await gateway.client(opened).chat.completions.create(model="p", messages=[USER], logprobs=True)
+    content = (reply.choices[0].logprobs and reply.choices[0].logprobs.content) or []
+    assert "".join(entry.token for entry in content) == "Four.<|im_end|>"
+    ids = tokenizer.encode("Four.<|im_end|>", add_special_tokens=False)
+    assert [entry.logprob for entry in content] == [-0.05 - (token % 97) / 50 for token in ids]
+
+
+async def test_models_are_listed(gateway: GatewayUnderTest) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    assert [model.id async for model in gateway.client(opened).models.list()] == ["policy"]
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+async def test_images_reach_the_engine_once_each_and_the_trajectory_by_hash(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    script.say("I see.")
+    picture = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "Look: "}, picture]}
+    first = await gateway.chat(opened, [asked])
+    echo = first.body["choices"][0]["message"]
+    again = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": f"sha256:{PNG_HASH}"}}]}
+    await gateway.chat(opened, [asked, echo, again])
+    assert [image.data for image in script.requests[1].images] == [PNG, PNG]
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert list(script.requests[1].input_ids).count(pad) == 2
+    await gateway.close(opened, reward=1)
+    generations = gateway.generations(job, opened["session_id"])
+    assert [generation.images for generation in generations] == [(PNG_HASH,), (PNG_HASH, PNG_HASH)]
+    assert gateway.item(job, opened["session_id"])["images"] == [PNG_HASH]
+    assert gateway.buffer.contents.image(PNG_HASH) == PNG
+
+
+async def test_an_image_by_address_or_of_an_unknown_hash_is_refused(gateway: GatewayUnderTest, script: Script) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    for url, status in (
+        ("http://example.com/a.png", 400),
+        ("data:image/png;base64,AAAA", 400),
+        ("sha256:" + "0" * 64, 404),
+    ):
+        shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+        assert (await gateway.chat(opened, [shown])).status == status
+    assert script.requests == []
+
+
+async def test_a_turn_with_a_sampled_image_token_cannot_be_gone_on_from(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    script.say("Look <|image_pad|> here")
+    first = await gateway.chat(opened, [USER])
+    reply = await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
+    assert reply.status == 400
+    assert "vision token" in reply.body["error"]["message"]
+    assert (await gateway.chat(opened, [USER])).status == 200
+
+
+# --- branches --------------------------------------------------------------------------------------------------------
+
+
+async def test_edited_and_repeated_histories_become_rows_of_their_own(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    script.say("one", "two", "three", "four")
+    first = (await gateway.chat(opened, [USER])).body["choices"][0]["message"]
+    await gateway.chat(opened, [USER, first, {"role": "user", "content": "go on"}])
+    edited = {**first, "content": "something else"}
+    await gateway.chat(opened, [USER, edited, {"role": "user", "content": "go on"}])
+    await gateway.chat(opened, [USER, first, {"role": "user", "content": "elsewhere"}])
+    closed = await gateway.close(opened, reward=1)
+    assert closed.body["branches"] == 3
+    generations = gateway.generations(job, opened["session_id"])
+    rows = pack_training_rows(generations)
+    assert [row.generation_indices for row in rows] == [(0, 1), (2,), (3,)]
+    trained = [decoded(t for t, m in zip(r.token_ids, r.loss_mask, strict=True) if m) for r in rows]
+    assert trained == ["one<|im_end|>two<|im_end|>", "four<|im_end|>", "three<|im_end|>"]
+    assert gateway.item(job, opened["session_id"])["extra_info"]["gateway"]["emission_order"] == [1, 2, 4, 3]
+    sent = {tuple(request.input_ids) for request in script.requests}
+    assert {tuple(generation.prompt_ids) for generation in generations} == sent
+
+
+async def test_other_tools_are_another_branch(gateway: GatewayUnderTest) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    first = (await gateway.chat(opened, [USER])).body["choices"][0]["message"]
+    await gateway.chat(opened, [USER, first, USER], tools=TOOLS)
+    assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["branches"] == 2
+
+
+async def test_a_cut_turn_is_closed_by_the_bridge_and_not_trained_to_end(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    script.say("a long answer that is cut")
+    first = await gateway.chat(opened, [USER], max_completion_tokens=2)
+    assert first.body["choices"][0]["finish_reason"] == "length"
+    await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
+    await gateway.close(opened, reward=0)
+    (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
+    cut = len(script.requests[0].input_ids) + 2
+    assert decoded(row.token_ids[cut : cut + 1]) == "<|im_end|>"
+    assert row.loss_mask[cut] == 0
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [USER], "n": 2}, "n"),
+        ({"messages": [USER], "top_logprobs": 3}, "top_logprobs"),
+        ({"messages": [USER], "temperature": "hot"}, "temperature"),
+        ({"messages": [USER], "max_tokens": 0}, "max_tokens"),
+        ({"messages": [USER], "stop": ["x"] * 17}, "stop"),
+        ({"messages": []}, "messages"),
+        ({}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [USER], "functions": []}, "functions"),
+        ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format"),
+    ],
+)
+async def test_wrong_requests_are_refused_in_openais_form(
+    gateway: GatewayUnderTest, script: Script, body: dict[str, Any], param: str
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    reply = await gateway.call("POST", f"/sessions/{opened['api_key']}/v1/chat/completions", body)
+    assert reply.status == 400
+    error = reply.body["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param or param in error["message"]
+    assert script.requests == []
+
+
+async def test_unknown_fields_are_ignored(gateway: GatewayUnderTest) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    asked = {"store": True, "metadata": {"a": "b"}, "parallel_tool_calls": True, "no_such_field": 1, "user": "me"}
+    assert (await gateway.chat(opened, [USER], **asked)).status == 200
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"{", b"[1]", b"\xff\xfe", b'{"messages": [null]}', b"{" * 5000, b'"x"'])
+async def test_rubbish_is_a_400(gateway: GatewayUnderTest, rubbish: bytes) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    reply = await gateway.call("POST", f"/sessions/{opened['api_key']}/v1/chat/completions", rubbish)
+    assert reply.status == 400
+    assert reply.body["error"]["type"] == "invalid_request_error"
+
+
+async def test_what_the_engine_refuses_is_the_requests_fault_and_its_absence_is_not(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    script.say(EngineError("the engine refused the request: too long", {"status": 400}), EngineError("out of reach"))
+    client = gateway.client(opened)
+    with pytest.raises(openai.BadRequestError, match="too long"):
+        await client.chat.completions.create(model="p", messages=[USER])
+    with pytest.raises(openai.InternalServerError, match="out of reach"):
+        await client.chat.completions.create(model="p", messages=[USER])
+
+
+# --- how it samples --------------------------------------------------------------------------------------------------
+
+
+async def test_the_clients_wishes_come_before_the_jobs_and_its_cap_after(
+    gateway: GatewayUnderTest, script: Script
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer, sampling_params={"top_p": 0.9, "max_tokens": 50}))
+    await gateway.chat(opened, [USER], temperature=0.25, max_tokens=1000, seed=7, stop="END", top_k=5)
+    params = script.requests[0].sampling_params
+    assert (params.temperature, params.top_p, params.max_new_tokens) == (0.25, 0.9, 50)
+    assert params.extra == {"sampling_seed": 7, "stop": ["END"], "top_k": 5}
+
+
+async def test_pinned_sampling_is_the_jobs(gateway: GatewayUnderTest, script: Script) -> None:
+    job = start_session_job(gateway.buffer, sampling_params={"temperature": 0.8}, pin_sampling_params=True)
+    opened = await gateway.open(job)
+    await gateway.chat(opened, [USER], temperature=0, top_p=0.1, seed=7, stop="END", max_tokens=5)
+    params = script.requests[0].sampling_params
+    assert (params.temperature, params.top_p, params.max_new_tokens) == (0.8, 1.0, 5)
+    assert params.extra == {"stop": ["END"]}
+
+
+async def test_text_ends_before_a_stop_sequence_and_the_ids_do_not(gateway: GatewayUnderTest, script: Script) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    ids = tuple(tokenizer.encode("The sum is 4 END", add_special_tokens=False))
+    script.say(GenerateReply(output_ids=ids, output_log_probs=(-1.0,) * len(ids), finish_reason="stop"))
+    first = await gateway.chat(opened, [USER], stop=["END"])
+    message = first.body["choices"][0]["message"]
+    assert message["content"] == "The sum is 4 "
+    await gateway.chat(opened, [USER, {**message, "content": "The sum is 4"}, USER])
+    assert list(script.requests[1].input_ids)[len(script.requests[0].input_ids) :][: len(ids)] == list(ids)
+
+
+async def test_versions_of_a_turn_that_saw_two_weights_are_kept(gateway: GatewayUnderTest, script: Script) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    spans = (WeightVersionSpan("3", 0, 1), WeightVersionSpan("4", 1, 2))
+    script.say(
+        GenerateReply(
+            output_ids=(500, 501), output_log_probs=(-1.0, -2.0), finish_reason="length", weight_version="4",
+            weight_version_spans=spans,
+        )
+    )  # fmt: skip
+    first = await gateway.chat(opened, [USER])
+    assert first.body["metadata"] == {"weight_version": "4"}
+    await gateway.close(opened, reward=0)
+    (generation,) = gateway.generations(job, opened["session_id"])
+    assert (generation.weight_version_spans, generation.finish_reason) == (spans, "length")
+
+
+async def test_reasoning_is_set_apart_when_it_is_asked_for(gateway: GatewayUnderTest, script: Script) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    script.say("<think>\nhm\n</think>\n\nFour.")
+    first = await gateway.chat(opened, [USER], separate_reasoning=True)
+    message = first.body["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Four.")
+    await gateway.chat(opened, [USER, {"role": "assistant", "content": "Four."}, USER])
+    assert "<think>\nhm" in decoded(script.requests[1].input_ids)

@@ -1,0 +1,47 @@
+"""The remote rollout protocol's trainer side, as the gateway mounts it: a ``rollout_id`` in the body decides."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.support import poll, start_external, uids
+
+USER = {"role": "user", "content": "What is 2 + 2?"}
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
+    async with gateway_on(tmp_path, FakeEngine(lambda request: "Four.", tokenizer=tokenizer)) as found:
+        yield found
+
+
+async def test_a_rollout_id_makes_a_turn_of_the_protocol_and_its_end_a_trajectory(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.call("POST", "/rollouts", {"rollout_id": "r1", "job_id": job.job_id, "instance_id": "a"})
+    assert opened.status == 200, opened.body
+    asked = {"rollout_id": "r1", "messages": [USER], "response_mask": None}
+    turn = await gateway.call("POST", "/v1/chat/completions", asked)
+    assert turn.status == 200, turn.body
+    assert turn.body["choices"][0]["message"]["content"] == "Four."
+    ended = await gateway.call("POST", "/rollouts/r1/end", {"reward": 1})
+    assert ended.status == 200, ended.body
+    assert uids(gateway.buffer, poll(gateway.buffer, job)) == ["r1"]
+
+
+async def test_without_a_rollout_id_it_is_a_request_with_a_key(gateway: GatewayUnderTest) -> None:
+    assert (await gateway.call("POST", "/v1/chat/completions", {"messages": [USER]})).status == 401
+
+
+async def test_an_unknown_rollout_and_a_job_without_an_engine_are_refused(gateway: GatewayUnderTest) -> None:
+    unknown = await gateway.call("POST", "/v1/chat/completions", {"rollout_id": "r9", "messages": [USER]})
+    assert unknown.status == 404
+    job = start_external(gateway.buffer, n=1, ids=("a",))
+    refused = await gateway.call("POST", "/rollouts", {"rollout_id": "r2", "job_id": job.job_id, "instance_id": "a"})
+    assert refused.status == 409
+    unnamed = await gateway.call("POST", "/rollouts", {"rollout_id": "r3"})
+    assert (unnamed.status, "job_id" in unnamed.body["error"]["message"]) == (400, True)

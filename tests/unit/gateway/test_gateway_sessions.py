@@ -1,0 +1,524 @@
+"""The life of a session: opened on a slot, talked in, closed or given up; and what is left of one that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.types import GroupState
+from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.support import poll, slots, start_external, uids
+
+USER: Any = {"role": "user", "content": "What is 2 + 2?"}
+
+
+class HeldEngine:
+    """An engine that answers when the test lets it, and tells which requests were given up."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.given_up = 0
+
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        self.asked.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return GenerateReply(output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop")
+
+    async def close(self) -> None:
+        return None
+
+
+def talkative() -> FakeEngine:
+    return FakeEngine(lambda request: "Four.", tokenizer=tokenizer)
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
+    async with gateway_on(tmp_path, talkative()) as found:
+        yield found
+
+
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_take_the_slots_in_order_and_no_more_than_there_are(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=2, ids=("a", "b"))
+    opened = [await gateway.open(job) for _ in range(4)]
+    assert [(one["instance_id"], one["slot"]) for one in opened] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert opened[0]["instance"] == {"instance_id": "a", "question": "of a"}
+    fifth = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
+    assert (fifth.status, fifth.body["error"]["code"]) == (429, "busy")
+
+
+async def test_a_session_may_name_its_instance(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1, ids=("a", "b"))
+    assert (await gateway.open(job, instance_id="b"))["instance_id"] == "b"
+    missing = await gateway.call("POST", "/sessions", {"job_id": job.job_id, "instance_id": "z"})
+    assert missing.status == 404
+
+
+async def test_a_job_without_input_learns_its_instances_from_its_sessions(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1, ids=())
+    unnamed = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
+    assert (unnamed.status, "instance_id" in unnamed.body["error"]["message"]) == (409, True)
+    opened = await gateway.open(job, instance_id="new")
+    await gateway.chat(opened, [USER])
+    assert (await gateway.close(opened, reward=1)).body["status"] == "stored"
+    assert slots(gateway.buffer, job)["ready"] == 1
+
+
+async def test_a_job_without_an_engine_and_an_unknown_one_are_refused_with_a_sentence(
+    gateway: GatewayUnderTest,
+) -> None:
+    job = start_external(gateway.buffer, n=1, ids=("a",))
+    plain = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
+    assert (plain.status, "remote_engine_url" in plain.body["error"]["message"]) == (409, True)
+    assert (await gateway.call("POST", "/sessions", {"job_id": "no such"})).status == 404
+    assert (await gateway.call("POST", "/sessions", {"job": "x"})).status == 400
+    assert slots(gateway.buffer, job)["open"] == 1
+
+
+async def test_paused_and_cancelled_jobs_hand_out_no_slots(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer)
+    gateway.buffer.change_job(job.job_id, "pause")
+    assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 503
+    gateway.buffer.change_job(job.job_id, "cancel")
+    assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 409
+
+
+async def test_no_more_sessions_than_the_limit(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, talkative(), max_sessions=1) as gateway:
+        job = start_session_job(gateway.buffer)
+        opened = await gateway.open(job)
+        refused = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
+        assert refused.status == 429
+        await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
+        await gateway.open(job)
+
+
+async def test_groups_that_wait_for_the_trainer_hold_new_sessions_back(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1, ids=("a", "b"), max_groups_ahead=1)
+    opened = await gateway.open(job)
+    await gateway.chat(opened, [USER])
+    await gateway.close(opened, reward=1)
+    assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 429
+    assert uids(gateway.buffer, poll(gateway.buffer, job)) == [opened["session_id"]]
+    await gateway.open(job)
+
+
+# --- closing ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_last_session_of_a_group_makes_it_ready(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=2)
+    opened = [await gateway.open(job) for _ in range(2)]
+    for one, reward in zip(opened, (0.0, 1.0), strict=True):
+        await gateway.chat(one, [USER])
+        assert (await gateway.close(one, reward=reward)).body["status"] == "stored"
+    assert uids(gateway.buffer, poll(gateway.buffer, job)) == [one["session_id"] for one in opened]
+    assert gateway.gateway.open_sessions == 0
+
+
+async def test_closing_twice_is_closing_once(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    await gateway.chat(opened, [USER])
+    both = await asyncio.gather(gateway.close(opened, reward=0.5), gateway.close(opened, reward=0.5))
+    third = await gateway.close(opened, reward=0.9)
+    assert sorted(reply.body["status"] for reply in (*both, third)) == ["duplicate", "duplicate", "stored"]
+    assert third.body["reward"] == 0.5
+    assert gateway.buffer.count_trajectories(job.key) == 1
+
+
+async def test_a_closed_session_says_so_and_an_unknown_one_too(gateway: GatewayUnderTest) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    await gateway.chat(opened, [USER])
+    await gateway.close(opened, reward=0.5)
+    after = await gateway.chat(opened, [USER])
+    assert (after.status, after.body["error"]["code"]) == (410, "gone")
+    assert "is closed, with the reward 0.5" in after.body["error"]["message"]
+    unknown = await gateway.call("GET", "/sessions/9.9.9.9.9")
+    assert (unknown.status, unknown.body["error"]["code"]) == (404, "not_found")
+    assert (await gateway.call("GET", "/sessions/nonsense")).status == 404
+    client = gateway.client(opened)
+    with pytest.raises(openai.APIStatusError, match="is closed"):
+        await client.chat.completions.create(model="p", messages=[USER])
+
+
+async def test_a_session_without_a_turn_cannot_be_closed_but_abandoned(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    assert (await gateway.close(opened, reward=1)).status == 400
+    for _ in range(2):
+        reply = await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {"reason": "my agent broke"})
+        assert reply.body["status"] == "failed"
+    assert slots(gateway.buffer, job)["open"] == 1
+    assert gateway.buffer.describe(job)["attempts"] == {"failed": 1, "failed:session_abandoned": 1}
+    assert (await gateway.open(job))["attempt"] == 2
+    closed = await gateway.close(opened, reward=1)
+    assert (closed.status, "my agent broke" in closed.body["error"]["message"]) == (410, True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"reward": 1, "scoring_url": "http://h/"},
+        {"reward": "nan"},
+        {"reward": 1, "outcome": "failed"},
+        {"score": 1},
+    ],
+)
+async def test_a_close_that_says_no_one_reward_is_refused_and_changes_nothing(
+    gateway: GatewayUnderTest, body: dict[str, Any]
+) -> None:
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    await gateway.chat(opened, [USER])
+    assert (await gateway.close(opened, **body)).status == 400
+    assert (await gateway.chat(opened, [USER])).status == 200
+
+
+async def test_a_slot_that_fails_too_often_is_given_up_and_its_group_closed(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1, max_attempts=2)
+    for _ in range(2):
+        opened = await gateway.open(job)
+        await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
+    assert slots(gateway.buffer, job)["failed"] == 1
+
+
+async def test_what_is_said_at_the_close_is_kept(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    await gateway.chat(opened, [USER])
+    await gateway.close(
+        opened, reward=0.2, raw_reward=1, outcome="truncated", stop_reason="max_turns", extra_info={"k": 1}
+    )
+    item = gateway.item(job, opened["session_id"])
+    assert item["extra_info"]["k"] == 1
+    assert (item["extra_info"]["outcome"], item["extra_info"]["stop_reason"]) == ("truncated", "max_turns")
+
+
+async def test_a_turn_under_way_ends_with_its_session_and_is_not_recorded(tmp_path: Path) -> None:
+    engine = HeldEngine()
+    async with gateway_on(tmp_path, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1))
+        engine.may_answer.set()
+        await gateway.chat(opened, [USER])
+        engine.may_answer.clear()
+        engine.asked.clear()
+        asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
+        await engine.asked.wait()
+        closed = await gateway.close(opened, reward=1)
+        assert (await asking).status == 410
+        assert (closed.body["turns"], engine.given_up) == (1, 1)
+
+
+# --- scoring ---------------------------------------------------------------------------------------------------------
+
+
+class ScoringService:
+    """Answers what the test says, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.answer: web.Response = web.json_response({"reward": 0.75, "extra_info": {"judge": "me"}})
+
+    async def score(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.json())
+        return self.answer
+
+
+@pytest.fixture
+async def scoring() -> AsyncIterator[tuple[ScoringService, str]]:
+    service = ScoringService()
+    app = web.Application()
+    app.router.add_post("/score", service.score)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield service, f"http://127.0.0.1:{runner.addresses[0][1]}/score"
+    await runner.cleanup()
+
+
+async def test_an_allowed_callback_gives_the_reward(tmp_path: Path, scoring: tuple[ScoringService, str]) -> None:
+    service, url = scoring
+    async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
+        job = start_session_job(gateway.buffer, n=1)
+        opened = await gateway.open(job)
+        await gateway.chat(opened, [USER])
+        assert (await gateway.close(opened, scoring_url=url)).body["reward"] == 0.75
+        assert service.asked[0]["instance"]["question"] == "of a"
+        assert service.asked[0]["messages"][-1] == {"role": "assistant", "content": "Four."}
+        assert gateway.item(job, opened["session_id"])["extra_info"]["judge"] == "me"
+
+
+async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
+    tmp_path: Path, scoring: tuple[ScoringService, str]
+) -> None:
+    service, url = scoring
+    async with gateway_on(tmp_path, talkative(), scoring_hosts=("judge.example",)) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        await gateway.chat(opened, [USER])
+        refused = await gateway.close(opened, scoring_url=url)
+        assert (refused.status, "--scoring-host" in refused.body["error"]["message"]) == (400, True)
+        assert service.asked == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"body": b"no json"},
+        {"body": b'{"reward": "high"}'},
+        {"body": b'{"reward": NaN}'},
+        {"body": b"{}", "status": 500},
+        {"body": b"", "status": 302, "headers": {"Location": "http://169.254.169.254/"}},
+        {"body": b'{"reward": 1, "pad": "' + b"x" * 2_000_000 + b'"}'},
+    ],
+)
+async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
+    tmp_path: Path, scoring: tuple[ScoringService, str], answer: dict[str, Any]
+) -> None:
+    service, url = scoring
+    service.answer = web.Response(**answer)
+    async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1))
+        await gateway.chat(opened, [USER])
+        assert (await gateway.close(opened, scoring_url=url)).status == 503
+        assert (await gateway.close(opened, reward=1)).body["status"] == "stored"
+
+
+# --- expiry, cancelling, starting again ------------------------------------------------------------------------------
+
+
+def let_pass(gateway: GatewayUnderTest, seconds: float) -> None:
+    """For every session it is that much later than it was."""
+    for session in gateway.gateway._sessions.values():
+        session.used_at -= seconds
+
+
+async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_again(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job, idle_timeout_s=60)
+    await gateway.chat(opened, [USER])
+    let_pass(gateway, 61)
+    await gateway.gateway.sweep()
+    after = await gateway.chat(opened, [USER])
+    assert (after.status, "session_expired" in after.body["error"]["message"]) == (410, True)
+    assert (await gateway.close(opened, reward=1)).status == 410
+    assert gateway.buffer.count_trajectories(job.key) == 0
+    assert slots(gateway.buffer, job)["open"] == 1
+    assert (await gateway.open(job))["attempt"] == 2
+
+
+async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path) -> None:
+    engine = HeldEngine()
+    async with gateway_on(tmp_path, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer), idle_timeout_s=60)
+        asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
+        await engine.asked.wait()
+        let_pass(gateway, 61)
+        await gateway.gateway.sweep()
+        engine.may_answer.set()
+        assert (await asking).status == 200
+
+
+async def test_the_sessions_of_a_cancelled_job_end(tmp_path: Path) -> None:
+    engine = HeldEngine()
+    async with gateway_on(tmp_path, engine) as gateway:
+        job = start_session_job(gateway.buffer)
+        opened = await gateway.open(job)
+        asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
+        await engine.asked.wait()
+        gateway.buffer.change_job(job.job_id, "cancel")
+        await gateway.gateway.sweep()
+        assert (await asking).status == 410
+        assert (engine.given_up, gateway.gateway.open_sessions) == (1, 0)
+
+
+async def test_after_a_restart_old_sessions_are_over_and_closed_ones_still_closed(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, talkative()) as gateway:
+        job = start_session_job(gateway.buffer, n=2)
+        closed, left = [await gateway.open(job) for _ in range(2)]
+        for one in (closed, left):
+            await gateway.chat(one, [USER])
+        await gateway.close(closed, reward=0.5)
+        # As a crash would: nothing is said to the store at the end.
+        gateway.gateway._sessions.clear()
+    async with gateway_on(tmp_path, talkative()) as gateway:
+        over = await gateway.chat(left, [USER])
+        assert (over.status, "gateway_restarted" in over.body["error"]["message"]) == (410, True)
+        assert (await gateway.close(left, reward=1)).status == 410
+        assert (await gateway.close(closed, reward=1)).body == {
+            "session_id": closed["session_id"], "status": "duplicate", "reward": 0.5,
+        }  # fmt: skip
+        again = await gateway.open(job)
+        assert (again["slot"], again["attempt"]) == (left["slot"], 2)
+        assert gateway.buffer.count_trajectories(job.key) == 1
+
+
+async def test_a_gateway_that_was_replaced_can_close_nothing_any_more(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, talkative()) as old:
+        job = start_session_job(old.buffer, n=1)
+        opened = await old.open(job)
+        await old.chat(opened, [USER])
+        async with gateway_on(tmp_path, talkative()):
+            assert (await old.close(opened, reward=1)).status == 410
+        assert old.buffer.count_trajectories(job.key) == 0
+
+
+async def test_an_orderly_stop_gives_sessions_up_with_a_cause(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, talkative()) as gateway:
+        job = start_session_job(gateway.buffer)
+        opened = await gateway.open(job)
+    async with gateway_on(tmp_path, talkative()) as gateway:
+        after = await gateway.chat(opened, [USER])
+        assert (after.status, "gateway_stopped" in after.body["error"]["message"]) == (410, True)
+
+
+# --- clients that go away --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_goes_away_ends_the_engines_work_and_leaves_no_turn(tmp_path: Path, streamed: bool) -> None:
+    engine = HeldEngine()
+    async with gateway_on(tmp_path, engine) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        asking = asyncio.ensure_future(gateway.chat(opened, [USER], stream=streamed))
+        await engine.asked.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        for _ in range(1000):
+            if engine.given_up:
+                break
+            await asyncio.sleep(0.02)
+        assert engine.given_up == 1
+        assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["turns"] == 0
+
+
+async def test_an_answer_that_cannot_be_sent_is_not_recorded(tmp_path: Path) -> None:
+    """The client hangs up without reading more megabytes than the kernel holds for it."""
+    (long_token,) = tokenizer.encode(" conversation", add_special_tokens=False)[:1]
+    ids = (long_token,) * 2_000_000
+    reply = GenerateReply(output_ids=ids, output_log_probs=(-1.0,) * len(ids), finish_reason="stop")
+    async with gateway_on(tmp_path, FakeEngine(lambda request: reply, tokenizer=tokenizer)) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        host, port = gateway.url.removeprefix("http://").split(":")
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((host, int(port)))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        body = json.dumps({"messages": [USER], "max_tokens": 10}).encode()
+        path = f"/sessions/{opened['api_key']}/v1/chat/completions"
+        headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n"
+        writer.write(head.encode() + body)
+        assert (await reader.read(10)).startswith(b"HTTP/1.1 2")
+        writer.transport.abort()
+        for _ in range(600):
+            shown = await gateway.call("GET", f"/sessions/{opened['session_id']}")
+            if shown.body["turns"] == 0:
+                break
+            await asyncio.sleep(0.05)
+        assert shown.body["turns"] == 0
+
+
+# --- who may ask -----------------------------------------------------------------------------------------------------
+
+
+async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path: Path) -> None:
+    token = "a-token-of-sixteen-characters"
+    (tmp_path / "token").write_text(token)
+    async with gateway_on(tmp_path, talkative(), token_file=tmp_path / "token") as gateway:
+        job = start_session_job(gateway.buffer)
+        body = {"job_id": job.job_id}
+        assert (await gateway.call("POST", "/sessions", body)).status == 401
+        first = (await gateway.call("POST", "/sessions", body, bearer=token)).body
+        second = (await gateway.call("POST", "/sessions", body, bearer=token)).body
+        by_id = f"/sessions/{first['session_id']}/v1/chat/completions"
+        asked = {"messages": [USER]}
+        assert (await gateway.call("POST", by_id, asked)).status == 401
+        assert (await gateway.call("POST", by_id, asked, bearer=second["api_key"])).status == 401
+        assert (await gateway.call("POST", by_id, asked, bearer=first["api_key"])).status == 200
+        assert (await gateway.call("POST", by_id, asked, bearer=token)).status == 200
+        assert (await gateway.chat(first, [USER])).status == 200
+        plain = "/v1/chat/completions"
+        assert (await gateway.call("POST", plain, asked, bearer=first["api_key"])).status == 200
+        forged = first["api_key"][:-1] + ("0" if first["api_key"][-1] != "0" else "1")
+        refused = await gateway.call("POST", plain, asked, bearer=forged)
+        assert (refused.status, refused.body["error"]["type"]) == (401, "authentication_error")
+        close = f"/sessions/{first['session_id']}/close"
+        assert (await gateway.call("POST", close, {"reward": 1})).status == 401
+        assert (await gateway.call("POST", close, {"reward": 1}, bearer=first["api_key"])).status == 200
+        assert (await gateway.call("GET", "/health")).status == 200
+
+
+async def test_limits_have_their_status(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {"max_body_bytes": 2000, "max_turns": 1, "body_timeout_s": 1.0}
+    async with gateway_on(tmp_path, talkative(), **limits) as gateway:
+        opened = await gateway.open(start_session_job(gateway.buffer))
+        long = await gateway.chat(opened, [{"role": "user", "content": "x" * 3000}])
+        assert (long.status, long.body["error"]["type"]) == (413, "invalid_request_error")
+        assert (await gateway.chat(opened, [USER])).status == 200
+        assert (await gateway.chat(opened, [USER])).status == 410
+        host, port = gateway.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        assert (await asyncio.wait_for(reader.read(20), 40)).startswith(b"HTTP/1.1 400")
+        writer.close()
+        assert (await gateway.call("GET", "/no/such/route")).status == 404
+        assert (await gateway.call("DELETE", "/v1/chat/completions")).status == 405
+
+
+async def test_many_sessions_talk_at_once_and_each_gets_its_own(tmp_path: Path) -> None:
+    def reply(request: GenerateRequest) -> str:
+        return f"you are {request.session_id}"
+
+    async with gateway_on(tmp_path, FakeEngine(reply, tokenizer=tokenizer, delay_s=0.001)) as gateway:
+        job = start_session_job(gateway.buffer, n=4, ids=tuple("abcdefgh"))
+        opened = [await gateway.open(job) for _ in range(32)]
+
+        async def play(one: dict[str, Any]) -> None:
+            messages: list[Any] = [USER]
+            for _ in range(3):
+                said = (await gateway.chat(one, messages)).body["choices"][0]["message"]
+                assert said["content"] == f"you are {one['session_id']}"
+                messages += [said, USER]
+            assert (await gateway.close(one, reward=one["slot"] % 2)).body["turns"] == 3
+
+        await asyncio.gather(*(play(one) for one in opened))
+        assert gateway.buffer.describe(job)["groups"][GroupState.READY.value] == 8
+
+
+async def test_http_of_old_clients_is_answered(gateway: GatewayUnderTest) -> None:
+    """Connection: close, and a path without the /v1."""
+    opened = await gateway.open(start_session_job(gateway.buffer))
+    async with aiohttp.ClientSession(headers={"Connection": "close"}) as http:
+        path = f"{gateway.url}/sessions/{opened['api_key']}/chat/completions"
+        async with http.post(path, json={"messages": [USER]}) as response:
+            assert response.status == 200
+
+
+async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone(tmp_path: Path) -> None:
+    async with (
+        gateway_on(tmp_path, talkative(), public_url="http://agents.lan:8890", allowed_hosts=("proxy.lan",)) as gateway,
+        aiohttp.ClientSession() as session,
+    ):
+        for host, status in (("evil.example", 403), ("agents.lan:8890", 200), ("proxy.lan", 200), ("localhost", 200)):
+            async with session.get(f"{gateway.url}/health", headers={"Host": host}) as reply:
+                assert reply.status == status, host

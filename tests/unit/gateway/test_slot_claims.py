@@ -1,0 +1,119 @@
+"""Slots that are filled from outside: handed out in order, fenced, given back, and their groups closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, StaleAttemptError
+from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
+from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
+from tests.support import poll, slots, start_external, uids, write, written
+
+
+@pytest.fixture
+def claims(buffer: Buffer) -> SlotClaims:
+    return SlotClaims(buffer)
+
+
+def brought(claim: SlotClaim, reward: float = 1.0) -> Trajectory:
+    return Trajectory(
+        uid=claim.uid,
+        instance_id=claim.group.instance_id,
+        messages=[{"role": "user", "content": "2 + 2?"}],
+        reward=reward,
+        outcome=Outcome.COMPLETED,
+        stop_reason=StopReason.STOP,
+    )
+
+
+def test_a_slot_that_is_spent_in_every_group_before_does_not_hide_the_free_one(
+    buffer: Buffer, claims: SlotClaims
+) -> None:
+    names = tuple(f"i{number}" for number in range(40))
+    job = start_external(buffer, n=2, ids=names, max_attempts=1)
+    for name in names[:-1]:
+        spent = claims.claim(job.job_id, name)
+        claims.claim(job.job_id, name)
+        claims.fail(spent, "session_expired", "it was forgotten")
+    assert claims.claim(job.job_id).group.instance_id == names[-1]
+
+
+def test_written_items_and_claims_share_the_slots_of_a_group(buffer: Buffer, claims: SlotClaims) -> None:
+    job = start_external(buffer, n=3, ids=("i",))
+    assert write(buffer, job, written("u", "i")) == ["stored"]
+    first, second = claims.claim(job.job_id), claims.claim(job.job_id)
+    assert (first.slot, second.slot) == (1, 2)
+    with pytest.raises(BusyError, match="is taken"):
+        claims.claim(job.job_id)
+    claims.finish(first, brought(first, 0.0))
+    claims.finish(second, brought(second, 0.5))
+    assert uids(buffer, poll(buffer, job)) == ["u", first.uid, second.uid]
+    with pytest.raises(ConflictError, match="no open group"):
+        claims.claim(job.job_id)
+
+
+def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claims: SlotClaims) -> None:
+    job = start_external(buffer, n=2, ids=("i",))
+    kept, lost = claims.claim(job.job_id), claims.claim(job.job_id)
+    assert [claims.finish(kept, brought(kept)) for _ in range(2)] == ["stored", "duplicate"]
+    claims.fail(lost, "session_expired", "it was forgotten")
+    with pytest.raises(StaleAttemptError):
+        claims.finish(lost, brought(lost))
+    state = claims.state_of(lost.uid)
+    assert state is not None
+    assert (state.state, state.error_code, state.reward) == ("failed", "session_expired", None)
+    state = claims.state_of(kept.uid)
+    assert state is not None
+    assert (state.state, state.reward, state.late) == ("finished", 1.0, False)
+
+
+@pytest.mark.parametrize("name", ["", "x", "1.2.3", "1.1.1.1.1", "-1.0.0.0.1", "9" * 40 + ".0.0.0.1", "1.0.0.0.١"])
+def test_a_name_that_is_none_has_no_state(claims: SlotClaims, name: str) -> None:
+    assert claims.state_of(name) is None
+
+
+def test_a_successor_fences_off_what_was_handed_out_without_counting_it(buffer: Buffer, claims: SlotClaims) -> None:
+    job = start_external(buffer, n=1, ids=("i",), max_attempts=1)
+    old = claims.claim(job.job_id)
+    successor = SlotClaims(buffer)
+    assert successor.take_over() == 1
+    with pytest.raises(StaleAttemptError):
+        claims.finish(old, brought(old))
+    new = successor.claim(job.job_id)
+    assert (new.slot, new.attempt) == (old.slot, 2)
+    assert successor.finish(new, brought(new)) == "stored"
+
+
+def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: Buffer, claims: SlotClaims) -> None:
+    job = start_external(buffer, n=1, ids=("i",))
+    claim = claims.claim(job.job_id)
+    buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, brought(claim))
+    assert slots(buffer, job)["open"] == 1
+    claims.settle_all()
+    assert slots(buffer, job)["ready"] == 1
+
+
+def test_a_group_that_timed_out_takes_a_late_result_and_says_so(
+    buffer: Buffer, claims: SlotClaims, clock: object
+) -> None:
+    job = start_external(buffer, n=2, ids=("i",), group_timeout_seconds=10)
+    first, second = claims.claim(job.job_id), claims.claim(job.job_id)
+    claims.finish(first, brought(first))
+    clock.advance(11)  # type: ignore[attr-defined] # the fixture's own type is not importable here
+    buffer.close_timed_out_groups()
+    assert claims.finish(second, brought(second)) == "late"
+
+
+def test_a_slot_whose_result_came_late_is_claimed_again_once_its_group_is_open_again(
+    buffer: Buffer, claims: SlotClaims, clock: object
+) -> None:
+    job = start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True)
+    claim = claims.claim(job.job_id)
+    start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True,
+                   skip_instance_ids=["i"])  # fmt: skip
+    assert claims.finish(claim, brought(claim)) == "late"
+    start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True,
+                   skip_instance_ids=[])  # fmt: skip
+    again = claims.claim(job.job_id)
+    assert (again.slot, again.attempt) == (claim.slot, 2)

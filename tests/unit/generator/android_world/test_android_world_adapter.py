@@ -1,0 +1,334 @@
+"""The order that an episode keeps to, how the package is connected, how an emulator is started. Without any of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost
+from slime_plugins.rollout_buffer.generator.android_world.screen_stability import SettleTimes
+from tests.guarded_device import make_sdk, recorded
+
+# ---- the order of an episode -----------------------------------------------------------------------------------------
+
+
+class WrittenTask:
+    """A task that writes down what is done to it. ``faults`` are raised by its set-ups, one each."""
+
+    app_names = ("settings",)
+    complexity = 1.2
+    start_on_home_screen = True
+
+    def __init__(self, package: WrittenPackage, name: str) -> None:
+        self._package, self._name, self._says = package, name, package.say
+        self._is_set_up = False
+
+    def initialize_task(self, _env: Any) -> None:
+        self._says("initialize_task")
+        if self._package.faults:
+            raise self._package.faults.pop()
+        self._is_set_up = True
+
+    @property
+    def goal(self) -> str:
+        assert self._is_set_up, "set-up rewords the goal of some tasks"
+        return f"Play {self._name}."
+
+    def is_successful(self, _env: Any) -> float:
+        self._says("is_successful")
+        if self._package.unreadable:
+            raise OSError(self._package.unreadable)
+        return self._package.success
+
+    def tear_down(self, _env: Any) -> None:
+        self._says("tear_down")
+
+
+class WrittenPackage:
+    """Stands for package, environment and gestures at once; ``calls`` is all that was asked, in order."""
+
+    def __init__(self, *faults: Exception, success: float = 0.0, broken: str = "", unreadable: str = "") -> None:
+        self.faults = list(reversed(faults))
+        self.success = success
+        self.broken = broken
+        self.unreadable = unreadable
+        self.calls: list[str] = []
+        self.made: list[tuple[str, int, int]] = []
+        self.env = self
+
+    def say(self, what: str) -> None:
+        self.calls.append(what)
+
+    def new_task(self, name: str, params_idx: int, suite_seed: int) -> WrittenTask:
+        self.made.append((name, params_idx, suite_seed))
+        self.say("new_task")
+        return WrittenTask(self, name)
+
+    def reset(self, *, go_home: bool) -> None:
+        assert go_home
+        self.say("reset")
+
+    def hide_automation_ui(self) -> None:
+        self.say("hide_automation_ui")
+
+    def adb(self, *words: str) -> str:
+        self.say(words[-1])
+        return ""
+
+    def do(self, action: Action) -> str:
+        self.say(str(action.kind))
+        return ""
+
+    def get_state(self, *, wait_to_stabilize: bool) -> Any:
+        assert not wait_to_stabilize, "the package's own wait takes an old screen for a settled one"
+        return SimpleNamespace(pixels=np.zeros((40, 20, 3), np.uint8), ui_elements=[])
+
+    def await_fresh_tree(self) -> None:
+        pass
+
+    def forget_accessibility_trees(self) -> None:
+        pass
+
+    def check_alive(self) -> None:
+        if self.broken:
+            raise DeviceError(self.broken)
+
+    def check_forwarder(self) -> None:
+        pass
+
+
+def device_on(package: Any) -> AndroidWorldDevice:
+    device = object.__new__(AndroidWorldDevice)
+    device._closed, device._package, device._gestures, device._host = False, package, package, package
+    device._settings = AndroidWorldSettings(suite_seed=7)
+    device._times = SettleTimes(change_s=0.0, still_s=1.0, between_s=0.001)
+    device._task = None
+    return device
+
+
+def test_an_episode_keeps_to_the_order_that_the_package_wants() -> None:
+    package = WrittenPackage()
+    device = device_on(package)
+    first = device.reset("SystemWifiTurnOff", 3)
+    assert (first.goal, first.step_budget) == ("Play SystemWifiTurnOff.", 12)
+    device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    package.success = 1.0
+    assert device.score() == 1.0
+    package.success = 0.0
+    device.reset("SystemWifiTurnOff", 3)
+    setting_up = ["new_task", "reset", "hide_automation_ui", "initialize_task", "is_successful", "KEYCODE_HOME"]
+    assert package.calls == [*setting_up, "click", "is_successful", "tear_down", *setting_up]
+    assert package.made == [("SystemWifiTurnOff", 3, 7)] * 2
+
+
+def test_a_set_up_that_fails_is_torn_down_and_tried_once_more_with_a_new_task() -> None:
+    package = WrittenPackage(RuntimeError("no snapshot"))
+    assert device_on(package).reset("ClockTimerEntry", 0).goal == "Play ClockTimerEntry."
+    assert package.calls.count("new_task") == 2
+    assert package.calls[4] == "tear_down"
+    package = WrittenPackage(RuntimeError("once"), RuntimeError("twice"))
+    with pytest.raises(EnvironmentSetupError, match=r"ClockTimerEntry 0 cannot be set up: RuntimeError: twice"):
+        device_on(package).reset("ClockTimerEntry", 0)
+    assert package.calls.count("tear_down") == 2
+
+
+def test_a_set_up_that_fails_on_a_broken_device_is_the_devices_fault() -> None:
+    package = WrittenPackage(RuntimeError("adb"), broken="the emulator's process is gone")
+    with pytest.raises(DeviceError, match="the emulator's process is gone"):
+        device_on(package).reset("ClockTimerEntry", 0)
+
+
+def test_a_task_that_is_solved_already_is_torn_down_and_refused() -> None:
+    package = WrittenPackage(success=1.0)
+    with pytest.raises(EnvironmentSetupError, match="already solved before the first step"):
+        device_on(package).reset("SystemBrightnessMaxVerify", 0)
+    assert package.calls[-1] == "tear_down"
+
+
+def test_a_task_whose_success_cannot_be_read_at_its_start_is_no_fault_of_a_device_that_is_well() -> None:
+    package = WrittenPackage(unreadable="no such table")
+    with pytest.raises(EnvironmentSetupError, match="RetroPlayingQueue 0 cannot be begun: OSError: no such table"):
+        device_on(package).reset("RetroPlayingQueue", 0)
+    assert package.calls[-1] == "tear_down"
+    broken = WrittenPackage(unreadable="device offline", broken="the emulator's process is gone")
+    with pytest.raises(DeviceError, match="the emulator's process is gone"):
+        device_on(broken).reset("RetroPlayingQueue", 0)
+
+
+@pytest.mark.parametrize("score", [-0.1, 1.1, float("nan")])
+def test_a_score_that_is_no_share_is_an_error(score: float) -> None:
+    package = WrittenPackage()
+    device = device_on(package)
+    device.reset("ClockTimerEntry", 0)
+    package.success = score
+    with pytest.raises(DeviceError, match="does not lie between 0 and 1"):
+        device.score()
+
+
+def test_a_device_that_died_makes_no_solved_task_an_unsolved_one() -> None:
+    """Tasks read files over adb, and take no answer for no file."""
+    package = WrittenPackage()
+    device = device_on(package)
+    device.reset("ClockTimerEntry", 0)
+    package.broken = "the emulator's process is gone"
+    with pytest.raises(DeviceError, match="the emulator's process is gone"):
+        device.score()
+
+
+# ---- connecting ------------------------------------------------------------------------------------------------------
+
+STUBS = {
+    "android_env/__init__.py": "",
+    "android_env/loader.py": "def load(config): return config",
+    "android_env/components/__init__.py": "",
+    "android_env/components/config_classes.py": (
+        "from types import SimpleNamespace\n"
+        "AndroidEnvConfig = FilesystemTaskConfig = EmulatorConfig = SimpleNamespace\n"
+        "EmulatorLauncherConfig = AdbControllerConfig = SimpleNamespace\n"
+    ),
+    "android_env/proto/__init__.py": "",
+    "android_env/proto/adb_pb2.py": "",
+    "android_world/__init__.py": "import tempfile\nFOLDER = tempfile.gettempdir()\n",
+    "android_world/registry.py": "class TaskRegistry:\n    def get_registry(self, suite): return {}\n",
+    "android_world/env/__init__.py": "",
+    "android_world/env/adb_utils.py": "APPS = []\ndef get_all_package_names(env): return APPS\n",
+    "android_world/env/android_world_controller.py": (
+        "class AndroidWorldController:\n"
+        "    def __init__(self, env, **options): self.env, self.options = env, options\n"
+        "def get_controller(*_): raise OSError('this one downloads')\n"
+    ),
+    "android_world/env/env_launcher.py": "def setup_env(env, **options): env.options = options\n",
+    "android_world/env/interface.py": (
+        "class AsyncAndroidEnv:\n    def __init__(self, controller): self.controller = controller\n"
+    ),
+}
+CONNECT = """
+import json, os, sys, tempfile
+tempfile.gettempdir()  # remembered from here on, unless told otherwise
+from pathlib import Path
+from types import SimpleNamespace
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world import android_world_package as room
+package = room.AndroidWorldPackage(Path(sys.argv[1]))
+import android_world
+from android_world.env import adb_utils, android_world_controller
+ports = SimpleNamespace(console=5570, grpc=8600, adb_server=5050)
+try:
+    package.connect(ports, "/sdk/adb")
+except DeviceError as error:
+    refused = error.message
+adb_utils.APPS.append(room.FORWARDER_PACKAGE)
+package.connect(ports, "/sdk/adb")
+simulator = package.env.controller.env.simulator
+again = android_world_controller.get_controller(5554, "adb", 8554)
+print(json.dumps({
+    "refused": refused,
+    "temporary": [android_world.FOLDER, os.environ["TMPDIR"]],
+    "set up": package.env.options,
+    "controllers": [package.env.controller.options, again.options],
+    "launcher": vars(simulator.emulator_launcher),
+    "adb": vars(simulator.adb_controller),
+}))
+"""
+
+
+@pytest.fixture
+def connected(tmp_path: Path) -> dict[str, Any]:
+    """What connecting did, with the packages replaced by such as write it down; in a process of its own."""
+    for name, text in STUBS.items():
+        path = tmp_path / "stubs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    root = Path(__file__).resolve().parents[4]
+    program = [sys.executable, "-c", CONNECT, str(tmp_path / "own")]
+    environment = {"PYTHONPATH": f"{tmp_path / 'stubs'}:{root}", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_connecting_downloads_nothing_and_shares_neither_ports_nor_folder(
+    connected: dict[str, Any], tmp_path: Path
+) -> None:
+    assert connected["temporary"] == [str(tmp_path / "own")] * 2, "the package was imported before its folder was set"
+    assert connected["set up"] == {"emulator_setup": False, "freeze_datetime": True}
+    # The second one is what the package itself makes when it reconnects.
+    assert connected["controllers"] == [{"install_a11y_forwarding_app": False}] * 2
+    assert connected["launcher"] == {"emulator_console_port": 5570, "adb_port": 5571, "grpc_port": 8600}
+    assert connected["adb"] == {"adb_path": "/sdk/adb", "adb_server_port": 5050}
+    assert "lacks the app com.google.androidenv.accessibilityforwarder" in connected["refused"]
+
+
+# ---- the emulator ----------------------------------------------------------------------------------------------------
+
+NOTING = """#!/bin/sh
+echo "$@" >> {folder}/starts
+env > {folder}/environment
+touch {folder}/written
+exec sleep 600
+"""
+KEPT = ("ANDROID_ADB_SERVER_PORT", "ANDROID_AVD_HOME", "no_proxy", "ROLLOUT_BUFFER_DEVICE")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AndroidWorldSettings]:
+    """An emulator that writes down how it was started, and lives."""
+    records = tmp_path / "records"
+    monkeypatch.setenv("ROLLOUT_BUFFER_DEVICE_RECORDS", str(records))
+    monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
+    values = make_sdk(tmp_path / "sdk")
+    Path(values["emulator_path"]).write_text(NOTING.format(folder=tmp_path))
+    yield AndroidWorldSettings.model_validate({**values, "boot_timeout_s": 3, "boot_attempts": 3})
+    assert recorded(records) == recorded(records, "guard") == []
+
+
+def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_own(
+    settings: AndroidWorldSettings, tmp_path: Path
+) -> None:
+    with closing(EmulatorHost(settings, 4)) as host:
+        ports = host.start()
+        words, environment = how_it_was_started(tmp_path)
+    said = {words[place]: words[place + 1] for place in range(len(words) - 1)}
+    assert (said["-avd"], said["-port"], said["-grpc"]) == ("orphan_test_4", str(ports.console), str(ports.grpc))
+    assert {"-no-window", "-no-snapshot", "-no-audio"} <= set(words)
+    assert {name: value for name, value in environment.items() if name in KEPT} == {
+        "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
+        "ANDROID_AVD_HOME": settings.android_avd_home,
+        "no_proxy": "localhost,127.0.0.1,10.0.2.2",
+        "ROLLOUT_BUFFER_DEVICE": "orphan_test_4",
+    }
+
+
+def how_it_was_started(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The arguments of the only emulator and its environment; adb calls it booted before it has written them."""
+    deadline = time.monotonic() + 20
+    while not (folder / "written").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (start,) = (folder / "starts").read_text().splitlines()
+    lines = (line.partition("=") for line in (folder / "environment").read_text().splitlines())
+    return start.split(), {name: value for name, _, value in lines}
+
+
+def test_an_emulator_that_never_boots_is_started_as_often_as_allowed_and_no_more(
+    settings: AndroidWorldSettings, tmp_path: Path
+) -> None:
+    Path(settings.adb_path).write_text("#!/bin/sh\nexit 0\n")
+    with closing(EmulatorHost(settings, 0)) as host, pytest.raises(DeviceError, match="was not up after 1 s"):
+        host.start()
+    assert len((tmp_path / "starts").read_text().splitlines()) == 3

@@ -1,0 +1,402 @@
+"""The parts of the device for the real package that need neither the package nor an emulator."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world import emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.android_world_gestures import typeable
+from slime_plugins.rollout_buffer.generator.android_world.android_world_package import check_package, task_seed
+from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
+from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.generator.android_world.emulator_host import check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.host_ports import hold_ports
+from slime_plugins.rollout_buffer.generator.android_world.screen_stability import Look, Settled, SettleTimes, settle
+from slime_plugins.rollout_buffer.generator.android_world.screenshots import encode_screenshot, size_under
+from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import fit_under_pixel_cap
+from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
+
+# ---- the device ------------------------------------------------------------------------------------------------------
+
+TOAST, HOME, EFFECT = 10, 90, 200
+
+
+class ToastPackage:
+    """A package whose screen shows a message that goes away, and the effect of a tap three looks late."""
+
+    def __init__(self) -> None:
+        self.screen, self.looks_until_effect = TOAST, 0
+        self.calls: list[str] = []
+        self.env = self
+
+    def get_state(self, *, wait_to_stabilize: bool) -> Any:
+        assert not wait_to_stabilize
+        self.looks_until_effect -= 1
+        if self.looks_until_effect == 0:
+            self.screen = EFFECT
+        return SimpleNamespace(pixels=pixels_of(self.screen), ui_elements=[self.screen])
+
+    def await_fresh_tree(self) -> None:
+        self.calls.append("await_fresh_tree")
+
+    def forget_accessibility_trees(self) -> None:
+        pass
+
+    def do(self, action: Action) -> str:
+        self.calls.append(str(action.kind))
+        self.looks_until_effect = 4
+        return ""
+
+    def is_successful(self, env: Any) -> float:
+        self.calls.append("is_successful")
+        return 1.0
+
+
+def pixels_of(screen: int) -> Any:
+    return np.full((40, 20, 3), screen, np.uint8)
+
+
+def device_on(package: Any) -> AndroidWorldDevice:
+    device = object.__new__(AndroidWorldDevice)
+    device._closed, device._package, device._gestures = False, package, package
+    device._settings = AndroidWorldSettings()
+    device._times = SettleTimes(change_s=5.0, still_s=5.0, between_s=0.001)
+    device._task = SimpleNamespace(goal="", complexity=1, app_names=[], is_successful=package.is_successful)
+    return device
+
+
+def test_what_the_screen_did_while_the_agent_thought_is_not_taken_for_the_effect_of_its_action() -> None:
+    package = ToastPackage()
+    device = device_on(package)
+    device._observe(None, "")
+    package.screen = HOME
+    seen = device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    settings = AndroidWorldSettings()
+    expected = encode_screenshot(pixels_of(EFFECT), settings.screenshot_max_pixels, settings.image_format.value)
+    assert seen.screenshot.sha256 == expected.sha256
+
+
+def test_a_score_is_read_after_a_tree_that_is_newer_than_the_last_action() -> None:
+    package = ToastPackage()
+    device = device_on(package)
+    device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    assert device.score() == 1.0
+    assert package.calls[-3:] == ["click", "await_fresh_tree", "is_successful"]
+
+
+# ---- settling --------------------------------------------------------------------------------------------------------
+
+
+class Film:
+    """A screen that shows one frame after the other; time passes only by sleeping."""
+
+    def __init__(self, *frames: tuple[float, int], look_s: float = 0.0) -> None:
+        self._frames = frames
+        self._look_s = look_s
+        self.time = 0.0
+
+    def look(self) -> Look:
+        seen = look_at([number for since, number in self._frames if since <= self.time][-1])
+        self.time += self._look_s if self.time else 0.0
+        return seen
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def settle(self, reference: Look | None) -> tuple[int, Settled]:
+        times = SettleTimes(change_s=2.0, still_s=6.0, between_s=0.3)
+        seen, settled = settle(reference, self.look, times, now=lambda: self.time, sleep=self.sleep)
+        return int(seen.elements[0]), settled
+
+
+def look_at(number: int) -> Look:
+    return Look(pixels=np.full((40, 20, 3), number, np.uint8), elements=[number])
+
+
+def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
+    for late_s in (0.0, 0.2, 0.6, 1.0, 1.9):
+        assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Settled.SETTLED)
+
+
+def test_looks_that_take_long_do_not_shorten_the_patience() -> None:
+    assert Film((0.0, 1), (1.9, 90), look_s=1.0).settle(look_at(1)) == (90, Settled.SETTLED)
+
+
+def test_a_screen_that_stays_is_reported_as_unchanged() -> None:
+    film = Film((0.0, 1))
+    assert film.settle(look_at(1)) == (1, Settled.NO_CHANGE)
+    assert film.time == pytest.approx(2.1, abs=0.3)
+
+
+def test_a_screen_that_goes_on_moving_is_cut_off() -> None:
+    film = Film(*((0.1 * frame, frame % 200) for frame in range(200)))
+    assert film.settle(look_at(255))[1] is Settled.TIMED_OUT
+
+
+def test_a_change_in_pixels_alone_is_a_change() -> None:
+    still, moved = look_at(1), Look(pixels=np.full((40, 20, 3), 99, np.uint8), elements=[1])
+    assert not still.same_as(moved)
+    blinking = look_at(1)
+    blinking.pixels[1, 1] = 255
+    assert still.same_as(blinking)
+
+
+# ---- text and pictures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "possible", "refused"),
+    [("Hello, world!\n2nd", "Hello, world!\n2nd", []), ("café ☕", "cafe ", ["é", "☕"]), ("日本", "", ["日", "本"])],
+)
+def test_what_cannot_be_typed_is_named(text: str, possible: str, refused: list[str]) -> None:
+    assert typeable(text) == (possible, refused)
+
+
+@pytest.mark.parametrize("cap", [1, 1024, 500_000, 648_000, 1_000_000, 10_000_000])
+def test_screenshots_of_both_devices_have_the_same_size(cap: int) -> None:
+    assert size_under(1080, 2400, cap) == fit_under_pixel_cap(1080, 2400, cap)
+
+
+def test_halving_a_screenshot_averages_exactly() -> None:
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    pixels[:2, :2] = 200
+    image = encode_screenshot(pixels, 4, "png")
+    assert image.media_type == "image/png"
+    assert image.data.startswith(b"\x89PNG")
+
+
+def test_a_task_has_the_same_seed_in_every_process() -> None:
+    assert task_seed(30, "ContactsAddContact", 0) == task_seed(30, "ContactsAddContact", 0)
+    assert len({task_seed(30, "ContactsAddContact", index) for index in range(20)}) == 20
+
+
+# ---- ports and clones ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def own_port_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "ports"))
+
+
+def test_two_workers_never_get_the_same_ports() -> None:
+    first, second = hold_ports(5620, 42100, 42300), hold_ports(5620, 42100, 42300)
+    assert first.console % 2 == second.console % 2 == 0
+    assert not {first.console, first.grpc, first.adb_server} & {second.console, second.grpc, second.adb_server}
+    wanted = first.grpc
+    first.release()
+    third = hold_ports(5620, 42100, 42300)
+    assert third.grpc == wanted
+    for ports in (second, third):
+        ports.release()
+
+
+def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        ports = hold_ports(5620, taken, 42300)
+        assert ports.grpc > taken
+        ports.release()
+
+
+@pytest.fixture
+def avd_home(tmp_path: Path) -> Path:
+    base = tmp_path / "avd" / "Base.avd"
+    (base / "snapshots").mkdir(parents=True)
+    (base / "config.ini").write_text("AvdId=Base\nimage=/x/Base.avd/y\n")
+    (base / "userdata.img").write_bytes(b"\0" * 4096)
+    (base.parent / "Base.ini").write_text(f"path={base}\ntarget=android-33\n")
+    return base.parent
+
+
+def test_a_clone_is_made_once_and_names_itself(avd_home: Path) -> None:
+    clone_avd(avd_home, "Base", "clone_0")
+    clone = avd_home / "clone_0.avd"
+    assert (clone / "config.ini").read_text() == "AvdId=clone_0\nimage=/x/clone_0.avd/y\n"
+    assert (avd_home / "clone_0.ini").read_text().splitlines()[:2] == ["target=android-33", f"path={clone}"]
+    assert not (clone / "snapshots").exists()
+    (clone / "userdata.img").write_bytes(b"used")
+    clone_avd(avd_home, "Base", "clone_0")
+    assert (clone / "userdata.img").read_bytes() == b"used"
+
+
+def test_half_a_clone_is_made_anew(avd_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setenv("PATH", "")
+        with pytest.raises(DeviceError, match="could not be cloned"):
+            clone_avd(avd_home, "Base", "clone_0")
+    (avd_home / "clone_0.avd" / "rubbish").touch()
+    clone_avd(avd_home, "Base", "clone_0")
+    assert sorted(path.name for path in (avd_home / "clone_0.avd").iterdir()) == [
+        "config.ini",
+        "rollout_buffer_clone_of",
+        "userdata.img",
+    ]
+
+
+@pytest.mark.parametrize("name", ["Mine", "Base"])
+def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, name: str) -> None:
+    own = avd_home / f"{name}.avd" / "userdata.img"
+    own.parent.mkdir(exist_ok=True)
+    own.write_bytes(b"years of work")
+    with pytest.raises(ConfigError, match=f"{name}.avd is there already and is no clone"):
+        clone_avd(avd_home, "Base", name)
+    assert own.read_bytes() == b"years of work"
+
+
+def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:
+    with pytest.raises(ConfigError, match="no virtual device Nobody"):
+        clone_avd(avd_home, "Nobody", "clone_0")
+    (avd_home / "Base.avd" / "hardware-qemu.ini.lock").touch()
+    with pytest.raises(DeviceError, match="is running"):
+        clone_avd(avd_home, "Base", "clone_0")
+
+
+def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, mine = tmp_path / "rollout_buffer_test_3_dead", WorkerFolder("rollout_buffer_test_1")
+    (dead / "deep").mkdir(parents=True)
+    (tmp_path / "rollout_buffer_test_notes").mkdir()
+    other = WorkerFolder("rollout_buffer_test_12")
+    assert not dead.exists()
+    assert mine.path.is_dir()
+    assert other.path.is_dir()
+    mine.remove()
+    mine.remove()
+    assert not mine.path.exists()
+    other.remove()
+    assert (tmp_path / "rollout_buffer_test_notes").is_dir()
+
+
+# ---- what is missing is named ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("android_world") is not None, reason="the package is installed here")
+def test_a_missing_package_is_named_before_anything_is_started() -> None:
+    with pytest.raises(ConfigError, match=r"needs the packages? .*android_world"):
+        check_package()
+    with pytest.raises(ConfigError, match="needs the package"):
+        create_device(AndroidWorldSettings(device="android_world"), 0)
+
+
+def test_missing_parts_of_the_sdk_are_named(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    nothing = str(tmp_path / "none")
+    with pytest.raises(ConfigError, match="emulator_path names no program"):
+        check_sdk(AndroidWorldSettings(emulator_path=nothing))
+    with pytest.raises(ConfigError, match="adb_path names no program"):
+        check_sdk(AndroidWorldSettings(emulator_path=str(program), adb_path=nothing))
+    with pytest.raises(ConfigError, match="virtual device AndroidWorldAvd"):
+        check_sdk(
+            AndroidWorldSettings(emulator_path=str(program), adb_path=str(program), android_avd_home=str(tmp_path))
+        )
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_in_another_process_answers_like_one_in_this() -> None:
+    device = DeviceProcess(sys.executable, AndroidWorldSettings(device=ADDRESS), 0)
+    assert device.reset("Solved", 3).goal == "Play Solved number 3."
+    assert device.step(Action(kind=ActionKind.WAIT, duration_s=0.0)).screen_width == 1080
+    assert device.score() == 1.0
+    assert device.health()["pid"] != str(os.getpid())
+    device.close()
+    device.close()
+    with pytest.raises(DeviceError, match="is closed"):
+        device.score()
+
+
+def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
+    device = DeviceProcess(sys.executable, AndroidWorldSettings(device=ADDRESS), 0)
+    device.reset("Bug", 0)
+    with pytest.raises(DeviceError, match="ZeroDivisionError"):
+        device.step(Action(kind=ActionKind.WAIT))
+    device.reset("Exit", 0)
+    with pytest.raises(DeviceError, match="process is gone") as caught:
+        device.step(Action(kind=ActionKind.WAIT))
+    assert caught.value.detail["fault"] == "died"
+    device.close()
+
+
+def test_a_python_that_does_not_exist_is_an_error_not_a_hang() -> None:
+    with pytest.raises(DeviceError, match="cannot be started"):
+        DeviceProcess("/nowhere/python", AndroidWorldSettings(device=ADDRESS), 0)
+
+
+def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec 1>&-\nsleep 0.3\nexit 7\n")
+    python.chmod(0o755)
+    with pytest.raises(DeviceError, match=rf"{python} ended with exit code 7 before .* `rollout-buffer doctor`"):
+        DeviceProcess(str(python), AndroidWorldSettings(device=ADDRESS), 0)
+
+
+@pytest.mark.parametrize("ends_by", ["closing", pytest.param("kill", marks=pytest.mark.slow)])
+def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
+    pid_file = tmp_path / "pid"
+    records = tmp_path / "records"
+    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", "5037"]
+    guard += ["emulator-5554", "--"]
+    deaf = "trap '' TERM; " if ends_by == "kill" else ""
+    emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, *guard, *emulator], stdin=subprocess.PIPE, start_new_session=True
+    )
+    _until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
+    pid = int(pid_file.read_text())
+    _until(lambda: len(list(records.glob("[0-9]*-[0-9]*"))) == 2)
+    assert any(path.name.startswith(f"{pid}-") for path in records.iterdir())
+    assert owner.stdin is not None
+    if ends_by == "kill":
+        owner.kill()
+    owner.stdin.close()
+    owner.wait()
+    _until(lambda: not Path(f"/proc/{pid}").exists())
+    _until(lambda: not list(records.iterdir()))
+
+
+def test_a_guard_forgets_what_killed_guards_left_on_record_and_nothing_that_lives(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    start = int(Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19])
+    living, recycled, gone = f"{os.getpid()}-{start}", f"{os.getpid()}-{start - 1}", "4194999-7"
+    for name in (living, recycled, gone, "notes-1"):
+        (records / name).write_text("kind=emulator\n")
+    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", "5037"]
+    subprocess.run([*guard, "emulator-5554", "--", "/bin/true"], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    assert sorted(path.name for path in records.iterdir()) == sorted([living, "notes-1"])
+
+
+_OWNER = """
+import subprocess, sys
+guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
+sys.stdin.read()
+"""
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

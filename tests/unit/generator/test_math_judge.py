@@ -1,0 +1,165 @@
+"""The judge of math answers under what happens to processes: killed, frozen, out of memory, out of time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import JudgeError
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator
+from slime_plugins.rollout_buffer.generator.math_reward import judge_process
+from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
+
+TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+
+
+@pytest_asyncio.fixture
+async def impatient_judge() -> AsyncIterator[MathJudge]:
+    """Gives an expression two seconds of processor time, and takes a process for frozen after twenty by the clock."""
+    math_judge = MathJudge(processes=2, timeout_s=2, answer_timeout_s=20)
+    await math_judge.start()
+    yield math_judge
+    await math_judge.close()
+
+
+async def test_expressions_that_never_end_are_wrong_and_hold_up_nobody(impatient_judge: MathJudge) -> None:
+    hostile = [impatient_judge.are_equal("42", "9^{9^{9^{9}}}!") for _ in range(2)]
+    verdicts = await asyncio.gather(*hostile, impatient_judge.are_equal("1/2", "2/4"))
+    assert verdicts == [False, False, True]
+
+
+def judge_pids() -> list[int]:
+    """The judge processes of this test process that live."""
+    found = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, children.read_text(encoding="ascii").split()):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(word.endswith(b"judge_process.py") for word in command):
+                found.append(pid)
+    return found
+
+
+def address_space(pid: int) -> int:
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+async def until_ended(pids: Sequence[int]) -> None:
+    while set(pids) & set(judge_pids()):  # noqa: ASYNC110 - a process is watched
+        await asyncio.sleep(0.01)
+
+
+async def disturbed(judge: MathJudge, signal_number: int, questions: int = 24) -> list[bool]:
+    """Verdicts of right answers, asked while every judge process that appears is disturbed, half a second apart."""
+
+    async def disturb() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            for pid in judge_pids():
+                os.kill(pid, signal_number)
+
+    disturbing = asyncio.create_task(disturb())
+    # A proof for each that no earlier one has left in a cache, and none that takes no time.
+    asked = [judge.are_equal(f"(x+{n})^6", f"((x+{n})^3)^2 + 0*x^{n}") for n in range(questions)]
+    verdicts = await asyncio.gather(*asked)
+    await disturbing
+    return list(verdicts)
+
+
+async def test_a_judge_that_is_killed_turns_no_right_answer_into_a_wrong_one(impatient_judge: MathJudge) -> None:
+    """As the kernel's out-of-memory killer does it, also to processes that wait for a question."""
+    assert all(await disturbed(impatient_judge, signal.SIGKILL))
+    (killed,) = judge_pids()[:1]
+    os.kill(killed, signal.SIGKILL)
+    await until_ended([killed])
+    assert await impatient_judge.are_equal("1/2", "2/4")
+
+
+async def test_a_judge_that_is_frozen_turns_no_right_answer_into_a_wrong_one() -> None:
+    math_judge = MathJudge(processes=2, timeout_s=5, answer_timeout_s=8)
+    await math_judge.start()
+    try:
+        assert all(await disturbed(math_judge, signal.SIGSTOP, questions=6))
+    finally:
+        await math_judge.close()
+    assert judge_pids() == []
+
+
+class StubbornKiller:
+    """Kills whatever judge process appears, until it is stopped."""
+
+    async def __aenter__(self) -> StubbornKiller:
+        self._task = asyncio.create_task(self._kill())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _kill(self) -> None:
+        while True:
+            for pid in judge_pids():
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(0.01)
+
+
+async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(impatient_judge: MathJudge) -> None:
+    async with StubbornKiller():
+        with pytest.raises(JudgeError, match="4 processes were asked") as failure:
+            await impatient_judge.are_equal("1/2", "2/4")
+    assert failure.value.code == "judge"
+    assert await impatient_judge.are_equal("1/2", "2/4"), "a judge that failed once judges again"
+
+
+async def test_an_attempt_whose_judge_is_killed_has_no_reward() -> None:
+    generator = MathGenerator()
+    engine = FakeEngine(lambda _: r"\boxed{\frac{84}{2}}", tokenizer=TOKENIZER)
+    await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=1))
+    instance = Instance(instance_id="7", data={"prompt": "What is 6 * 7?", "label": "42"})
+    sampling = SamplingParams(max_new_tokens=200)
+    request = EpisodeRequest(
+        uid="u1", job_id="job", instance=instance, epoch=0, slot=0, attempt=0, sampling_params=sampling
+    )
+    try:
+        async with StubbornKiller():
+            with pytest.raises(JudgeError):
+                await generator.play(request)
+        assert (await generator.play(request)).reward == 1.0
+    finally:
+        await generator.close()
+
+
+async def test_a_machine_without_memory_makes_no_answer_wrong(impatient_judge: MathJudge) -> None:
+    """The library takes its own MemoryError for "not equal"; the process knows that it was refused memory."""
+    await impatient_judge.are_equal("1/2", "2/4")
+    for pid in judge_pids():
+        resource.prlimit(pid, resource.RLIMIT_AS, (address_space(pid) + 2**20, judge_process.MEMORY_LIMIT_BYTES))
+    before = judge_pids()
+    assert await impatient_judge.are_equal("10^{40000}", "10^{20000}*10^{20000}")
+    assert not await impatient_judge.are_equal("41", "42")
+    assert judge_pids() != before, "the process that had no memory was asked again"
+
+
+async def test_a_judge_leaves_no_process_when_it_closes_over_a_question() -> None:
+    math_judge = MathJudge(processes=2, timeout_s=30)
+    await math_judge.start()
+    asking = asyncio.create_task(math_judge.are_equal("42", "9^{9^{9^{9}}}!"))
+    await asyncio.sleep(0.2)
+    asking.cancel()
+    await math_judge.close()
+    await math_judge.close()
+    assert judge_pids() == []
+    await asyncio.gather(asking, return_exceptions=True)

@@ -1,0 +1,56 @@
+"""Which Host a server without a token answers for: names of this machine, and those that it was given."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from slime_plugins.rollout_buffer.errors import ForbiddenError
+from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
+from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from tests.remote_rollout_serving import served
+
+OURS = [
+    "localhost",
+    "LocalHost:8889",
+    "127.0.0.1",
+    "127.0.0.1:1",
+    "127.8.8.8",
+    "[::1]",
+    "[::1]:8889",
+    "a.localhost",
+    "buffer.lan:80",
+]
+THEIRS = [
+    *("evil.example", "evil.example:8889", "localhost.evil.example", "127.0.0.1.nip.io"),
+    *("10.0.0.1", "0.0.0.0", "[::2]", "", ":80", "[", "x" * 9999),
+]
+
+
+@pytest.mark.parametrize("host", OURS)
+def test_names_of_this_machine_and_named_ones_pass(host: str) -> None:
+    check_host(host, ["Buffer.lan"])
+
+
+@pytest.mark.parametrize("host", THEIRS)
+def test_other_names_are_refused_with_a_way_out(host: str) -> None:
+    with pytest.raises(ForbiddenError, match="--allowed-host"):
+        check_host(host, ["buffer.lan"])
+
+
+def test_who_names_no_host_is_no_browser() -> None:
+    check_host(None, [])
+
+
+async def test_a_remote_rollout_server_answers_for_its_own_names_alone() -> None:
+    async with (
+        served(create_app(agent=AgentSide(), allowed_hosts=["agents.lan"])) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        for path in ("/health", "/tools", "/nope"):
+            async with session.get(f"{url}{path}", headers={"Host": "evil.example"}) as reply:
+                assert (reply.status, (await reply.json())["error"]["code"]) == (403, "forbidden")
+        for host in ("agents.lan", "127.0.0.1:80"):
+            async with session.get(f"{url}/tools", headers={"Host": host}) as reply:
+                assert reply.status == 200

@@ -1,0 +1,60 @@
+"""A key of ``start_rollout`` that is nearly a known one is a slip and refused; any other is somebody's option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
+
+BODY: dict[str, Any] = {
+    "task_type": "math",
+    "input_file": "/data/problems.jsonl",
+    "remote_engine_url": "http://127.0.0.1:30000",
+    "tokenizer_path": "/models/m",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"sampling_params": {"temprature": 0.8}},
+            "sampling_params.temprature is not known; did you mean .*temperature",
+        ),
+        ({"sampling_params": {"max_token": 8}}, "did you mean sampling_params.max_tokens"),
+        ({"sampling_params": {"topk": 8}}, "did you mean sampling_params.top_k"),
+        ({"group_timeout_second": 8}, "group_timeout_second is not known; did you mean group_timeout_seconds"),
+        ({"max_token": 8}, "did you mean max_tokens"),
+        ({"num_epochs": 8}, "did you mean num_epoch"),
+        ({"skip_instance_id": ["a"]}, "did you mean skip_instance_ids"),
+        ({"max_attempt": 1, "sampling_params": {"topp": 1}}, "max_attempts.*top_p"),
+    ],
+)
+def test_a_slip_is_refused_with_what_was_meant(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidPayloadError, match=says):
+        parse(StartPayload, {**BODY, **changes})
+
+
+def test_options_of_generators_and_parameters_of_engines_pass() -> None:
+    sampling = {
+        "temperature": 0.8,
+        "top_k": 20,
+        "min_p": 0.1,
+        "stop": ["."],
+        "repetition_penalty": 1.1,
+        "lora_path": "x",
+    }
+    options = {
+        "android_world": {}, "apply_chat_template_kwargs": {}, "max_tokens_total": 8192, "max_turns": 10,
+        "pin_sampling_params": True,
+        "remote_rollout_callback_host": "10.0.0.5", "remote_rollout_tokenizer": "m", "remote_rollout_url": "http://a:1",
+        "statelm": {}, "max_context_len": 1, "rollout_mode": "history",
+    }  # fmt: skip
+
+    payload = parse(StartPayload, {**BODY, "sampling_params": sampling, **options})
+
+    assert payload.options == options
+    assert payload.sampling().extra["lora_path"] == "x"

@@ -1,0 +1,353 @@
+"""What the dashboard asks for: series, groups, filters, explanations; right, paged, and by an index."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import NotFoundError
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.query_params import (
+    GroupPageQuery,
+    OverviewQuery,
+    SeriesQuery,
+    TrajectoryPageQuery,
+)
+from slime_plugins.rollout_buffer.reporting import time_series
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.time_series import MOST_BUCKETS, span_of
+from slime_plugins.rollout_buffer.state.device_reports import keep_report
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
+from tests.conftest import SettableClock
+from tests.example_counts import examples
+from tests.support import poll, start_external, write, written
+
+SUPERVISOR = "supervisor"
+
+
+@pytest.fixture
+def views(buffer: Buffer, clock: SettableClock) -> Views:
+    return Views(buffer.store, SUPERVISOR, clock=clock)
+
+
+@pytest.fixture
+def job(buffer: Buffer, clock: SettableClock) -> JobRecord:
+    """Ten groups of two, one closed every 30 s; every third has equal rewards. The last is open."""
+    clock.now = 1_000_020.0
+    ids = tuple(f"Task{at % 2}-{at}" for at in range(10))
+    found = start_external(buffer, 2, ids, job_id="run/1")
+    for at, name in enumerate(ids):
+        clock.advance(30.0)
+        second = 0.1 if at % 3 == 0 else 0.9
+        generation = {"prompt_ids": [1], "output_ids": [2, 3, 4], "weight_version": str(at)}
+        truncated = {"outcome": "truncated", "stop_reason": "max_tokens"} if at == 4 else {}
+        first = written(f"{name}/a", name, 0.1, generations=[generation], extra_info={"success": False}, **truncated)
+        write(buffer, found, first)
+        if at < 9:
+            write(buffer, found, written(f"{name}/b", name, second, extra_info={"success": second > 0.5}))
+    return found
+
+
+def asked(**query: Any) -> SeriesQuery:
+    return request_models.parse(SeriesQuery, query)
+
+
+# --- series ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_series_counts_what_happened(views: Views, job: JobRecord) -> None:
+    columns = views.series(job.job_id, asked(width_s=60))["columns"]
+    assert sum(columns["episodes"]) == 19
+    assert (sum(columns["completed"]), sum(columns["truncated"])) == (18, 1)
+    assert (sum(columns["groups_valid"]), sum(columns["groups_filtered"])) == (6, 3)
+    assert max(value for value in columns["reward_max"] if value is not None) == 0.9
+    assert {len(values) for values in columns.values()} == {len(columns["t"])}
+
+
+def test_minutes_and_rows_tell_the_same(views: Views, job: JobRecord) -> None:
+    by_minute = views.series(job.job_id, asked(width_s=60))["columns"]
+    by_row = views.series(job.job_id, asked(width_s=30))["columns"]
+    for name in ("episodes", "completed", "truncated", "groups_valid"):
+        assert sum(by_minute[name]) == sum(by_row[name])
+    folded = {start - start % 60 for start, count in zip(by_row["t"], by_row["episodes"], strict=True) if count}
+    assert folded == {start for start, count in zip(by_minute["t"], by_minute["episodes"], strict=True) if count}
+
+
+@examples(15)
+@given(seed=st.integers(0, 10_000))
+def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
+    """The trigger against plain SQL over the rows."""
+    chance = random.Random(seed)
+    clock = SettableClock(1_000_000.0)
+    with tempfile.TemporaryDirectory() as folder:
+        buffer = Buffer(Store(Path(folder)), clock=clock)
+        found = start_external(buffer, 2)
+        for at in range(6):
+            clock.advance(chance.uniform(0, 50))
+            told = chance.choice([{}, {"success": True}, {"success": 0.5}])
+            version = [] if chance.random() < 0.5 else [{"prompt_ids": [], "output_ids": [1], "weight_version": "3"}]
+            item = written(f"{at}", f"{at % 2}", chance.uniform(-1, 1), extra_info=told, generations=version)
+            write(buffer, found, item)
+        query = (
+            "SELECT count(*), total(reward), min(reward), max(reward), count(success), coalesce(sum(success >= 1), 0), "
+            "count(versions_behind), max(versions_behind), count(sampled_tokens), total(sampled_tokens) "
+            "FROM trajectories WHERE late = 0"
+        )
+        sums = (
+            "SELECT sum(episodes), total(reward_total), min(reward_min), max(reward_max), sum(judged), sum(succeeded), "
+            "sum(versioned), max(behind_max), sum(sampled_known), total(sampled_total) FROM trajectory_minutes"
+        )
+        with buffer.store.read() as connection:
+            rows, minutes = tuple(connection.execute(query).fetchone()), tuple(connection.execute(sums).fetchone())
+        buffer.store.close()
+    assert minutes == pytest.approx(rows)
+
+
+def test_the_newest_buckets_alone_continue_the_earlier_ones(views: Views, job: JobRecord) -> None:
+    whole = views.series(job.job_id, asked(width_s=60))["columns"]
+    newest = views.series(job.job_id, asked(width_s=60, since=whole["t"][-2]))["columns"]
+    for name, values in newest.items():
+        assert values == whole[name][-2:]
+
+
+def test_many_episodes_in_short_buckets_come_by_the_minute(
+    views: Views, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = views.series(job.job_id, asked(width_s=30))
+    monkeypatch.setattr(time_series, "MOST_EPISODES_ONE_BY_ONE", 18)
+    crowded = views.series(job.job_id, asked(width_s=30))
+    assert (one_by_one["width_s"], crowded["width_s"]) == (30, 60)
+    assert sum(crowded["columns"]["episodes"]) == sum(one_by_one["columns"]["episodes"]) == 19
+    newest = views.series(job.job_id, asked(width_s=30, since=one_by_one["columns"]["t"][-3]))
+    assert newest["width_s"] == 30
+
+
+def test_a_series_says_how_long_the_trainer_waited(
+    views: Views, buffer: Buffer, job: JobRecord, clock: SettableClock
+) -> None:
+    buffer.polled(job)
+    buffer.polled_in_vain(buffer.job(job.job_id))
+    clock.advance(7.0)
+    assert poll(buffer, buffer.job(job.job_id)) is not None
+    columns = views.series(job.job_id, asked(width_s=60))["columns"]
+    assert [value for value in columns["wait_max"] if value is not None] == [7.0]
+
+
+@given(
+    first=st.floats(0, 1e9),
+    length=st.floats(0, 1e8),
+    width=st.none() | st.integers(1, 604_800),
+    since=st.none() | st.floats(0, 2e9),
+)
+def test_a_span_is_never_endless(first: float, length: float, width: int | None, since: float | None) -> None:
+    span = span_of(first, first + length, width_s=width, since=since)
+    assert 0 <= span.buckets <= MOST_BUCKETS
+    assert span.end > first + length
+    assert span.start % span.width_s == 0
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def group_ids(views: Views, **query: Any) -> list[str]:
+    page = views.groups("run/1", request_models.parse(GroupPageQuery, query))
+    return [group["instance_id"] for group in page["groups"]]
+
+
+def test_groups_come_the_last_touched_first_and_are_filtered(views: Views, job: JobRecord) -> None:
+    assert group_ids(views)[:2] == ["Task1-9", "Task0-8"]
+    assert group_ids(views, state="filtered") == ["Task0-6", "Task1-3", "Task0-0"]
+    assert group_ids(views, search="task1") == ["Task1-9", "Task1-7", "Task1-5", "Task1-3", "Task1-1"]
+    assert group_ids(views, cause="is_valid", search="0-") == ["Task0-6", "Task0-0"]
+    assert group_ids(views, search="%") == []
+    assert group_ids(views, search="_-") == []
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4, 10])
+def test_pages_of_groups_hold_each_group_once(views: Views, job: JobRecord, limit: int) -> None:
+    seen: list[str] = []
+    cursor = None
+    while True:
+        query = {"limit": limit, **({"cursor": cursor} if cursor else {})}
+        page = views.groups(job.job_id, request_models.parse(GroupPageQuery, query))
+        seen += [group["instance_id"] for group in page["groups"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == group_ids(views)
+    assert len(set(seen)) == 10
+
+
+def test_a_group_shows_its_members_and_why_it_was_dropped(views: Views, job: JobRecord) -> None:
+    page = views.groups(job.job_id, request_models.parse(GroupPageQuery, {"state": "filtered", "limit": 1}))
+    group = views.group(page["groups"][0]["group_index"])
+    assert [member["uid"] for member in group["members"]] == ["Task0-6/a", "Task0-6/b"]
+    assert "all 2 members earned the same reward" in group["says"]
+    assert group["instance"] == {"instance_id": "Task0-6"}
+
+
+def test_what_was_delivered_stands_beside_what_was_earned(views: Views, buffer: Buffer, job: JobRecord) -> None:
+    assert poll(buffer, job, max_groups=1) is not None
+    delivered = views.groups(job.job_id, request_models.parse(GroupPageQuery, {"state": "delivered"}))["groups"]
+    group = views.group(delivered[0]["group_index"])
+    assert [one["uid"] for one in group["delivered"]] == ["Task1-1/a", "Task1-1/b"]
+    assert group["delivery_id"] is not None
+
+
+def test_there_is_no_group_that_is_not_there(views: Views) -> None:
+    with pytest.raises(NotFoundError):
+        views.group(12345)
+
+
+# --- trajectories ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ({}, 19),
+        ({"search": "task0"}, 10),
+        ({"search": "-9/A"}, 1),
+        ({"success": True}, 6),
+        ({"success": False}, 13),
+        ({"min_version": 8}, 2),
+        ({"min_version": 2, "max_version": 3}, 2),
+        ({"outcome": "truncated", "stop_reason": "max_tokens"}, 1),
+        ({"min_reward": 0.5, "search": "Task1"}, 3),
+    ],
+)
+def test_filters_find_what_they_say(buffer: Buffer, job: JobRecord, query: dict[str, Any], count: int) -> None:
+    page = request_models.parse(TrajectoryPageQuery, {"job_id": job.job_id, **query})
+    assert len(Inspection(buffer.store).trajectories(page)["trajectories"]) == count
+
+
+def test_filters_never_touch_the_rows_with_the_payloads(buffer: Buffer, job: JobRecord) -> None:
+    """What is scanned is the index; rows are looked up one by one, for what is shown."""
+    plans: list[str] = []
+    page = {"job_id": job.job_id, "search": "x", "outcome": "aborted", "min_reward": 5}
+    with buffer.store.read() as connection:
+        connection.set_trace_callback(plans.append)
+    Inspection(buffer.store).trajectories(request_models.parse(TrajectoryPageQuery, page))
+    with buffer.store.read() as connection:
+        connection.set_trace_callback(None)
+        query = next(statement for statement in plans if "trajectories_to_look_at" in statement)
+        steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}")]
+    assert any("USING COVERING INDEX trajectories_to_look_at (job_key=? AND key<?)" in step for step in steps), steps
+    assert not any(step.startswith("SCAN trajectories") for step in steps), steps
+
+
+# --- explanations ----------------------------------------------------------------------------------------------------
+
+
+def test_an_overview_has_every_job_with_its_books_and_why(views: Views, buffer: Buffer, job: JobRecord) -> None:
+    overview = views.overview(request_models.parse(OverviewQuery, {}))
+    (entry,) = overview["jobs"]
+    assert entry["slots"] == buffer.describe(job)["slots"]
+    assert overview["explanation"][0]["code"] == "no_supervisor"
+    assert entry["explanation"][0]["code"] == "no_supervisor"
+    assert entry["newest"]["episodes"] == 19
+
+
+def test_jobs_are_paged(views: Views, buffer: Buffer) -> None:
+    for name in "abc":
+        start_external(buffer, 1, job_id=name)
+    first = views.overview(request_models.parse(OverviewQuery, {"limit": 2}))
+    rest = views.overview(request_models.parse(OverviewQuery, {"limit": 2, "cursor": first["next_cursor"]}))
+    assert [entry["job_id"] for page in (first, rest) for entry in page["jobs"]] == ["c", "b", "a"]
+    assert rest["next_cursor"] is None
+
+
+def test_what_the_runner_said_of_engine_and_devices_is_explained(
+    views: Views, buffer: Buffer, job: JobRecord, clock: SettableClock
+) -> None:
+    buffer.beat(SUPERVISOR, 1, {})
+    engine = {"url": "http://e", "says": "cannot be reached", "since_s": 5.0, "waiting": 2}
+    buffer.beat(RUNNER_NAME.format(job.key), 1, {"engine": engine})
+    devices = [{"device_id": "a", "state": "leased"}, {"device_id": "b", "state": "quarantined"}]
+    keep_report(buffer.store, job.key, 1, {"pool": "p", "devices": devices}, now=clock.now)
+    found = views.explanation(job.job_id)
+    assert found["engine"] == engine
+    assert (found["devices"]["total"], found["devices"]["busy"], found["devices"]["broken"]) == (2, 1, 1)
+    clock.advance(3600.0)
+    later = views.explanation(job.job_id)
+    assert (later["engine"], later["devices"]) == ({}, {})
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+def test_the_routes_answer_for_ids_with_slashes(client: FlaskClient) -> None:
+    client.post("/start_rollout", json={"task_type": "external", "job_id": "a/b", "num_repeat_per_sample": 1})
+    client.post("/buffer/write", json={**written("x/y", "i", 0.5), "job_id": "a/b"})
+    for path in ("explanation", "series?range_s=60", "groups?search=i"):
+        assert client.get(f"/jobs/a/b/{path}").status_code == 200, path
+    group = client.get("/jobs/a/b/groups").get_json()["groups"][0]
+    assert client.get(f"/groups/{group['group_index']}").get_json()["job_id"] == "a/b"
+    assert client.get("/token_rows/x/y").get_json()["contexts"] == []
+    assert client.get("/overview").get_json()["jobs"][0]["job_id"] == "a/b"
+
+
+def test_a_list_that_has_not_changed_is_not_sent_again(client: FlaskClient) -> None:
+    client.post("/start_rollout", json={"task_type": "external", "job_id": "j"})
+    first = client.get("/jobs/j/groups")
+    assert client.get("/jobs/j/groups", headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
+    client.post("/buffer/write", json=written("x"))
+    assert client.get("/jobs/j/groups", headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/jobs/j/groups?cursor=x",
+        "/jobs/j/groups?state=odd",
+        "/jobs/j/series?range_s=0",
+        "/overview?limit=0",
+        "/groups/7",
+    ],
+)
+def test_a_wrong_question_is_answered_with_a_sentence(client: FlaskClient, path: str) -> None:
+    client.post("/start_rollout", json={"task_type": "external", "job_id": "j"})
+    reply = client.get(path)
+    assert reply.status_code in (400, 404)
+    assert reply.get_json()["error"]["message"]
+
+
+@pytest.mark.parametrize("number", ["9" * 18, "9" * 30])
+def test_a_group_number_of_any_length_is_no_defect(client: FlaskClient, number: str) -> None:
+    assert client.get(f"/groups/{number}").status_code == 404
+
+
+def test_tokens_come_with_texts_of_the_jobs_tokenizer(
+    make_client: Callable[..., FlaskClient],
+) -> None:
+    client = make_client()
+    start = {"task_type": "external", "job_id": "j", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
+    assert client.post("/start_rollout", json=start).status_code == 200
+    generation = {"prompt_ids": [5, 6, 7], "output_ids": [8, 9], "output_log_probs": [-0.5, -2.0]}
+    edited = {"prompt_ids": [5, 9], "output_ids": [7], "output_log_probs": [-0.1]}
+    item = written("u", "i", 1.0, generations=[generation, edited])
+    assert client.post("/buffer/write", data=json.dumps(item)).status_code == 200
+    found = client.get("/token_rows/u").get_json()
+    assert [one["dropped_tokens"] for one in found["contexts"]] == [0, 4]
+    assert [row["trained"] for row in found["rows"]] == [2, 1]
+    assert found["why_no_texts"] == ""
+    assert sum(piece["count"] for piece in found["pieces"]) == 5
+    trained = [piece for piece in found["pieces"] if "ids" in piece]
+    assert [value for piece in trained for value in piece["log_probs"]] == [-0.5, -2.0]
+    assert all(isinstance(piece["text"], str) for piece in found["pieces"])
+    assert client.get("/token_rows/u?row=1").get_json()["row"] == 1
+    assert client.get("/token_rows/u?row=7").get_json()["pieces"] == []

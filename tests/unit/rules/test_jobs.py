@@ -1,0 +1,88 @@
+"""Which groups a job has, and what a resumed trainer's skip list changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_plugins.rollout_buffer.errors import ConflictError
+from slime_plugins.rollout_buffer.rules.jobs import KnownGroup, next_state, plan_groups, wanted_again
+from slime_plugins.rollout_buffer.types import GroupState, JobState
+
+IDS = ["a", "b", "c"]
+
+
+def test_each_entry_of_the_skip_list_skips_one_epoch_earliest_first() -> None:
+    planned = list(plan_groups(IDS, 3, ["b", "a", "b"]))
+    assert [(group.epoch, IDS[group.position]) for group in planned if group.skipped] == [(0, "a"), (0, "b"), (1, "b")]
+    assert len(planned) == 9
+
+
+@given(st.integers(1, 4), st.lists(st.sampled_from([*IDS, "unknown"]), max_size=12))
+def test_a_plan_skips_as_often_as_the_list_says_and_never_more(num_epoch: int, skip: list[str]) -> None:
+    skipped = Counter(IDS[group.position] for group in plan_groups(IDS, num_epoch, skip) if group.skipped)
+    assert skipped == Counter({name: min(skip.count(name), num_epoch) for name in IDS if name in skip})
+
+
+def known(key: int, state: GroupState, delivery: int | None = None, name: str = "a") -> KnownGroup:
+    return KnownGroup(key=key, instance_id=name, state=state, delivery_key=delivery)
+
+
+def test_what_was_delivered_but_not_consumed_becomes_ready_again() -> None:
+    groups = [known(1, GroupState.DELIVERED, 1), known(2, GroupState.LEASED, 2), known(3, GroupState.OPEN)]
+    resumption = wanted_again(groups, ["a"])
+    assert resumption.ready_again == [2]
+    assert resumption.skipped == []
+
+
+def test_the_delivery_that_went_out_first_was_consumed_first_whatever_its_epoch() -> None:
+    groups = [known(1, GroupState.OPEN), known(2, GroupState.DELIVERED, 1)]
+    resumption = wanted_again(groups, ["a"])
+    assert resumption.ready_again == []
+    assert resumption.skipped == []
+
+
+def test_a_filtered_group_uses_up_an_entry_only_if_it_was_reported() -> None:
+    groups = [known(1, GroupState.FILTERED), known(2, GroupState.DELIVERED, 1)]
+    assert wanted_again(groups, ["a"]).ready_again == []
+    reported = [known(1, GroupState.FILTERED, 1), known(2, GroupState.DELIVERED, 1)]
+    assert wanted_again(reported, ["a", "a"]).ready_again == []
+    assert wanted_again(reported, []).reported_again == [1]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(GroupState)), st.integers(1, 5), st.sampled_from(IDS)), max_size=20),
+    st.lists(st.sampled_from(IDS), max_size=20),
+)
+def test_every_group_handed_out_is_either_consumed_or_comes_again(
+    rows: list[tuple[GroupState, int, str]], skip: list[str]
+) -> None:
+    gone_out = {GroupState.DELIVERED, GroupState.LEASED, GroupState.FILTERED, GroupState.FAILED}
+    groups = [known(key, state, at if state in gone_out else None, name) for key, (state, at, name) in enumerate(rows)]
+    resumption = wanted_again(groups, skip)
+    for name in IDS:
+        of_name = [group for group in groups if group.instance_id == name]
+        again = {*resumption.ready_again, *resumption.reported_again}
+        used = [
+            group
+            for group in of_name
+            if group.state is not GroupState.OPEN
+            and group.state is not GroupState.READY
+            and group.key not in again
+            and group.delivery_key is not None
+        ]
+        skipped = [group for group in of_name if group.key in resumption.skipped]
+        already = sum(group.state is GroupState.SKIPPED for group in of_name)
+        assert len(used) == min(max(0, skip.count(name) - already), sum(g.delivery_key is not None for g in of_name))
+        assert len(used) + len(skipped) <= skip.count(name)
+
+
+def test_verbs_lead_where_they_say_and_twice_is_once() -> None:
+    assert next_state(JobState.RUNNING, "pause") is JobState.PAUSED
+    assert next_state(JobState.PAUSED, "pause") is JobState.PAUSED
+    assert next_state(JobState.PAUSED, "cancel") is JobState.CANCELLED
+    with pytest.raises(ConflictError, match="a job that is finished cannot be resumed"):
+        next_state(JobState.FINISHED, "resume")

@@ -1,0 +1,505 @@
+"""A job's event loop with a scripted generator: what goes right, what breaks, and what others do to the job."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError, JudgeError
+from slime_plugins.rollout_buffer.generator import Plugin
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.runner import job_runner as runner
+from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Instance,
+    Outcome,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+)
+from tests.support import poll, slots, uids
+
+Play = Callable[[EpisodeRequest], Any]
+
+
+class ScriptedGenerator:
+    """Plays what a function says: a reward, an exception to raise, or a trajectory. Counts what is asked of it."""
+
+    def __init__(self, play: Play, *, start_error: Exception | None = None) -> None:
+        self._play = play
+        self._start_error = start_error
+        self.requests: list[EpisodeRequest] = []
+        self.tokenizers: list[Any] = []
+        self.running = 0
+        self.most_at_once = 0
+        self.closed = 0
+
+    async def start(self, context: GeneratorContext) -> None:
+        self.tokenizers.append(context.tokenizer)
+        if self._start_error is not None:
+            raise self._start_error
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        self.requests.append(episode)
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            answer = self._play(episode)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, Trajectory) else trajectory_for(episode, answer)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def trajectory_for(episode: EpisodeRequest, reward: float) -> Trajectory:
+    return Trajectory(
+        uid=episode.uid,
+        instance_id=episode.instance.instance_id,
+        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
+        reward=reward,
+        outcome=Outcome.COMPLETED,
+        stop_reason=StopReason.STOP,
+    )
+
+
+@pytest.fixture
+def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
+    """A buffer on the real clock, and a runner that looks around often and retries at once."""
+    monkeypatch.setattr(runner, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(runner, "RETRY_BASE_S", 0.001)
+    buffer = Buffer(Store(tmp_path / "data"))
+    yield buffer
+    buffer.store.close()
+
+
+def start(buffer: Buffer, count: int = 2, **changes: Any) -> JobRecord:
+    ids = [f"i{number}" for number in range(count)]
+    body = {
+        "task_type": "scripted",
+        "instances": [{"instance_id": name} for name in ids],
+        "remote_engine_url": "http://127.0.0.1:9",
+        "num_repeat_per_sample": 2,
+        **changes,
+    }
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+
+
+def plugin_of(generator: ScriptedGenerator, **changes: Any) -> Plugin:
+    plugin = Plugin(
+        task_type="scripted",
+        source=Path("scripted.py"),
+        needs_ray=False,
+        reward_range=(0.0, 1.0),
+        functions=DEFAULT_FUNCTIONS,
+        create_generator=lambda: generator,
+    )
+    return dataclasses.replace(plugin, **changes)
+
+
+async def run(buffer: Buffer, job: JobRecord, generator: ScriptedGenerator, **changes: Any) -> None:
+    job_runner = JobRunner(buffer, job.key, plugin_of(generator, **changes), buffer_url="http://127.0.0.1:9")
+    await asyncio.wait_for(job_runner.run(), 50)
+
+
+def by_slot(episode: EpisodeRequest) -> float:
+    return float(episode.slot % 2)
+
+
+async def test_every_slot_of_every_group_and_epoch_is_played_once(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=3, num_epoch=2)
+    generator = ScriptedGenerator(by_slot)
+    await run(real_time_buffer, job, generator)
+    assert len(generator.requests) == len({request.uid for request in generator.requests}) == 12
+    assert slots(real_time_buffer, job)["ready"] == 12
+    assert real_time_buffer.job(job.job_id).state.value == "finished"
+    assert generator.closed == 1
+
+
+async def test_no_more_episodes_at_once_than_num_process(real_time_buffer: Buffer) -> None:
+    may_end = asyncio.Event()
+
+    async def held(reward: float) -> float:
+        await may_end.wait()
+        return reward
+
+    generator = ScriptedGenerator(lambda episode: held(by_slot(episode)))
+    running = asyncio.create_task(run(real_time_buffer, start(real_time_buffer, count=10, num_process="3"), generator))
+    await _when(lambda: generator.running == 3)
+    await asyncio.sleep(0.1)
+    may_end.set()
+    await running
+    assert generator.most_at_once == 3
+
+
+async def _after(seconds: float, reward: float) -> float:
+    await asyncio.sleep(seconds)
+    return reward
+
+
+async def test_a_broken_device_costs_an_attempt_and_never_a_reward(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1)
+    generator = ScriptedGenerator(lambda e: DeviceError("it hung") if e.attempt == 1 else by_slot(e))
+    await run(real_time_buffer, job, generator)
+    assert real_time_buffer.describe(job)["attempts"] == {"failed": 2, "failed:device": 2, "finished": 2}
+
+
+async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tried_again(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=1)
+
+    def play(episode: EpisodeRequest) -> Any:
+        if episode.attempt > 1:
+            return by_slot(episode)
+        aborted = dataclasses.replace(trajectory_for(episode, 0.0), outcome=Outcome.ABORTED)
+        return JudgeError("it was killed") if episode.slot else aborted
+
+    await run(real_time_buffer, job, ScriptedGenerator(play))
+    described = real_time_buffer.describe(job)
+    assert described["attempts"] == {"failed": 2, "failed:episode": 1, "failed:judge": 1, "finished": 2}
+    assert described["outcomes"] == {"completed": 2}
+    delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
+
+
+async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_padded(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2, num_repeat_per_sample=4, max_attempts=2, min_timeout_group_size_ratio=0.7)
+    bad = {("i0", 0), ("i1", 0), ("i1", 1)}
+    generator = ScriptedGenerator(
+        lambda e: DeviceError("dead") if (e.instance.instance_id, e.slot) in bad else by_slot(e)
+    )
+    await run(real_time_buffer, job, generator)
+    books = slots(real_time_buffer, job)
+    assert (books["ready"], books["failed"]) == (4, 4)
+    assert real_time_buffer.describe(job)["causes"] == {"failed": {"slots failed: 2 of 4 members came": 1}}
+    delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ZeroDivisionError("a defect"),
+        float("nan"),
+        lambda e: dataclasses.replace(trajectory_for(e, 1.0), uid="somebody else's"),
+        lambda e: dataclasses.replace(trajectory_for(e, 1.0), extra_info={"not JSON": object()}),
+    ],
+)
+async def test_a_generator_that_breaks_its_contract_costs_its_attempts_and_nothing_else(
+    real_time_buffer: Buffer, answer: Any
+) -> None:
+    job = start(real_time_buffer, count=2, max_attempts=2)
+
+    def play(episode: EpisodeRequest) -> Any:
+        if episode.instance.instance_id == "i1":
+            return by_slot(episode)
+        return answer(episode) if callable(answer) else answer
+
+    await run(real_time_buffer, job, ScriptedGenerator(play))
+    books = slots(real_time_buffer, job)
+    assert (books["ready"], books["failed"]) == (2, 2)
+    assert real_time_buffer.describe(job)["attempts"]["failed:generator"] == 4
+
+
+async def test_a_generator_that_does_not_start_fails_the_job_with_its_reason_and_is_closed(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer)
+    generator = ScriptedGenerator(by_slot, start_error=RuntimeError("no phones here"))
+    await run(real_time_buffer, job, generator)
+    failed = real_time_buffer.job(job.job_id)
+    assert failed.state.value == "failed"
+    assert "no phones here" in failed.cause
+    assert generator.closed == 1
+
+
+async def test_a_missing_tokenizer_fails_the_job_with_its_reason(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, tokenizer_path="/no/such/tokenizer")
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot))
+    assert "does not start" in real_time_buffer.job(job.job_id).cause
+
+
+async def test_a_name_of_the_model_hub_that_cannot_be_had_fails_the_job_with_a_sentence(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    job = start(real_time_buffer, tokenizer_path="nobody/no-such-model")
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot))
+    assert "put the trainer's tokenizer into a folder of this host" in real_time_buffer.job(job.job_id).cause
+
+
+async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2)
+
+    def explode(member: Any, policy: Any) -> bool:
+        if member.instance_id == "i0":
+            raise KeyError("extra")
+        return True
+
+    functions = dataclasses.replace(DEFAULT_FUNCTIONS, filter_item=explode)
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot), functions=functions)
+    books = slots(real_time_buffer, job)
+    assert (books["ready"], books["failed"]) == (2, 2)
+
+
+async def test_a_group_that_waits_too_long_for_its_last_member_is_closed_by_the_clock(real_time_buffer: Buffer) -> None:
+    options = {"group_timeout_seconds": 0.2, "min_timeout_group_size_ratio": 0.5}
+    job = start(real_time_buffer, count=1, **options)
+
+    async def hang() -> float:
+        await asyncio.sleep(3600)
+        return 0.0
+
+    generator = ScriptedGenerator(lambda e: hang() if e.slot == 1 else 1.0)
+    await run(real_time_buffer, job, generator)
+    delivered = uids(real_time_buffer, poll(real_time_buffer, job))
+    assert len(delivered) == 2
+    assert delivered[1].endswith("+dummy0")
+    assert real_time_buffer.describe(job)["attempts"] == {"finished": 1, "given_up": 1, "given_up:aborted": 1}
+
+
+async def _when(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+async def test_a_paused_job_starts_no_episode_until_it_is_resumed(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2)
+    real_time_buffer.change_job(job.job_id, "pause")
+    generator = ScriptedGenerator(by_slot)
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await asyncio.sleep(0.2)
+    assert generator.requests == []
+    real_time_buffer.change_job(job.job_id, "resume")
+    await running
+    assert len(generator.requests) == 4
+
+
+async def test_cancelling_a_job_stops_its_episodes(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2)
+    generator = ScriptedGenerator(lambda e: _after(3600, 0.0))
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await _when(lambda: generator.running == 4)
+    real_time_buffer.change_job(job.job_id, "cancel")
+    await running
+    assert generator.running == 0
+    assert slots(real_time_buffer, job)["skipped"] == 4
+
+
+async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1)
+    release = asyncio.Event()
+
+    async def wait_for_release() -> float:
+        await release.wait()
+        return 1.0
+
+    old = ScriptedGenerator(lambda e: wait_for_release())
+    old_run = asyncio.create_task(run(real_time_buffer, job, old))
+    await _when(lambda: old.running == 2)
+    new = ScriptedGenerator(by_slot)
+    new_run = asyncio.create_task(run(real_time_buffer, job, new))
+    await _when(lambda: real_time_buffer.job_by_key(job.key).fence == 2)
+    release.set()
+    await asyncio.gather(old_run, new_run)
+    assert real_time_buffer.describe(job)["outcomes"] == {"completed": 2}
+    assert {request.attempt for request in new.requests} == {2}
+
+
+async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=6, max_groups_ahead=2, num_process=2)
+    generator = ScriptedGenerator(by_slot)
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await _when(lambda: slots(real_time_buffer, job)["ready"] >= 4)
+    await asyncio.sleep(0.2)
+    assert slots(real_time_buffer, job)["ready"] <= 6
+    while not running.done():
+        poll(real_time_buffer, job)
+        await asyncio.sleep(0.02)
+    await running
+    poll(real_time_buffer, job)
+    assert slots(real_time_buffer, job)["delivered"] == 12
+
+
+async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_next_runner(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=1)
+    fence = real_time_buffer.begin_running(job.key)
+    group = real_time_buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    for slot in (0, 1):
+        attempt = real_time_buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        request = EpisodeRequest(
+            uid=f"t{slot}",
+            job_id=job.job_id,
+            instance=Instance(instance_id="i0", data={}),
+            epoch=0,
+            slot=slot,
+            attempt=attempt,
+            sampling_params=SamplingParams(max_new_tokens=1),
+        )
+        real_time_buffer.add_trajectory(fence, group, slot, attempt, trajectory_for(request, float(slot)))
+    generator = ScriptedGenerator(by_slot)
+    await run(real_time_buffer, job, generator)
+    assert generator.requests == []
+    assert slots(real_time_buffer, job)["ready"] == 2
+
+
+async def test_each_slot_samples_with_a_seed_of_its_own_that_a_repeated_attempt_keeps(real_time_buffer: Buffer) -> None:
+    failed: set[tuple[str, int]] = set()
+
+    def play(episode: EpisodeRequest) -> float | Exception:
+        slot = (episode.instance.instance_id, episode.slot)
+        if slot not in failed:
+            failed.add(slot)
+            return DeviceError("once")
+        return 1.0
+
+    seeds: list[dict[tuple[str, int], set[int]]] = []
+    for job in ("a", "b"):
+        failed.clear()
+        generator = ScriptedGenerator(play)
+        record = start(real_time_buffer, evaluation=True, sampling_seed=5, job_id=job)
+        await run(real_time_buffer, record, generator)
+        found: dict[tuple[str, int], set[int]] = {}
+        for request in generator.requests:
+            slot = (request.instance.instance_id, request.slot)
+            found.setdefault(slot, set()).add(request.sampling_params.extra["sampling_seed"])
+        assert len(generator.requests) == 8
+        seeds.append(found)
+    assert seeds[0] == seeds[1]
+    assert all(len(own) == 1 for own in seeds[0].values())
+    assert len({seed for own in seeds[0].values() for seed in own}) == 4
+
+
+async def test_a_job_without_a_seed_sends_none(real_time_buffer: Buffer) -> None:
+    generator = ScriptedGenerator(lambda episode: 1.0)
+    record = start(real_time_buffer, evaluation=True)
+    await run(real_time_buffer, record, generator)
+    assert all("sampling_seed" not in request.sampling_params.extra for request in generator.requests)
+
+
+async def test_what_an_engine_without_token_ids_said_is_kept_as_messages_alone(real_time_buffer: Buffer) -> None:
+    generation = Generation(prompt_ids=(1,), output_ids=(2,), output_log_probs=(float("nan"),))
+
+    def play(episode: EpisodeRequest) -> Trajectory:
+        return dataclasses.replace(trajectory_for(episode, 1.0), generations=(generation,))
+
+    generator = ScriptedGenerator(play)
+    record = start(real_time_buffer, evaluation=True, engine_api="openai", engine_model="m", padding="dummy")
+    await run(real_time_buffer, record, generator)
+    assert generator.tokenizers[0].chat_template
+    items = [item for _, item in real_time_buffer.items_of(record)]
+    assert len(items) == 4
+    assert not any(item.get("generations") for item in items)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"engine_api": "openai", "engine_model": "m"}, "evaluation: true"),
+        ({"engine_api": "openai", "evaluation": True}, "engine_model is missing"),
+        ({"engine_api": "openai", "evaluation": True, "engine_model": "m", "task_type": "external"}, "evaluation"),
+        ({"engine_api": "vertex"}, "engine_api"),
+    ],
+)
+def test_an_engine_without_token_ids_is_for_evaluations_alone(
+    real_time_buffer: Buffer, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidPayloadError, match=says):
+        start(real_time_buffer, **changes)
+
+
+# --- what was given up, once more ------------------------------------------------------------------------------------
+
+
+EVALUATION = {"evaluation": True, "max_attempts": 2, "min_timeout_group_size_ratio": 0.5}
+
+
+def broken_in_slot_1(episode: EpisodeRequest) -> Any:
+    return DeviceError("it hangs") if episode.slot == 1 else 1.0
+
+
+async def test_slots_that_were_given_up_stay_so_until_somebody_asks_for_them(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2, job_id="j", **EVALUATION)
+    await run(real_time_buffer, job, ScriptedGenerator(broken_in_slot_1))
+    first = real_time_buffer.describe(job)
+    assert (first["attempts"]["failed"], first["outcomes"]) == (4, {"completed": 2})
+    assert start(real_time_buffer, count=2, job_id="j", **EVALUATION).state.value == "finished"
+
+    again = start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION)
+    assert again.state.value == "running"
+    assert slots(real_time_buffer, job)["open"] == 4
+    still_broken = ScriptedGenerator(broken_in_slot_1)
+    await run(real_time_buffer, again, still_broken)
+    assert sorted((request.slot, request.attempt) for request in still_broken.requests) == [(1, 3)] * 2 + [(1, 4)] * 2
+
+    mended = ScriptedGenerator(by_slot)
+    await run(real_time_buffer, start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION), mended)
+    assert [(request.slot, request.attempt) for request in mended.requests] == [(1, 5)] * 2
+    after = real_time_buffer.describe(job)
+    assert (after["state"], after["outcomes"], after["attempts"]["failed"]) == ("finished", {"completed": 4}, 8)
+    delivered = uids(real_time_buffer, poll(real_time_buffer, job))
+    assert (len(delivered), any("dummy" in uid for uid in delivered)) == (4, False)
+
+
+async def test_a_retry_takes_back_what_was_delivered_short_and_leaves_the_rest(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=2, job_id="j", **EVALUATION)
+    await run(real_time_buffer, job, ScriptedGenerator(lambda e: by_slot(e) if e.instance.instance_id == "i0" else
+                                                       broken_in_slot_1(e)))  # fmt: skip
+    assert len(uids(real_time_buffer, poll(real_time_buffer, job))) == 4
+    again = start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION)
+    assert (slots(real_time_buffer, job)["delivered"], slots(real_time_buffer, job)["open"]) == (2, 2)
+    await run(real_time_buffer, again, ScriptedGenerator(by_slot))
+    delivery = poll(real_time_buffer, job)
+    assert len(uids(real_time_buffer, delivery)) == 2
+    assert delivery is not None
+    assert delivery.meta_info["total_samples"] == 2
+
+
+async def test_a_retry_that_is_sent_twice_is_one_retry_and_keeps_its_tries(real_time_buffer: Buffer) -> None:
+    """The reply to the first call may be lost on the wire."""
+    await run(real_time_buffer, start(real_time_buffer, count=1, job_id="j", **EVALUATION),
+              ScriptedGenerator(broken_in_slot_1))  # fmt: skip
+    for _ in range(2):
+        again = start(real_time_buffer, count=1, job_id="j", start_id="s", retry_given_up=True, **EVALUATION)
+    mended = ScriptedGenerator(by_slot)
+    await run(real_time_buffer, again, mended)
+    assert [(request.slot, request.attempt) for request in mended.requests] == [(1, 3)]
+
+
+async def test_only_an_evaluation_can_be_retried(real_time_buffer: Buffer) -> None:
+    with pytest.raises(InvalidPayloadError, match="for jobs with evaluation: true"):
+        start(real_time_buffer, count=1, retry_given_up=True)
+
+
+async def test_a_cancelled_evaluation_stays_cancelled(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1, job_id="j", **EVALUATION)
+    real_time_buffer.change_job("j", "cancel")
+    assert start(real_time_buffer, count=1, job_id="j", retry_given_up=True, **EVALUATION).state.value == "cancelled"
+    assert slots(real_time_buffer, job)["skipped"] == 2

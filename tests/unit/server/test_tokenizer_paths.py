@@ -1,0 +1,80 @@
+"""Which tokenizers a job may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A data root with a model, a folder of models that was allowed, and one that nobody spoke of."""
+    for name in ("root", "allowed", "secret", "allowed2"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    (tmp_path / "root" / "file.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "root" / "way_out").symlink_to(tmp_path / "secret")
+    return tmp_path
+
+
+def check(top: Path, named: str) -> None:
+    check_tokenizer(named, [top / "root"], [str(top / "allowed"), "Qwen/Qwen3-8B"])
+
+
+@pytest.mark.parametrize("folder", ["root/model", "root", "root/../root/model", "allowed/model", "allowed"])
+def test_a_folder_in_a_root_or_on_the_list_is_taken(top: Path, folder: str) -> None:
+    check(top, str(top / folder))
+
+
+def test_so_are_an_allowed_name_of_the_hub_and_the_tokenizer_of_the_package(top: Path) -> None:
+    check(top, "Qwen/Qwen3-8B")
+    check(top, str(DEMO_TOKENIZER_PATH))
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["secret", "secret/model", "root/../secret", "root/way_out/model", "root/none", "root/file.json", "allowed2/model"],
+)
+def test_another_folder_is_refused_in_one_sentence(top: Path, folder: str) -> None:
+    with pytest.raises(InvalidPayloadError, match=r"is not a folder that jobs may use .* --allow-tokenizer"):
+        check(top, str(top / folder))
+
+
+@pytest.mark.parametrize("named", ["Qwen/Qwen3-14B", "model", "http://host/model", "Qwen/Qwen3-8B/.."])
+def test_so_is_another_name(top: Path, named: str) -> None:
+    with pytest.raises(
+        InvalidPayloadError, match=r"is not a folder, or an allowed name of the model hub, that jobs may"
+    ):
+        check(top, named)
+
+
+@pytest.mark.parametrize("named", ["~nobody-there/model", "../../etc", "~"])
+def test_so_is_what_only_looks_like_a_way_in(top: Path, named: str) -> None:
+    with pytest.raises(InvalidPayloadError, match="is not a folder that jobs may use"):
+        check(top, named)
+
+
+def test_what_is_there_outside_is_not_told_from_what_is_not(top: Path) -> None:
+    said = []
+    for name in ("model", "nothing"):
+        with pytest.raises(InvalidPayloadError) as refusal:
+            check(top, str(top / "secret" / name))
+        said.append(refusal.value.message.replace(name, "X"))
+    assert said[0] == said[1]
+
+
+def test_a_job_is_held_to_it(make_client: Callable[..., FlaskClient], top: Path) -> None:
+    client = make_client(data_roots=(top / "root",), allowed_tokenizers=("Qwen/Qwen3-8B",))
+    start = {"task_type": "external", "remote_engine_url": "http://127.0.0.1:9"}
+    inside, outside = str(top / "root" / "model"), str(top / "secret" / "model")
+    statuses = {
+        named: client.post("/start_rollout", json={**start, "job_id": f"j{at}", "tokenizer_path": named}).status_code
+        for at, named in enumerate([inside, "Qwen/Qwen3-8B", outside, "Qwen/Qwen3-14B"])
+    }
+    assert list(statuses.values()) == [200, 200, 400, 400]

@@ -1,0 +1,407 @@
+"""The rules of the buffer, without HTTP and without processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.groups import judge_group
+from slime_plugins.rollout_buffer.state.deliveries import STALE
+from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import (
+    Generation,
+    Image,
+    Instance,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
+from tests.conftest import SettableClock
+from tests.support import PNG, poll, slots, start_external, uids, write, written
+
+
+def start_math(buffer: Buffer, ids: tuple[str, ...] = ("a", "b"), **changes: object) -> JobRecord:
+    body = {
+        "task_type": "math",
+        "instances": [{"instance_id": name} for name in ids],
+        "remote_engine_url": "http://engine:1",
+        "num_repeat_per_sample": "2",
+        **changes,
+    }
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+
+
+def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:
+    return Trajectory(
+        uid=uid,
+        instance_id=instance_id,
+        messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
+        reward=reward,
+        outcome=Outcome.COMPLETED,
+        stop_reason=StopReason.STOP,
+        generations=[Generation([1, 2], [3], [-0.5])],
+        images=[Image(data=PNG)],
+    )
+
+
+# --- writing and delivering ------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_delivered_when_its_last_member_came(buffer: Buffer) -> None:
+    job = start_external(buffer)
+    assert write(buffer, job, written("u1", reward=0)) == ["stored"]
+    assert poll(buffer, job) is None
+    write(buffer, job, written("u2"))
+    assert uids(buffer, poll(buffer, job)) == ["u1", "u2"]
+    assert slots(buffer, job)["delivered"] == 2
+
+
+def test_the_same_uid_twice_is_one_item(buffer: Buffer) -> None:
+    job = start_external(buffer)
+    assert write(buffer, job, written("u1", reward=0)) == ["stored"]
+    assert write(buffer, job, written("u1", reward=1)) == ["duplicate"]
+    assert poll(buffer, job) is None
+
+
+def test_one_more_member_than_slots_is_late_and_opens_no_new_group(buffer: Buffer) -> None:
+    job = start_external(buffer)
+    assert write(buffer, job, *(written(f"u{i}", reward=i) for i in (0, 1))) == ["stored", "stored"]
+    assert write(buffer, job, written("u2")) == ["late"]
+    described = buffer.describe(job)
+    assert described["late"] == 1
+    assert described["slots"]["submitted"] == 2
+
+
+def test_the_next_members_of_an_instance_fill_its_next_epoch(buffer: Buffer) -> None:
+    job = start_external(buffer, ids=("i",), num_epoch=2)
+    write(buffer, job, *(written(f"u{i}", reward=i % 2) for i in range(4)))
+    assert uids(buffer, poll(buffer, job)) == ["u0", "u1", "u2", "u3"]
+
+
+def test_an_instance_that_the_input_does_not_have_is_refused(buffer: Buffer) -> None:
+    job = start_external(buffer, ids=("i",))
+    with pytest.raises(ConflictError, match="no instance 'other'"):
+        write(buffer, job, written("u", "other"))
+
+
+def test_items_of_one_call_are_kept_all_or_none(buffer: Buffer) -> None:
+    job = start_external(buffer, ids=("i",))
+    big = written("big", messages=[{"role": "user", "content": "x" * 100_000}])
+    with pytest.raises(ConflictError):
+        write(buffer, job, big, written("u", "other"))
+    assert write(buffer, job, big) == ["stored"]
+    assert buffer.describe(job)["outcomes"] == {"completed": 1}
+
+
+def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer: Buffer) -> None:
+    with pytest.raises(NotFoundError, match="no job is open"):
+        write(buffer, None, written("u"))
+    job = start_external(buffer, job_id="one")
+    assert write(buffer, None, written("u")) == ["stored"]
+    start_external(buffer, job_id="two")
+    with pytest.raises(ConflictError, match="say which with job_id"):
+        write(buffer, None, written("v"))
+    with pytest.raises(ConflictError):
+        buffer.resolve_job(None)
+    assert buffer.resolve_job("one") is not None
+    assert job.job_id == "one"
+
+
+def test_max_groups_and_batch_size_hand_out_whole_groups(buffer: Buffer) -> None:
+    job = start_external(buffer)
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
+    assert uids(buffer, poll(buffer, job, max_groups=1)) == ["a0", "a1"]
+    assert uids(buffer, poll(buffer, job, batch_size=3)) == ["b0", "b1"]
+    rounded_up = poll(buffer, job, batch_size=1)
+    assert rounded_up is not None
+    assert uids(buffer, rounded_up) == ["c0", "c1"]
+    assert rounded_up.meta_info["note"].startswith("batch_size 1 was rounded up to one group of 2 samples")
+
+
+def test_meta_info_counts_each_write_once_and_names_every_group_that_ended(buffer: Buffer) -> None:
+    job = start_external(buffer)
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
+    write(buffer, job, written("c0", "c", reward=1), written("c1", "c", reward=1))
+    first = poll(buffer, job, max_groups=1)
+    assert first is not None
+    assert first.meta_info["total_samples"] == 6
+    assert first.meta_info["avg_reward"] == pytest.approx(4 / 6)
+    assert sorted(first.meta_info["finished_groups"]) == ["a", "c"]
+    second = poll(buffer, job, max_groups=1)
+    assert second is not None
+    assert second.meta_info["total_samples"] == 0
+    assert second.meta_info["finished_groups"] == ["b"]
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def ready_job(buffer: Buffer) -> JobRecord:
+    job = start_external(buffer)
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
+    return job
+
+
+def test_a_delivery_that_is_not_acknowledged_comes_back_whole(buffer: Buffer, clock: SettableClock) -> None:
+    job = ready_job(buffer)
+    first = poll(buffer, job, lease_s=10, max_groups=1)
+    assert uids(buffer, first) == ["a0", "a1"]
+    assert uids(buffer, poll(buffer, job, lease_s=10, max_groups=1)) == ["b0", "b1"]
+    assert poll(buffer, job, lease_s=10) is None
+    clock.advance(11)
+    assert uids(buffer, poll(buffer, job, lease_s=10, max_groups=1)) == ["a0", "a1"]
+
+
+def test_an_acknowledged_delivery_never_comes_back_and_acks_are_idempotent(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = ready_job(buffer)
+    delivery = poll(buffer, job, lease_s=10)
+    assert delivery is not None
+    assert buffer.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
+    clock.advance(100)
+    assert buffer.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
+    assert poll(buffer, job, lease_s=10) is None
+    assert slots(buffer, job)["delivered"] == 4
+
+
+def test_a_late_ack_counts_only_while_nobody_else_has_the_groups(buffer: Buffer, clock: SettableClock) -> None:
+    job = ready_job(buffer)
+    first = poll(buffer, job, lease_s=10)
+    assert first is not None
+    clock.advance(11)
+    part = poll(buffer, job, lease_s=10, max_groups=1)
+    assert part is not None
+    assert part.delivery_id != first.delivery_id
+    assert buffer.acknowledge([first.delivery_id])["expired"] == [first.delivery_id]
+    assert slots(buffer, job) | {"leased": 2, "ready": 2, "delivered": 0} == slots(buffer, job)
+
+
+def test_a_late_ack_of_groups_that_still_wait_is_taken(buffer: Buffer, clock: SettableClock) -> None:
+    job = ready_job(buffer)
+    first = poll(buffer, job, lease_s=10)
+    assert first is not None
+    clock.advance(11)
+    assert buffer.acknowledge([first.delivery_id])["acked"] == [first.delivery_id]
+    assert poll(buffer, job, lease_s=10) is None
+
+
+def test_the_same_poll_gets_the_same_delivery(buffer: Buffer) -> None:
+    job = ready_job(buffer)
+    asked = {"consumer_id": "trainer", "poll_id": "1", "lease_s": 10, "max_groups": 1}
+    assert poll(buffer, job, **asked) == poll(buffer, job, **asked)
+    assert uids(buffer, poll(buffer, job, **{**asked, "poll_id": "2"})) == ["b0", "b1"]
+
+
+def test_a_client_that_never_acknowledges_gets_the_old_pop(buffer: Buffer, clock: SettableClock) -> None:
+    job = ready_job(buffer)
+    assert len(uids(buffer, poll(buffer, job))) == 4
+    clock.advance(1e6)
+    assert poll(buffer, job) is None
+
+
+# --- starting again --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_payload_attaches_and_takes_over_the_new_engine(buffer: Buffer) -> None:
+    job = start_math(buffer)
+    again = start_math(buffer, remote_engine_url="http://engine:2")
+    assert again.key == job.key
+    assert again.engine_url == "http://engine:2"
+    assert start_math(buffer, ids=("c",)).key != job.key
+
+
+def test_how_fast_the_work_is_done_may_change_when_a_trainer_attaches(buffer: Buffer) -> None:
+    job = start_math(buffer, job_id="j", num_process=4)
+    again = start_math(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
+    assert again.key == job.key
+    assert (again.settings["num_process"], again.settings["tokenizer_path"]) == (64, "/moved")
+
+
+def test_another_payload_under_the_same_id_is_refused_with_what_differs(buffer: Buffer) -> None:
+    start_math(buffer, job_id="j")
+    with pytest.raises(ConflictError, match="num_epoch"):
+        start_math(buffer, job_id="j", num_epoch=7)
+
+
+def test_a_fresh_start_begins_anew_once_however_often_it_is_sent(buffer: Buffer) -> None:
+    first = start_external(buffer, job_id="j")
+    write(buffer, first, written("u0", reward=0), written("u1"))
+    second = start_external(buffer, job_id="j", fresh=True, start_id="s")
+    assert second.key != first.key
+    assert poll(buffer, second) is None
+    assert start_external(buffer, job_id="j", fresh=True, start_id="s").key == second.key
+    assert [job.job_id for job in buffer.jobs()] == ["j", f"j~{first.key}"]
+    assert slots(buffer, buffer.job(f"j~{first.key}"))["skipped"] == 2
+
+
+def test_a_resumed_trainer_gets_again_what_it_had_received_but_not_trained(buffer: Buffer) -> None:
+    job = start_external(buffer, job_id="j")
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
+    for _ in range(2):
+        delivery = poll(buffer, job, lease_s=60, max_groups=1)
+        assert delivery is not None
+        buffer.acknowledge([delivery.delivery_id])
+    start_external(buffer, job_id="j", skip_instance_ids=["a"], start_id="second process")
+    assert uids(buffer, poll(buffer, job)) == ["b0", "b1", "c0", "c1"]
+
+
+def test_a_repeated_start_does_not_take_back_what_was_delivered_in_between(buffer: Buffer) -> None:
+    job = start_external(buffer, job_id="j", start_id="s", skip_instance_ids=[])
+    write(buffer, job, written("u0", reward=0), written("u1"))
+    poll(buffer, job)
+    start_external(buffer, job_id="j", start_id="s", skip_instance_ids=[])
+    assert poll(buffer, job) is None
+
+
+# --- runners ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_runner_fills_slots_and_closes_the_group(buffer: Buffer) -> None:
+    job = start_math(buffer)
+    fence = buffer.begin_running(job.key)
+    (group, _) = buffer.open_groups(job.key, after=(-1, -1), limit=10)
+    for slot in (0, 1):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt == 1
+        result = buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
+        assert result.status == "stored"
+    verdict = judge_group(buffer.members(group, with_items=True), group_policy(job))
+    assert buffer.close_group(group, verdict, fence=fence)
+    assert not buffer.close_group(group, verdict, fence=fence)
+    assert uids(buffer, poll(buffer, job)) == ["t0", "t1"]
+
+
+def test_a_result_of_an_attempt_that_was_given_up_is_refused(buffer: Buffer) -> None:
+    job = start_math(buffer)
+    old = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    attempt = buffer.begin_attempt(old, group, 0)
+    assert attempt is not None
+    new = buffer.begin_running(job.key)
+    with pytest.raises(StaleAttemptError, match="was replaced by runner 2"):
+        buffer.add_trajectory(old, group, 0, attempt, trajectory("t"))
+    with pytest.raises(StaleAttemptError, match="was given up"):
+        buffer.add_trajectory(new, group, 0, attempt, trajectory("t"))
+    assert buffer.begin_attempt(new, group, 0) == 2
+    assert not list(buffer.store.packs_dir.iterdir()), "what is refused takes no place on the disk"
+
+
+def test_a_result_that_came_while_its_group_was_skipped_fills_no_slot_when_it_is_wanted_again(buffer: Buffer) -> None:
+    job = start_math(buffer, job_id="j")
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    attempt = buffer.begin_attempt(fence, group, 0)
+    assert attempt is not None
+    start_math(buffer, job_id="j", skip_instance_ids=[group.instance_id])
+    assert buffer.add_trajectory(fence, group, 0, attempt, trajectory("t")).status == "late"
+    start_math(buffer, job_id="j", skip_instance_ids=[])
+    assert buffer.open_groups(job.key, after=(-1, -1), limit=1)[0].key == group.key
+    assert buffer.slot_progress(group.key) == {0: (False, 0)}, "it would never be played again, nor be whole"
+    assert buffer.begin_attempt(fence, group, 0) == 2
+
+
+def test_a_failed_attempt_has_an_error_and_no_reward(buffer: Buffer) -> None:
+    job = start_math(buffer)
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    attempt = buffer.begin_attempt(fence, group, 0)
+    assert attempt is not None
+    buffer.fail_attempt(fence, group, 0, attempt, code="device", message="it hung")
+    assert buffer.slot_progress(group.key) == {0: (False, 1)}
+    assert buffer.describe(job)["attempts"] == {"failed": 1, "failed:device": 1}
+    assert buffer.members(group, with_items=False) == []
+
+
+def test_cancelling_gives_up_open_slots_and_keeps_what_is_ready(buffer: Buffer) -> None:
+    job = ready_job(buffer)
+    write(buffer, job, written("c0", "c"))
+    buffer.change_job(job.job_id, "cancel")
+    books = slots(buffer, job)
+    assert (books["ready"], books["skipped"]) == (4, 2)
+    assert len(uids(buffer, poll(buffer, job))) == 4
+
+
+def test_a_failed_job_goes_on_when_somebody_attaches(buffer: Buffer) -> None:
+    job = start_math(buffer, job_id="j")
+    buffer.fail_job(job.key, "no tokenizer")
+    assert buffer.job("j").cause == "no tokenizer"
+    assert start_math(buffer, job_id="j").state.value == "running"
+
+
+# --- the clock -------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_waits_too_long_is_closed_by_the_clock(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, n=4, group_timeout_seconds=30, min_timeout_group_size_ratio=0.5)
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"), written("b0", "b"))
+    clock.advance(29)
+    assert buffer.close_timed_out_groups() == 0
+    clock.advance(2)
+    assert buffer.close_timed_out_groups() == 2
+    books = slots(buffer, job)
+    assert (books["ready"], books["failed"]) == (4, 4)
+    delivered = uids(buffer, poll(buffer, job))
+    assert delivered[:2] == ["a0", "a1"]
+    assert all("dummy" in uid for uid in delivered[2:])
+    assert write(buffer, job, written("b1", "b")) == ["late"]
+
+
+# --- staleness and idleness ------------------------------------------------------------------------------------------
+
+
+def sampled_by(version: str) -> dict[str, Any]:
+    return {"generations": [{"prompt_ids": [1], "output_ids": [2], "weight_version": version}]}
+
+
+def test_groups_sampled_by_weights_too_old_are_dropped_and_counted(buffer: Buffer) -> None:
+    job = start_external(buffer, max_weight_version_lag=2)
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("3")), written("a1", "a", **sampled_by("5")))
+    write(buffer, job, written("b0", "b", reward=0, **sampled_by("5")), written("b1", "b", **sampled_by("6")))
+    delivery = poll(buffer, job)
+    assert uids(buffer, delivery) == ["b0", "b1"]
+    assert delivery is not None
+    assert delivery.meta_info["finished_groups"] == ["a", "b"]
+    assert list(buffer.describe(job)["causes"]["filtered"]) == [STALE]
+    assert slots(buffer, job)["filtered"] == 2
+
+
+def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
+    job = start_external(buffer, max_weight_version_lag=0, stale_groups="flag")
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    (first, _) = buffer.delivered_items(delivery)
+    assert first[0]["weight_version"] == 0
+    assert delivery.meta_info["stale_groups"] == [first[0]["group_index"]]
+
+
+def test_the_trainer_may_say_which_version_it_is_at(buffer: Buffer) -> None:
+    job = start_external(buffer, max_weight_version_lag=3)
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("1")), written("a1", "a", **sampled_by("1")))
+    assert poll(buffer, job, weight_version=5) is None
+    assert slots(buffer, job)["filtered"] == 2
+
+
+def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_math(buffer, pause_when_idle_s=60)
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    for slot in (0, 1):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
+    clock.advance(61)
+    assert buffer.pause_idle_jobs() == []  # nothing is ready yet: nobody has reason to poll
+    buffer.close_group(group, judge_group(buffer.members(group, with_items=False), group_policy(job)))
+    assert buffer.pause_idle_jobs() == [job.job_id]
+    assert buffer.job(job.job_id).state.value == "paused"
+    buffer.polled(job)
+    assert buffer.job(job.job_id).state.value == "running"

@@ -1,0 +1,166 @@
+"""What the buffer does for those who come back after a crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.groups import judge_group
+from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
+from tests.conftest import SettableClock
+from tests.support import poll, start_external, uids, write, written
+
+
+def start_played(buffer: Buffer, ids: tuple[str, ...] = ("a",), **changes: Any) -> JobRecord:
+    lines = [{"instance_id": name} for name in ids]
+    body: dict[str, Any] = {"task_type": "math", "num_repeat_per_sample": 2, "instances": lines}
+    body |= {"remote_engine_url": "http://e:1", "job_id": "j", **changes}
+    instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+    return buffer.start_job(request_models.parse(StartPayload, body), instances).job
+
+
+def played(uid: str, instance_id: str = "a", reward: float = 1.0) -> Trajectory:
+    return Trajectory(
+        uid=uid,
+        instance_id=instance_id,
+        messages=[{"role": "assistant", "content": uid}],
+        reward=reward,
+        outcome=Outcome.COMPLETED,
+        stop_reason=StopReason.STOP,
+    )
+
+
+def test_a_job_is_not_exhausted_while_somebody_else_may_lose_his_lease(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a", "b"))
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in ("a", "b") for i in (0, 1)))
+    first = poll(buffer, job, lease_s=10, max_groups=1)
+    last = poll(buffer, job, lease_s=10)
+    assert first is not None
+    assert last is not None
+    assert last.meta_info["exhausted"] is False
+    assert buffer.empty_meta_info(job)["exhausted"] is False
+    buffer.acknowledge([last.delivery_id])
+    clock.advance(11)
+    again = poll(buffer, job, lease_s=10)
+    assert again is not None
+    assert uids(buffer, again) == uids(buffer, first)
+    buffer.acknowledge([again.delivery_id])
+    assert buffer.empty_meta_info(job)["exhausted"] is True
+
+
+def test_the_last_delivery_says_that_nothing_comes_after_it(buffer: Buffer) -> None:
+    job = start_external(buffer, ids=("a",))
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
+    delivery = poll(buffer, job, lease_s=10)
+    assert delivery is not None
+    assert delivery.meta_info["exhausted"] is True
+
+
+def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> None:
+    job = start_played(buffer)
+    fence = buffer.begin_running(job.key)
+    group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
+    assert buffer.begin_attempt(fence, group, 0) == 1
+    buffer.close_group(group, judge_group([], group_policy(job), timed_out=True), fence=fence)
+    # The runner is killed before it gives the attempt up.
+    buffer.begin_running(job.key)
+    assert buffer.describe(job)["attempts"] == {"given_up": 1}
+
+
+def test_a_group_whose_runner_died_before_closing_it_is_found_by_the_next(buffer: Buffer) -> None:
+    job = start_played(buffer)
+    fence = buffer.begin_running(job.key)
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
+    for slot in (0, 1):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        buffer.add_trajectory(fence, group, slot, attempt, played(f"t{slot}", reward=slot))
+    buffer.begin_running(job.key)
+    (found,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
+    assert buffer.slot_progress(found.key) == {0: (True, 0), 1: (True, 0)}
+    assert buffer.count_trajectories(job.key) == 2
+
+
+def test_a_member_that_came_after_the_judging_is_not_left_out(buffer: Buffer) -> None:
+    job = start_external(buffer, n=4, ids=("a",))
+    write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(3)))
+    ((group, _),) = buffer.begun_open_groups(job.key)
+    judged = buffer.members(group, with_items=False)
+    write(buffer, job, written("a3", "a"))  # and with it the group is complete
+    assert not buffer.close_group(group, judge_group(judged, group_policy(job), timed_out=True), judged=len(judged))
+    assert len(uids(buffer, poll(buffer, job))) == 4
+
+
+def test_a_verdict_that_knows_too_few_members_leaves_the_group_open(buffer: Buffer) -> None:
+    job = start_external(buffer, n=4, ids=("a",))
+    write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(2)))
+    ((group, _),) = buffer.begun_open_groups(job.key)
+    judged = buffer.members(group, with_items=False)
+    write(buffer, job, written("a2", "a"))
+    verdict = judge_group(judged, group_policy(job), timed_out=True)
+    assert not buffer.close_group(group, verdict, judged=len(judged))
+    assert buffer.is_open(group)
+    judged = buffer.members(group, with_items=False)
+    assert buffer.close_group(group, judge_group(judged, group_policy(job), timed_out=True), judged=len(judged))
+    assert not buffer.is_open(group)
+
+
+def test_groups_do_not_time_out_by_the_time_that_no_server_ran(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a",), group_timeout_seconds=60)
+    write(buffer, job, written("a0", "a"))
+    clock.advance(3600)
+    buffer.restart_group_clocks()
+    assert buffer.close_timed_out_groups() == 0
+    clock.advance(61)
+    assert buffer.close_timed_out_groups() == 1
+
+
+def test_groups_do_not_time_out_by_the_time_their_job_was_paused(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a",), group_timeout_seconds=60)
+    write(buffer, job, written("a0", "a"))
+    buffer.change_job(job.job_id, "pause")
+    clock.advance(3600)
+    buffer.change_job(job.job_id, "resume")
+    assert buffer.close_timed_out_groups() == 0
+
+
+def test_a_clock_that_is_set_back_does_not_lengthen_a_lease(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a",))
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
+    first = poll(buffer, job, lease_s=10)
+    clock.advance(-3600)
+    buffer.expire_leases()
+    assert poll(buffer, job, lease_s=10) is None
+    clock.advance(11)
+    again = poll(buffer, job, lease_s=10)
+    assert first is not None
+    assert again is not None
+    assert uids(buffer, again) == uids(buffer, first)
+
+
+def test_a_heartbeat_from_the_future_is_none(buffer: Buffer, clock: SettableClock) -> None:
+    buffer.beat("supervisor", 1, {})
+    clock.advance(-3600)
+    found = buffer.heartbeat("supervisor")
+    assert found is not None
+    assert found[0] == 3600
+
+
+def test_what_an_earlier_skip_list_skipped_comes_when_the_trainer_goes_back(buffer: Buffer) -> None:
+    job = start_played(buffer, ("a", "b"), skip_instance_ids=["a", "b"])
+    assert buffer.finish_if_done(job.key)
+    start_played(buffer, ("a", "b"), skip_instance_ids=["b"])
+    assert buffer.job(job.job_id).state.value == "running"
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
+    assert group.instance_id == "a"
+
+
+def test_what_was_cancelled_is_not_started_by_a_skip_list(buffer: Buffer) -> None:
+    job = start_played(buffer, ("a",), job_id="j")
+    buffer.change_job(job.job_id, "cancel")
+    start_played(buffer, ("a",), job_id="j", skip_instance_ids=[])
+    assert buffer.describe(job)["groups"]["skipped"] == 1

@@ -1,0 +1,175 @@
+"""A job that gives the trainer nothing says so: it fails with the commonest error, stops early, and can begin anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator import Plugin
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts, ending_of
+from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.types import EpisodeRequest, GroupState, JobState
+from tests.support import poll, slots, start_external, uids, write, written
+from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, run, start
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A buffer on the real clock, and a runner that looks around often and retries at once."""
+    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
+    buffer = Buffer(Store(tmp_path / "data"))
+    yield buffer
+    buffer.store.close()
+
+
+def explanation(buffer: Buffer, job_id: str) -> dict[str, str]:
+    return {one["code"]: one["says"] for one in Views(buffer.store, "supervisor").explanation(job_id)["explanation"]}
+
+
+def no_label(episode: EpisodeRequest) -> Exception:
+    return ValueError("the item has no label")
+
+
+async def test_a_job_of_which_every_attempt_failed_is_failed_and_says_with_what(quick: Buffer) -> None:
+    job = start(quick, count=3, num_repeat_per_sample=4, stop_after_failures=0)
+    await run(quick, job, ScriptedGenerator(no_label))
+    found = quick.job(job.job_id)
+    assert (found.state, found.cause) == (
+        JobState.FAILED,
+        "36 of 36 attempts failed: ValueError: the item has no label",
+    )
+    assert slots(quick, job)["failed"] == 12
+    assert found.cause in explanation(quick, job.job_id)["failed"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no label"), DeviceError("gone")])
+async def test_sixteen_failures_of_one_kind_stop_a_job(quick: Buffer, error: Exception) -> None:
+    job = start(quick, count=50, num_repeat_per_sample=4, num_process=4)
+    generator = ScriptedGenerator(lambda episode: error)
+    await run(quick, job, generator)
+    found = quick.job(job.job_id)
+    assert found.state is JobState.FAILED
+    assert str(error) in found.cause
+    assert "stopped after 16 failures of one kind in a row (stop_after_failures)" in found.cause
+    assert 16 <= len(generator.requests) < 16 + 4
+    assert "running" not in quick.describe(job)["attempts"]
+    assert slots(quick, job)["open"] > 100, "what was not tried stays open"
+
+
+async def test_a_success_between_failures_lets_the_job_go_on(quick: Buffer) -> None:
+    job = start(quick, count=20, num_process=1, max_attempts=2, min_timeout_group_size_ratio=0)
+    generator = ScriptedGenerator(lambda e: DeviceError("gone") if e.slot else 1.0)
+    await run(quick, job, generator)
+    assert quick.job(job.job_id).state is JobState.FINISHED
+    assert len(generator.requests) == 60
+
+
+@pytest.mark.parametrize("results", [True, False])
+async def test_an_evaluation_stops_only_while_it_has_no_result(quick: Buffer, results: bool) -> None:
+    job = start(quick, count=20, num_process=1, evaluation=True, max_attempts=1)
+    generator = ScriptedGenerator(lambda e: 1.0 if results and e.instance.instance_id == "i0" else DeviceError("gone"))
+    await run(quick, job, generator)
+    found = quick.job(job.job_id)
+    assert found.state is (JobState.FINISHED if results else JobState.FAILED)
+    assert len(generator.requests) == (40 if results else 16)
+
+
+async def test_one_instance_alone_does_not_stop_a_job(quick: Buffer) -> None:
+    job = start(quick, count=2, num_repeat_per_sample=8, num_process=1)
+    generator = ScriptedGenerator(lambda e: DeviceError("gone") if e.instance.instance_id == "i0" else by_slot(e))
+    await run(quick, job, generator)
+    assert quick.job(job.job_id).state is JobState.FINISHED
+    assert (slots(quick, job)["failed"], slots(quick, job)["ready"]) == (8, 8)
+
+
+async def test_failures_of_different_kinds_are_no_streak(quick: Buffer) -> None:
+    errors = [DeviceError("gone"), EnvironmentSetupError("no such task")]
+    job = start(quick, count=10, num_process=1)
+    generator = ScriptedGenerator(lambda e: errors[len(generator.requests) % 2])
+    await run(quick, job, generator)
+    assert len(generator.requests) == 60
+    cause = quick.job(job.job_id).cause
+    assert cause.startswith("60 of 60 attempts failed, 30 of them with ")
+
+
+async def test_starting_a_failed_job_again_begins_anew_with_what_failed(quick: Buffer) -> None:
+    job = start(quick, count=3, stop_after_failures=0)
+    await run(quick, job, ScriptedGenerator(no_label))
+    again = start(quick, count=3, stop_after_failures=0)
+    assert (again.key, again.state, again.cause) == (job.key, JobState.RUNNING, "")
+    generator = ScriptedGenerator(by_slot)
+    await run(quick, again, generator)
+    assert quick.job(job.job_id).state is JobState.FINISHED
+    assert (len(generator.requests), slots(quick, job)["ready"]) == (6, 6)
+
+
+async def test_what_fails_again_is_tried_as_often_again(quick: Buffer) -> None:
+    job = start(quick, count=1, max_attempts=2)
+    generator = ScriptedGenerator(no_label)
+    for tries in (4, 8, 12):
+        await run(quick, start(quick, count=1, max_attempts=2), generator)
+        assert len(generator.requests) == tries
+    assert quick.job(job.job_id).cause.startswith("12 of 12 attempts failed")
+
+
+async def test_a_job_that_stopped_early_goes_on_with_everything_that_is_open(quick: Buffer) -> None:
+    job = start(quick, count=20, num_process=2)
+    await run(quick, job, ScriptedGenerator(no_label))
+    assert quick.job(job.job_id).state is JobState.FAILED
+    await run(quick, start(quick, count=20, num_process=2), ScriptedGenerator(by_slot))
+    assert slots(quick, job)["ready"] == 40
+
+
+async def test_a_plain_generator_that_writes_nothing_fails_its_job(quick: Buffer, tmp_path: Path) -> None:
+    job = start(quick, count=2)
+    plugin = Plugin(
+        task_type="scripted", source=Path("scripted.py"), needs_ray=False, reward_range=None,
+        functions=DEFAULT_FUNCTIONS, run_rollout=lambda data: None,
+    )  # fmt: skip
+    await job_runner.JobRunner(quick, job.key, plugin, buffer_url="http://127.0.0.1:9").run()
+    found = quick.job(job.job_id)
+    assert found.state is JobState.FAILED
+    assert found.cause == "none of 2 groups could be delivered: timed out: 0 of 2 members came (2 of them)"
+
+
+async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> None:
+    job = start(quick, count=3)
+    await run(quick, job, ScriptedGenerator(lambda episode: 1.0))
+    found = quick.job(job.job_id)
+    assert found.state is JobState.FINISHED
+    assert found.cause == "all 3 groups were filtered: is_valid_group refused it (3 of them)"
+    assert "gave nothing to train on: all 3 groups were filtered" in explanation(quick, job.job_id)["nothing_delivered"]
+
+
+async def test_one_group_that_came_makes_a_job_finished(quick: Buffer) -> None:
+    job = start(quick, count=3, max_attempts=1)
+    generator = ScriptedGenerator(lambda e: by_slot(e) if e.instance.instance_id == "i2" else ValueError("no label"))
+    await run(quick, job, generator)
+    found = quick.job(job.job_id)
+    assert (found.state, found.cause) == (JobState.FINISHED, "")
+
+
+def test_an_external_job_that_was_fetched_empty_does_not_say_that_nothing_was_written(buffer: Buffer) -> None:
+    job = start_external(buffer, job_id="j")
+    buffer.beat("supervisor", 1, {})
+    says = explanation(buffer, "j")["external_waits"]
+    assert "nothing was written yet" in says
+    write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
+    assert uids(buffer, poll(buffer, job)) == ["a0", "a1"]
+    assert "nothing was written" not in str(explanation(buffer, "j"))
+
+
+def test_what_was_trained_before_does_not_hide_that_the_rest_failed() -> None:
+    failures = FailedAttempts(failed=9, ended=9, code="device", of_code=9, message="gone")
+    counted = {GroupState.SKIPPED: 5, GroupState.FAILED: 3}
+    causes = {"failed": {"slots failed: 0 of 1 members came": 3}}
+    assert ending_of(counted, causes, failures) == (JobState.FAILED, "9 of 9 attempts failed: gone")
+    assert ending_of({GroupState.SKIPPED: 5}, {}, None) == (JobState.FINISHED, "")

@@ -1,0 +1,161 @@
+"""Weight versions are ordered within one run of the trainer: one that resumes counts from 0 again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.weight_versions import LONGEST_STEP, KnownVersions, Standing, standing_of
+from slime_plugins.rollout_buffer.state.deliveries import STALE
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import (
+    Generation,
+    Instance,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
+from tests.conftest import SettableClock
+from tests.support import poll, start_external, uids, write, written
+
+TIMESTAMP = 1_763_800_000
+
+
+def start(buffer: Buffer, **changes: Any) -> JobRecord:
+    return start_external(buffer, job_id="j", max_weight_version_lag=2, **changes)
+
+
+def write_group(buffer: Buffer, job: JobRecord, name: str, *versions: int | str) -> None:
+    """One group with two members, sampled by these versions in turn."""
+    for i in (0, 1):
+        version = versions[i % len(versions)]
+        generation = {"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "weight_version": version}
+        write(buffer, job, written(f"{name}{i}", name, reward=i, generations=[generation]))
+
+
+def explanation_codes(buffer: Buffer) -> dict[str, str]:
+    views = Views(buffer.store, "supervisor")
+    return {one["code"]: one["says"] for one in views.explanation("j")["explanation"]}
+
+
+def test_a_resumed_trainers_groups_are_not_stale_beside_its_last_run(buffer: Buffer, clock: SettableClock) -> None:
+    job = start(buffer)
+    write_group(buffer, job, "old", 50)
+    assert uids(buffer, poll(buffer, job)) == ["old0", "old1"]
+    clock.advance(1)
+    job = start(buffer)
+    assert job.trainer_run == 2
+    write_group(buffer, job, "a", 0)
+    write_group(buffer, job, "b", 1)
+    assert uids(buffer, poll(buffer, job)) == ["a0", "a1", "b0", "b1"]
+    assert buffer.job("j").weight_version == 1
+
+
+def test_within_the_new_run_old_weights_are_stale_as_ever(buffer: Buffer, clock: SettableClock) -> None:
+    job = start(buffer)
+    write_group(buffer, job, "old", 50)
+    clock.advance(1)
+    start(buffer)
+    write_group(buffer, job, "a", 0)
+    write_group(buffer, job, "b", 3)
+    assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
+    causes = buffer.describe(job)["causes"]["filtered"]
+    assert causes == {STALE: 2}, "the group of the run before is at least as old as this run"
+    assert "more than 2 versions behind the newest, which is 3 in run 2" in explanation_codes(buffer)["stale_groups"]
+
+
+def test_a_straggler_of_the_last_run_does_not_make_the_new_one_stale(buffer: Buffer, clock: SettableClock) -> None:
+    job = start(buffer)
+    write_group(buffer, job, "old", 50)
+    clock.advance(1)
+    start(buffer)
+    write_group(buffer, job, "late", 50)
+    write_group(buffer, job, "a", 0)
+    write_group(buffer, job, "later", 49)
+    assert uids(buffer, poll(buffer, job)) == ["old0", "old1", "late0", "late1", "a0", "a1", "later0", "later1"]
+    assert buffer.job("j").weight_version == 0
+
+
+def test_an_attempt_that_began_before_the_trainer_resumed_belongs_to_the_run_before(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    payload = {"task_type": "math", "job_id": "j", "remote_engine_url": "http://e:1", "max_weight_version_lag": 1}
+    body = request_models.parse(StartPayload, {**payload, "instances": [{"instance_id": "i"}]})
+    instances = [Instance(instance_id="i", data={"instance_id": "i"})]
+    job = buffer.start_job(body, instances).job
+    fence = buffer.begin_running(job.key)
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)
+    attempt = buffer.begin_attempt(fence, group, 0)
+    assert attempt == 1
+    clock.advance(1)
+    buffer.start_job(body, instances)
+    generation = Generation(prompt_ids=[1], output_ids=[2], finish_reason="stop", weight_version="5")
+    trajectory = Trajectory(
+        uid="u", instance_id="i", messages=[], reward=1.0, outcome=Outcome.COMPLETED, stop_reason=StopReason.STOP,
+        generations=[generation],
+    )  # fmt: skip
+    buffer.add_trajectory(fence, group, 0, attempt, trajectory)
+    assert buffer.job("j").weight_version is None
+
+
+def test_a_repeated_start_opens_no_run(buffer: Buffer) -> None:
+    assert start(buffer, start_id="s").trainer_run == 1
+    assert start(buffer, start_id="s").trainer_run == 1
+    assert start(buffer, start_id="t").trainer_run == 2
+
+
+def test_a_timestamp_as_a_version_counts_alone(buffer: Buffer) -> None:
+    job = start(buffer)
+    write_group(buffer, job, "odd", TIMESTAMP)
+    write_group(buffer, job, "a", 3)
+    write_group(buffer, job, "mixed", 4, TIMESTAMP)
+    assert buffer.job("j").weight_version == 4
+    assert uids(buffer, poll(buffer, job)) == ["odd0", "odd1", "a0", "a1", "mixed0", "mixed1"]
+    assert (
+        f"3 weight versions were far beyond the others, the last was {TIMESTAMP}"
+        in explanation_codes(buffer)["lone_versions"]
+    )
+
+
+def test_a_poll_with_a_timestamp_as_version_counts_alone(buffer: Buffer) -> None:
+    job = start(buffer)
+    write_group(buffer, job, "a", 3)
+    for _ in range(3):
+        buffer.take(job, request_models.parse(request_models.PollPayload, {"weight_version": TIMESTAMP, "lease_s": 1}))
+    assert buffer.job("j").weight_version == 3
+    assert (buffer.job("j").lone_versions, buffer.job("j").lone_version) == (1, TIMESTAMP)
+    assert buffer.describe(job)["slots"]["filtered"] == 0
+
+
+def test_a_run_may_begin_at_the_number_of_its_last_step(buffer: Buffer) -> None:
+    job = start(buffer)
+    write_group(buffer, job, "a", 250_000)
+    write_group(buffer, job, "b", 250_000 + LONGEST_STEP)
+    assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
+
+
+@given(
+    known=st.builds(
+        KnownVersions,
+        trainer_run=st.just(2),
+        began_at=st.none() | st.just(100.0),
+        newest=st.none() | st.integers(0, 2000),
+        newest_before=st.none() | st.integers(0, 2000),
+    ),
+    version=st.integers(0, 2**62),
+    sampled_from=st.none() | st.floats(0, 200),
+)
+def test_no_version_raises_the_newest_by_more_than_a_step(
+    known: KnownVersions, version: int, sampled_from: float | None
+) -> None:
+    standing = standing_of(version, known, sampled_from=sampled_from)
+    if standing is Standing.OF_THIS_RUN and known.newest is not None:
+        assert version <= known.newest + LONGEST_STEP
+    if version in (0, 1) and sampled_from is None:
+        assert standing is Standing.OF_THIS_RUN, "a trainer that resumes is believed"

@@ -1,0 +1,138 @@
+"""Forgetting what was delivered long ago, and the quota."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
+from slime_plugins.rollout_buffer.storage.retention import Purged, purge
+from slime_plugins.rollout_buffer.storage.store import Store
+from tests.conftest import SettableClock
+from tests.support import PNG, poll, slots, start_external, uids, write, written
+
+BIG = "x" * 100_000
+
+
+def with_screenshot(uid: str, instance_id: str, reward: float, shot: bytes = PNG) -> dict[str, Any]:
+    image = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(shot)}}
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": BIG}]}]
+    return written(uid, instance_id, reward, messages=messages)
+
+
+def packs(buffer: Buffer) -> int:
+    return len(list(buffer.store.packs_dir.glob("*.pack")))
+
+
+def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_books(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, job_id="j")
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    poll(buffer, job)
+    buffer.store._writer.close()  # as a process that ended
+    clock.advance(100)
+    assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=2, images=1, packs=1)
+    assert packs(buffer) == 0
+    assert slots(buffer, job)["delivered"] == 2
+    assert buffer.describe(job)["outcomes"] == {"completed": 2}
+    assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=0, images=0, packs=0)
+
+
+def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer)
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    clock.advance(1000)
+    assert purge(buffer.store, now=clock.now, retain_s=1) == Purged(payloads=0, images=0, packs=0)
+    delivery = poll(buffer, job, lease_s=10)
+    assert delivery is not None
+    assert purge(buffer.store, now=clock.now, retain_s=1).payloads == 0
+    assert all(BIG.encode() in b"".join([body]) for _, body in buffer.delivered_items(delivery))
+
+
+def test_a_screenshot_lives_as_long_as_a_younger_trajectory_names_it(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer)
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    clock.advance(100)
+    write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
+    poll(buffer, job)
+    buffer.store._writer.close()
+    assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=2, images=0, packs=0)
+    (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
+    assert buffer.contents.image(sha256) == PNG
+    clock.advance(100)
+    purge(buffer.store, now=clock.now, retain_s=50)
+    with pytest.raises(NotFoundError):
+        buffer.contents.image(sha256)
+
+
+def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer)
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    poll(buffer, job)
+    buffer.store._writer.close()
+    clock.advance(100)
+    purge(buffer.store, now=clock.now, retain_s=50)
+    write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    assert len(list(buffer.delivered_items(delivery))) == 2
+    (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
+    assert buffer.contents.image(sha256) == PNG
+
+
+def test_a_trainer_that_goes_back_further_than_retention_gets_what_is_left(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, job_id="j")
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    clock.advance(100)
+    write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
+    poll(buffer, job)
+    purge(buffer.store, now=clock.now, retain_s=50)
+    start_external(buffer, job_id="j", skip_instance_ids=[], start_id="back to the start")
+    assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
+    assert slots(buffer, job)["delivered"] == 4
+
+
+def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    buffer = Buffer(Store(tmp_path / "data", max_bytes=500_000))
+    job = start_external(buffer, n=50)
+    stored = []
+    refusal = None
+    for number in range(50):
+        buffer.store._used_bytes = (0.0, 0)  # look again at once
+        try:
+            write(buffer, job, written(f"u{number}", messages=[{"role": "user", "content": BIG + str(number)}]))
+        except StorageFullError as error:
+            refusal = error
+            break
+        stored.append(f"u{number}")
+    assert "--max-data-bytes" in str(refusal)
+    assert stored
+    assert [uid for uid, _ in buffer.items_of(job)] == stored
+    buffer.store.close()
+
+
+def test_what_was_forgotten_comes_as_a_dummy_that_says_so_and_never_looks_played(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, 2)
+    write(buffer, job, written("a"), written("b", reward=0.0))
+    asked = {"consumer_id": "c", "poll_id": "p"}
+    assert uids(buffer, poll(buffer, job, **asked)) == ["a", "b"]
+    clock.advance(100.0)
+    assert purge(buffer.store, now=clock.now, retain_s=50.0).payloads == 2
+    again = poll(buffer, job, **asked)  # whoever lost the reply asks once more
+    assert again is not None
+    for light, body in buffer.delivered_items(again):
+        assert (light["remove_sample"], light["outcome"], light["reward"]) == (True, "failed", 0.0)
+        assert "was forgotten" in orjson.loads(body)["extra_info"]["error"]
+    assert buffer.describe(job)["damaged"] == 0, "the disk is not at fault"

@@ -1,0 +1,165 @@
+"""The machine's clock is set forward by a day, or back: nothing has aged by it, whichever process looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.storage import shared_clock
+from slime_plugins.rollout_buffer.storage.retention import purge
+from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
+from slime_plugins.rollout_buffer.storage.store import Store
+from tests.support import poll, slots, start_external, uids, write, written
+
+DAY_S = 86_400.0
+
+
+class Machine:
+    """A machine's two clocks."""
+
+    def __init__(self) -> None:
+        self.wall, self.monotonic = 1_000_000.0, 500.0
+
+    def passes(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+    def process(self, folder: Path) -> Buffer:
+        """A process on it that has the data directory open."""
+        store = Store(folder)
+        store.clock.close()
+        store.clock = SharedClock(folder, wall=lambda: self.wall, monotonic=lambda: self.monotonic)
+        return Buffer(store)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def supervisor(machine: Machine, tmp_path: Path) -> Iterator[Buffer]:
+    """The process that follows the clock."""
+    found = machine.process(tmp_path)
+    found.follow_clock()
+    yield found
+    found.store.close()
+
+
+@pytest.fixture
+def server(machine: Machine, tmp_path: Path, supervisor: Buffer) -> Iterator[Buffer]:
+    found = machine.process(tmp_path)
+    yield found
+    found.store.close()
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, 30.0, 400 * DAY_S])
+def test_a_lease_lasts_as_long_as_it_was_given(
+    machine: Machine, supervisor: Buffer, server: Buffer, jump_s: float
+) -> None:
+    job = start_external(server, 1)
+    write(server, job, written("a"))
+    assert uids(server, poll(server, job, lease_s=60)) == ["a"]
+    machine.passes(20)
+    supervisor.follow_clock()
+    machine.wall += jump_s
+    server.expire_leases()  # before the supervisor has seen it
+    assert poll(server, job, lease_s=60) is None
+    assert supervisor.follow_clock() == jump_s
+    assert supervisor.follow_clock() == 0.0
+    machine.passes(39)
+    assert poll(server, job, lease_s=60) is None
+    machine.passes(2)
+    assert uids(server, poll(server, job, lease_s=60)) == ["a"]
+
+
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
+def test_a_half_filled_group_gets_the_time_it_has(
+    machine: Machine, supervisor: Buffer, server: Buffer, jump_s: float
+) -> None:
+    job = start_external(server, 4, group_timeout_seconds=300)
+    write(server, job, written("a"))
+    machine.passes(100)
+    supervisor.follow_clock()
+    machine.wall += jump_s
+    assert supervisor.close_timed_out_groups() == 0
+    supervisor.follow_clock()
+    assert supervisor.close_timed_out_groups() == 0
+    machine.passes(199)
+    assert supervisor.close_timed_out_groups() == 0
+    machine.passes(2)
+    assert supervisor.close_timed_out_groups() == 1
+    assert slots(server, job)["failed"] == 4
+
+
+def test_a_jump_while_nobody_served_is_noted_by_the_next_supervisor(
+    machine: Machine, supervisor: Buffer, tmp_path: Path
+) -> None:
+    job = start_external(supervisor, 1)
+    write(supervisor, job, written("a"))
+    assert poll(supervisor, job, lease_s=600) is not None
+    supervisor.follow_clock()
+    machine.passes(100)
+    machine.wall += DAY_S
+    later = machine.process(tmp_path)
+    assert poll(later, job) is None
+    assert later.follow_clock() == DAY_S
+    assert poll(later, job) is None
+    machine.passes(501)
+    assert uids(later, poll(later, job)) == ["a"]
+    later.store.close()
+
+
+def test_after_a_restart_of_the_machine_its_clock_is_believed(
+    machine: Machine, supervisor: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.wall += DAY_S
+    monkeypatch.setattr(shared_clock, "_boot", lambda: b"another start..."[:16])
+    later = machine.process(tmp_path)
+    assert later.store.clock() == machine.wall
+    assert later.follow_clock() == 0.0
+    later.store.close()
+
+
+def test_drift_is_followed_and_is_no_jump(machine: Machine, supervisor: Buffer, server: Buffer) -> None:
+    for _ in range(100):
+        machine.passes(0.5)
+        machine.wall += 0.1
+        assert server.store.clock() == machine.wall
+        assert supervisor.follow_clock() == 0.0
+
+
+def test_what_is_kept_for_half_a_day_is_kept_when_the_clock_is_set_forward_by_a_day(
+    machine: Machine, supervisor: Buffer
+) -> None:
+    job = start_external(supervisor, 1)
+    write(supervisor, job, written("a"))
+    assert poll(supervisor, job) is not None
+    machine.wall += DAY_S
+    supervisor.follow_clock()
+    half_a_day = DAY_S / 2
+    clock = supervisor.store.clock
+    assert purge(supervisor.store, now=clock(), retain_s=half_a_day).payloads == 0
+    machine.passes(half_a_day - 1)
+    supervisor.follow_clock()
+    assert purge(supervisor.store, now=clock(), retain_s=half_a_day).payloads == 0
+    machine.passes(DAY_S + 2)
+    supervisor.follow_clock()
+    assert purge(supervisor.store, now=clock(), retain_s=half_a_day).payloads == 1
+
+
+def test_the_times_that_are_shown_follow_the_clock(machine: Machine, supervisor: Buffer) -> None:
+    machine.wall += DAY_S
+    supervisor.follow_clock()
+    assert supervisor.store.clock() == machine.wall
+    assert start_external(supervisor, 1).created_at == machine.wall
+
+
+def test_a_torn_mark_is_none(machine: Machine, supervisor: Buffer, tmp_path: Path) -> None:
+    content = (tmp_path / "clock").read_bytes()
+    (tmp_path / "clock").write_bytes(content[:20] + b"\xff" + content[21:])
+    machine.wall += DAY_S
+    assert supervisor.store.clock() == machine.wall

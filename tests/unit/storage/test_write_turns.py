@@ -1,0 +1,195 @@
+"""Writers take turns; one that hangs in its own is named, and holds the others up no longer than a limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.storage import write_lock
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner, WriterTurns
+
+HOLDER = """
+import os, signal, sys
+from pathlib import Path
+from slime_plugins.rollout_buffer.storage.write_lock import WriterTurns
+with WriterTurns(Path(sys.argv[1])).turn():
+    print("holds it", flush=True)
+    sys.stdin.readline()
+print("let go", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the turn, until it reads a line."""
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds it\n"
+        yield process
+        process.kill()
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> Iterator[WriterTurns]:
+    found = WriterTurns(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_lock, "TURN_PATIENCE_S", 0.3)
+
+
+def test_the_owner_is_the_process_whose_turn_it_is_and_nobody_in_between(turns: WriterTurns) -> None:
+    assert turns.owner() is None
+    with turns.turn():
+        owner = turns.owner()
+        assert isinstance(owner, TurnOwner)
+        assert owner.pid == os.getpid()
+    assert turns.owner() is None
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriterTurns, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        says = rf"process {process.pid} \(stopped\).*kill -CONT {process.pid}"
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match=says), turns.turn():
+                pass
+        os.kill(process.pid, signal.SIGCONT)
+        tell(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "let go\n"
+        with turns.turn():
+            owner = turns.owner()
+        assert owner is not None
+        assert owner.pid == os.getpid()
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_who_gave_up_waiting_does_not_take_the_turn_later(turns: WriterTurns, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        with pytest.raises(UnavailableError), turns.turn():
+            pass
+        tell(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "let go\n"
+        other = WriterTurns(tmp_path)
+        write_lock.TURN_PATIENCE_S = 30.0  # restored by the fixture
+        with other.turn():
+            pass
+        other.close()
+
+
+def test_who_waits_gets_the_turn_when_the_holder_dies(turns: WriterTurns, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        threading.Timer(0.2, process.kill).start()
+        with turns.turn():
+            owner = turns.owner()
+        assert owner is not None
+        assert owner.pid == os.getpid()
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_a_dead_holder_owns_nothing(turns: WriterTurns, tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        assert turns.owner() is not None
+        process.kill()
+        process.wait()
+        assert turns.owner() is None
+
+
+def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(
+    turns: WriterTurns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with turns.turn():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    assert entered.wait(30)
+    monkeypatch.setattr(write_lock, "TURN_PATIENCE_S", 0.2)
+    with pytest.raises(UnavailableError, match=f"process {os.getpid()}"), turns.turn():
+        pass
+    leave.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_closing_while_something_still_waits_leaves_no_lock_behind(tmp_path: Path) -> None:
+    turns = WriterTurns(tmp_path)
+    with holder(tmp_path) as process:
+        with pytest.raises(UnavailableError), turns.turn():
+            pass
+        turns.close()
+        tell(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "let go\n"
+        write_lock.TURN_PATIENCE_S = 30.0  # restored by the fixture
+        later = WriterTurns(tmp_path)
+        with later.turn():
+            pass
+        later.close()
+
+
+COUNTER = """
+import sys
+from pathlib import Path
+from slime_plugins.rollout_buffer.storage.write_lock import WriterTurns
+turns, path = WriterTurns(Path(sys.argv[1])), Path(sys.argv[1]) / "count"
+for _ in range(200):
+    with turns.turn():
+        path.write_text(str(int(path.read_text()) + 1))
+"""
+
+
+def test_only_one_process_at_a_time_has_the_turn(tmp_path: Path) -> None:
+    (tmp_path / "count").write_text("0")
+    writers = [subprocess.Popen([sys.executable, "-c", COUNTER, str(tmp_path)]) for _ in range(4)]
+    assert [writer.wait(120) for writer in writers] == [0] * 4
+    assert (tmp_path / "count").read_text() == "800"
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with holder(tmp_path) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(UnavailableError, match=str(process.pid)), store.write():
+            pass
+        owner = store.turn_owner()
+        assert owner is not None
+        assert (owner.pid, owner.state) == (process.pid, "T")
+        with store.read() as connection:
+            assert connection.execute("SELECT count(*) FROM jobs").fetchone()[0] == 0
+    store.close()
+
+
+def test_a_later_process_with_the_same_id_owns_nothing(turns: WriterTurns, monkeypatch: pytest.MonkeyPatch) -> None:
+    with turns.turn():
+        monkeypatch.setattr(write_lock, "_status", lambda pid: ("R", 1))
+        assert turns.owner() is None

@@ -1,0 +1,109 @@
+"""Duties are done when they are due; a full, busy or broken disk puts one off and takes nothing down."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+
+import pytest
+
+from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.supervisor.duties import STUCK_AFTER_S, Duties, DutyThread
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Disk:
+    """Fails every write with an error, while there is one."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.writes = 0
+
+    def write_rows(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.writes += 1
+
+
+ERRORS = [
+    StorageFullError("the disk is full"),
+    UnavailableError("the store is busy"),
+    sqlite3.OperationalError("disk I/O error"),
+    OSError(30, "Read-only file system"),
+]
+
+
+def test_each_duty_is_done_at_its_own_interval() -> None:
+    often, seldom, clock = Disk(), Disk(), Clock()
+    duties = Duties({often.write_rows: 1.0, seldom.write_rows: 3.0}, clock=clock)
+    for _ in range(6):
+        duties.run_due()
+        duties.run_due()
+        clock.now += 1
+    assert (often.writes, seldom.writes) == (6, 2)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    disk, other = Disk(), Disk()
+    duties = Duties({disk.write_rows: 0.0, other.write_rows: 0.0})
+    disk.error = error
+    for _ in range(100):
+        duties.run_due()
+    assert other.writes == 100
+    problem = duties.problem()
+    assert problem is not None
+    assert problem.startswith("write rows is put off: ")
+    assert len(caplog.records) == 1
+    disk.error = None
+    duties.run_due()
+    assert duties.problem() is None
+    assert caplog.messages[1:] == ["write rows: done again"]
+
+
+def test_a_defect_is_not_hidden() -> None:
+    disk = Disk()
+    disk.error = KeyError("defect")
+    with pytest.raises(KeyError):
+        Duties({disk.write_rows: 0.0}).run_due()
+
+
+def test_a_defect_in_the_thread_is_raised_to_whoever_checks() -> None:
+    disk = Disk()
+    disk.error = KeyError("defect")
+    thread = DutyThread("writes", Duties({disk.write_rows: 0.0}), tick_s=0.01)
+    thread.check()
+    thread.start()
+    assert thread.stop(30)
+    with pytest.raises(KeyError):
+        thread.check()
+
+
+def test_a_duty_that_hangs_is_named_and_holds_up_only_its_thread() -> None:
+    clock, hanging, released = Clock(), threading.Event(), threading.Event()
+
+    def write_rows() -> None:
+        hanging.set()
+        released.wait(60)
+
+    thread = DutyThread("writes", Duties({write_rows: 0.0}, clock=clock), tick_s=0.01)
+    thread.start()
+    assert hanging.wait(60)
+    assert thread.duties.problem() is None
+    clock.now += STUCK_AFTER_S + 1
+    assert thread.duties.problem() == "write rows has not come to its end for 16 s"
+    assert not thread.stop(0.01)
+    released.set()
+    assert thread.stop(60)

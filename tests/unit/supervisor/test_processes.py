@@ -1,0 +1,144 @@
+"""Child processes are ended by what they are, not by their number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+PARENT_OF_SLEEPER = [
+    sys.executable,
+    "-c",
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "time.sleep(60)",
+]
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[ChildProcess]:
+    found = ChildProcess("sleeper", SLEEPER, log_file=tmp_path / "log")
+    yield found
+    found.kill()
+
+
+def test_a_mark_finds_its_process_and_nothing_after_its_death(child: ChildProcess) -> None:
+    assert child.mark.members() == [child.pid]
+    child.kill()
+    assert child.mark.members() == []
+    child.mark.kill()  # a second time changes nothing
+
+
+def test_a_later_process_with_the_same_id_is_left_alone(child: ChildProcess) -> None:
+    earlier = replace(child.mark, started=child.mark.started - 1)
+    assert earlier.members() == []
+    earlier.kill()
+    assert child.exit_code() is None
+    assert replace(child.mark, boot="another boot").members() == []
+
+
+def test_what_outlives_its_leader_is_found_and_ended(tmp_path: Path) -> None:
+    parent = ChildProcess("parent", PARENT_OF_SLEEPER, log_file=tmp_path / "log")
+    deadline = time.monotonic() + 40
+    while len(parent.mark.members()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(parent.pid, signal.SIGKILL)
+    while parent.exit_code() is None:
+        time.sleep(0.01)
+    (orphan,) = parent.mark.members()
+    assert orphan != parent.pid
+    parent.kill()
+    assert parent.mark.members() == []
+
+
+def test_a_stopped_process_is_ended_too(child: ChildProcess) -> None:
+    os.kill(child.pid, signal.SIGSTOP)
+    child.mark.kill()
+    assert child.mark.members() == []
+
+
+def test_records_come_back_as_they_were_and_are_gone_after_an_orderly_end(tmp_path: Path, child: ChildProcess) -> None:
+    records = ChildRecords(tmp_path / "children.json")
+    assert records.orphans() == []
+    records.keep([child.mark])
+    assert ChildRecords(tmp_path / "children.json").orphans() == [child.mark]
+    records.forget()
+    assert records.orphans() == []
+    records.forget()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"pid": 1}]', '{"a": 1}'])
+def test_records_that_cannot_be_read_end_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "children.json").write_text(text)
+    assert ChildRecords(tmp_path / "children.json").orphans() == []
+
+
+def test_a_child_hears_of_its_parents_death(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess\n"
+        "child = ChildProcess('c', [sys.executable, '-c', 'import time; time.sleep(60)'], log_file=Path(sys.argv[1]))\n"
+        "print(child.pid, flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "log")], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        mark = ProcessMark.of("c", int(parent.stdout.readline()))
+        assert mark.members()
+        parent.kill()
+    deadline = time.monotonic() + 40
+    while mark.members() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert mark.members() == []
+
+
+def test_a_full_disk_has_room_for_the_records_of_other_children(tmp_path: Path, child: ChildProcess) -> None:
+    """They are written over in place: a second file would find no room."""
+    path = tmp_path / "children.json"
+    records = ChildRecords(path)
+    records.keep([])
+    size, number = path.stat().st_size, path.stat().st_ino
+    records.keep([child.mark] * 100)
+    assert (path.stat().st_size, path.stat().st_ino) == (size, number)
+    assert len(records.orphans()) == 100
+    records.keep([child.mark])
+    assert records.orphans() == [child.mark]
+
+
+def test_children_start_and_end_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    records = ChildRecords(tmp_path / "file" / "children.json")
+    child = ChildProcess("sleeper", SLEEPER, log_file=tmp_path / "file" / "log")
+    records.keep([child.mark])
+    assert child.exit_code() is None
+    assert child.log_tail() == ""
+    child.kill()
+    records.forget()
+
+
+def test_the_kernel_says_who_is_stopped(child: ChildProcess) -> None:
+    assert not child.is_stopped()
+    os.kill(child.pid, signal.SIGSTOP)
+    while not child.is_stopped():
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGCONT)
+    while child.is_stopped():
+        time.sleep(0.01)
+
+
+def test_log_tail_are_few_however_long_the_log_is(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(1 << 40)
+        log.seek(0, os.SEEK_END)
+        log.write(b"\none\ntwo\n")
+    child = ChildProcess("sleeper", [sys.executable, "-c", ""], log_file=tmp_path / "log")
+    assert child.log_tail(2) == "one\ntwo"
+    child.kill()

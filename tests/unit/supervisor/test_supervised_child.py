@@ -1,0 +1,286 @@
+"""A supervised child goes from state to state by steps of which none waits, whatever the child does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.supervised_child import (
+    ChildSpec,
+    ChildState,
+    RestartPolicy,
+    SupervisedChild,
+)
+
+POLICY = RestartPolicy(first_s=1.0, longest_s=8.0, max_crashes=4, steady_after_s=100.0, patience_s=10.0)
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Process:
+    """A process as the kernel shows it; ``stubborn`` ones do not go away when they are killed."""
+
+    code: int | None = None
+    stopped: bool = False
+    stubborn: bool = False
+    signals: list[str] = field(default_factory=list)
+
+    @property
+    def mark(self) -> Process:
+        return self
+
+    def exit_code(self) -> int | None:
+        return self.code
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def log_tail(self) -> str:
+        return "some words"
+
+    def ask_to_stop(self) -> None:
+        self.signals.append("TERM")
+
+    def send_kill(self) -> bool:
+        self.signals.append("KILL")
+        if not self.stubborn and self.code is None:
+            self.code = -9
+        return self.stubborn
+
+
+class Nursery:
+    """Starts processes of a test and keeps them."""
+
+    def __init__(self) -> None:
+        self.started: list[Process] = []
+        self.heartbeats: list[Heartbeat | None] = []
+        self.refuse: OSError | None = None
+
+    def __call__(self, heartbeat: Heartbeat | None) -> ChildProcess:
+        if self.refuse is not None:
+            raise self.refuse
+        self.started.append(Process())
+        self.heartbeats.append(heartbeat)
+        return cast("ChildProcess", self.started[-1])
+
+
+def child_of(nursery: Nursery, clock: Clock, policy: RestartPolicy = POLICY, **more: Any) -> SupervisedChild:
+    return SupervisedChild(ChildSpec(name="child", start=nursery, policy=policy, **more), clock=clock)
+
+
+def state_of(child: SupervisedChild) -> ChildState:
+    return child.state
+
+
+def is_ready(child: SupervisedChild) -> bool:
+    return child.ready
+
+
+def crash(child: SupervisedChild, nursery: Nursery) -> None:
+    nursery.started[-1].code = 1
+    child.tend()
+
+
+def test_a_child_that_crashes_is_started_again_after_waits_that_double_and_given_up_at_its_limit() -> None:
+    nursery, clock = Nursery(), Clock()
+    child = child_of(nursery, clock)
+    for crashes, wait_s in ((1, 1.0), (2, 2.0), (3, 4.0)):
+        child.tend()
+        assert state_of(child) is ChildState.RUNNING
+        crash(child, nursery)
+        assert (child.state, child.crashes) == (ChildState.WAITING, crashes)
+        clock.now += wait_s - 0.1
+        child.tend()
+        assert len(nursery.started) == crashes
+        clock.now += 0.1
+    child.tend()
+    crash(child, nursery)
+    assert state_of(child) is ChildState.GIVEN_UP
+    assert "exit code 1" in child.cause
+    assert "some words" in child.cause
+    clock.now += 1e6
+    child.tend()
+    assert len(nursery.started) == 4
+
+
+@pytest.mark.parametrize("reason", ["lived long", "progressed"])
+def test_a_child_that_lived_long_or_got_on_with_its_work_is_not_crashing_again_and_again(reason: str) -> None:
+    nursery, clock = Nursery(), Clock()
+    child = child_of(nursery, clock, progressed=lambda: reason == "progressed")
+    for _ in range(20):
+        child.tend()
+        clock.now += 101 if reason == "lived long" else 0
+        crash(child, nursery)
+        assert (child.state, child.crashes) == (ChildState.WAITING, 1)
+        clock.now += 1
+
+
+def test_a_machine_that_cannot_start_it_now_is_no_crash_and_never_ends_the_trying() -> None:
+    nursery, clock = Nursery(), Clock()
+    child = child_of(nursery, clock)
+    nursery.refuse = OSError(28, "No space left on device")
+    for _ in range(50):
+        child.tend()
+        assert state_of(child) is ChildState.WAITING
+        clock.now += 8
+    nursery.refuse = None
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING
+
+
+def test_a_child_that_the_kernel_does_not_let_go_of_is_waited_for_without_waiting() -> None:
+    nursery, clock = Nursery(), Clock()
+    child = child_of(nursery, clock)
+    child.tend()
+    nursery.started[0].stubborn = True
+    crash(child, nursery)
+    for _ in range(5):
+        assert state_of(child) is ChildState.KILLED
+        child.tend()
+    assert nursery.started[0].signals.count("KILL") == 6
+    nursery.started[0].stubborn = False
+    child.tend()
+    assert state_of(child) is ChildState.WAITING
+
+
+def test_a_frozen_child_is_killed_and_started_again() -> None:
+    nursery, clock = Nursery(), Clock()
+    child = child_of(nursery, clock, heartbeats=True)
+    child.tend()
+    heartbeat = nursery.heartbeats[0]
+    assert heartbeat is not None
+    heartbeat.beat()
+    clock.now += 10
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING
+    clock.now += 1
+    child.tend()
+    assert nursery.started[0].signals == ["KILL"]
+    assert state_of(child) is ChildState.WAITING
+    assert "no life for 10 s" in child.cause
+    clock.now += 1
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING  # its predecessor's silence is not its own
+
+
+def test_a_child_that_is_not_ready_in_time_counts_as_crashed() -> None:
+    nursery, clock, answers = Nursery(), Clock(), [False]
+    policy = RestartPolicy(start_timeout_s=30.0, max_crashes=2, longest_s=1.0)
+    child = child_of(nursery, clock, policy, is_ready=lambda: all(answers))
+    child.tend()
+    clock.now += 30
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING
+    assert not is_ready(child)
+    clock.now += 1
+    child.tend()
+    child.tend()
+    assert child.crashes == 1
+    clock.now += 1
+    child.tend()
+    answers[:] = [True]
+    child.tend()
+    assert is_ready(child)
+    clock.now += 1000
+    child.tend()
+    assert is_ready(child)
+
+
+def test_a_child_waits_for_what_it_needs() -> None:
+    nursery, clock, there = Nursery(), Clock(), False
+    child = child_of(nursery, clock, may_start=lambda: there)
+    child.tend()
+    assert state_of(child) is ChildState.WAITING
+    there = True
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING
+
+
+def test_a_stop_is_no_crash_and_kills_only_what_does_not_end_in_time() -> None:
+    nursery, clock = Nursery(), Clock()
+    child = child_of(nursery, clock)
+    child.tend()
+    child.stop("its cluster is gone", within_s=5)
+    clock.now += 5
+    child.tend()
+    assert nursery.started[0].signals == ["TERM"]
+    clock.now += 1
+    child.tend()
+    assert (child.state, child.crashes) == (ChildState.WAITING, 0)
+    child.tend()
+    assert state_of(child) is ChildState.RUNNING
+    child.stop("its job is over", within_s=5, for_good=True, ask=False)
+    assert nursery.started[1].signals == []
+    nursery.started[1].code = 0
+    child.tend()
+    assert state_of(child) is ChildState.ENDED
+    assert child.over
+
+
+def test_a_child_that_never_started_is_stopped_at_once() -> None:
+    child = child_of(Nursery(), Clock(), may_start=lambda: False)
+    child.tend()
+    child.stop("its job is over", within_s=5, for_good=True)
+    assert child.over
+
+
+FROZEN_IN_A_TRANSACTION = """
+import os, signal, sys
+from pathlib import Path
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.storage.store import Store
+with Store(Path(sys.argv[1])).write():
+    Heartbeat(int(sys.argv[2])).beat()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_real_process_frozen_in_the_middle_of_a_transaction_is_killed(tmp_path: Path) -> None:
+    def start(heartbeat: Heartbeat | None) -> ChildProcess:
+        assert heartbeat is not None
+        command = [sys.executable, "-c", FROZEN_IN_A_TRANSACTION, str(tmp_path / "data"), str(heartbeat.descriptor)]
+        return ChildProcess(
+            "frozen", command, log_file=tmp_path / "frozen.log", descriptors=(heartbeat.descriptor,)
+        )  # fmt: skip
+
+    policy = RestartPolicy(patience_s=0.2, max_crashes=1)
+    child = SupervisedChild(ChildSpec(name="frozen", start=start, policy=policy, heartbeats=True))
+    child.tend()
+    process = child.process
+    assert process is not None
+
+    def over() -> bool:
+        child.tend()
+        return child.over
+
+    until(over)
+    assert process.exit_code() == -signal.SIGKILL
+    assert "no life" in child.cause
+    assert not os.path.exists(f"/proc/{process.pid}")

@@ -1,0 +1,244 @@
+"""The supervisor's judgement, with processes that are only played."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.supervisor import supervisor as rooms
+from slime_plugins.rollout_buffer.supervisor.supervisor import MAX_CRASHES, Supervisor
+from tests.unit.state.test_buffer_after_crashes import played, start_played
+from tests.unit.supervisor.test_supervised_child import Process
+
+
+class Started:
+    """What the supervisor started instead of processes: command lines, and what the kernel shows of each."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.processes: list[Process] = []
+        self.descriptors: list[tuple[int, ...]] = []
+
+    def __call__(self, name: str, command: list[str], **options: Any) -> Any:
+        self.commands.append(command)
+        self.processes.append(Process())
+        self.descriptors.append(options["descriptors"])
+        return self.processes[-1]
+
+    def of(self, module: str) -> list[Process]:
+        """Returns the processes of a module, oldest first."""
+        return [one for one, command in zip(self.processes, self.commands, strict=True) if module in " ".join(command)]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    found = Started()
+    monkeypatch.setattr(rooms, "ChildProcess", found)
+    return found
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path, buffer: Buffer) -> Supervisor:
+    found = Supervisor(ServeSettings(data_dir=buffer.store.data_dir))
+    found._buffer = buffer
+    task_types = {"phones": {"needs_ray": True}, "math": {"needs_ray": False}}
+    found._discovery.catalog = {"task_types": task_types, "broken_generators": {}}
+    return found
+
+
+def reconcile(supervisor: Supervisor) -> None:
+    """What the main thread does with runners in one turn, backoff left out."""
+    for runner in supervisor._runners.values():
+        runner.child._not_before = 0.0
+    if supervisor._ray is not None:
+        supervisor._ray._not_before = 0.0
+    supervisor._read_jobs()
+    supervisor._reconcile_runners()
+
+
+def state_of(buffer: Buffer, job: JobRecord) -> str:
+    return buffer.job(job.job_id).state.value
+
+
+def test_a_runner_that_crashes_again_and_again_fails_its_job(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer, task_type="math")
+    for _ in range(MAX_CRASHES):
+        reconcile(supervisor)
+        started.processes[-1].code = 1
+        reconcile(supervisor)
+        assert state_of(buffer, job) == "running"
+    assert len(started.processes) == MAX_CRASHES
+    supervisor._fail_jobs()
+    assert state_of(buffer, job) == "failed"
+    assert "8 times in a row" in (buffer.job(job.job_id).cause or "")
+    reconcile(supervisor)
+    assert supervisor._runners == {}
+    assert len(started.processes) == MAX_CRASHES
+
+
+def test_runners_that_are_killed_while_they_get_on_never_fail_their_job(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer, tuple(f"i{n}" for n in range(2 * MAX_CRASHES)), task_type="math")
+    for group in buffer.open_groups(job.key, after=(-1, -1), limit=2 * MAX_CRASHES):
+        reconcile(supervisor)
+        fence = buffer.begin_running(job.key)
+        attempt = buffer.begin_attempt(fence, group, 0)
+        assert attempt is not None
+        buffer.add_trajectory(fence, group, 0, attempt, played(f"t{group.key}", group.instance_id))
+        started.processes[-1].code = -9
+        reconcile(supervisor)
+        assert supervisor._runners[job.key].child.crashes == 1
+    assert supervisor._to_fail == {}
+
+
+def test_runners_that_cannot_write_on_a_full_disk_never_fail_their_job(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    def write_rows() -> None:
+        raise StorageFullError("the disk is full")
+
+    supervisor._writing.duties.run(write_rows)
+    job = start_played(buffer, task_type="math")
+    for _ in range(3 * MAX_CRASHES):
+        reconcile(supervisor)
+        started.processes[-1].code = 1
+        reconcile(supervisor)
+    assert supervisor._to_fail == {}
+    assert supervisor._runners[job.key].child.crashes == 1
+
+
+def ray_says(supervisor: Supervisor, address: str) -> None:
+    supervisor._ray_says.beat(address=address)
+
+
+def test_a_ray_killed_while_it_starts_is_started_again_and_fails_no_job(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer, task_type="phones")
+    for _ in range(3):
+        reconcile(supervisor)
+        started.of("local_ray")[-1].code = -9
+        reconcile(supervisor)
+    reconcile(supervisor)
+    assert len(started.of("local_ray")) == 4
+    assert started.of("runner.main") == []
+    ray_says(supervisor, "127.0.0.1:1")
+    reconcile(supervisor)
+    reconcile(supervisor)
+    assert len(started.of("runner.main")) == 1
+    assert "127.0.0.1:1" in started.commands[-1]
+    assert state_of(buffer, job) == "running"
+
+
+def test_a_ray_that_never_starts_fails_the_jobs_that_wait_for_it_and_a_later_job_tries_anew(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job, other = start_played(buffer, task_type="phones"), start_played(buffer, task_type="math", job_id="other")
+    while job.key not in supervisor._to_fail:
+        reconcile(supervisor)
+        started.of("local_ray")[-1].code = 1
+    assert len(started.of("local_ray")) == MAX_CRASHES
+    assert "local Ray does not start (8 tries)" in supervisor._to_fail[job.key]
+    supervisor._fail_jobs()
+    reconcile(supervisor)
+    assert (state_of(buffer, job), state_of(buffer, other)) == ("failed", "running")
+    start_played(buffer, task_type="phones", job_id="later")
+    reconcile(supervisor)
+    assert len(started.of("local_ray")) == MAX_CRASHES + 1
+
+
+def test_while_ray_hangs_everybody_else_is_looked_after(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    """For 300 s nothing is heard of it, and a gunicorn that died meanwhile is up again at the next look."""
+    start_played(buffer, task_type="phones")
+    start_played(buffer, task_type="math", job_id="other")
+    supervisor._tend_services()
+    for _ in range(5):
+        reconcile(supervisor)
+    assert (len(started.of("local_ray")), len(started.of("runner.main"))) == (1, 1)
+    started.of("gunicorn")[0].code = -9
+    supervisor._tend_services()
+    supervisor._server._not_before = 0.0
+    supervisor._tend_services()
+    assert len(started.of("gunicorn")) == 2
+
+
+def test_runners_of_a_ray_that_died_go_on_with_the_next_one_and_that_is_no_crash(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer, task_type="phones")
+    reconcile(supervisor)
+    ray_says(supervisor, "127.0.0.1:1")
+    for _ in range(3):
+        reconcile(supervisor)
+    (runner,) = started.of("runner.main")
+    started.of("local_ray")[0].code = -9
+    reconcile(supervisor)
+    assert runner.signals == ["TERM"]
+    runner.code = 0
+    reconcile(supervisor)
+    assert len(started.of("runner.main")) == 1
+    ray_says(supervisor, "127.0.0.1:2")
+    for _ in range(3):
+        reconcile(supervisor)
+    assert len(started.of("runner.main")) == 2
+    assert "127.0.0.1:2" in started.commands[-1]
+    assert supervisor._runners[job.key].child.crashes == 0
+
+
+def test_a_store_that_hangs_holds_up_no_child(
+    supervisor: Supervisor, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody holds the turn to write, and is frozen."""
+    hanging, released = threading.Event(), threading.Event()
+
+    def hang(*arguments: object) -> None:
+        hanging.set()
+        released.wait(60)
+
+    monkeypatch.setattr(supervisor._buffer, "beat", hang, raising=False)
+    supervisor._writing.start()
+    assert hanging.wait(60)
+    for _ in range(3):
+        supervisor._duties.run(supervisor._tend_services)
+        for process in started.processes:
+            process.code = -9
+        supervisor._server._not_before = 0.0
+    assert len(started.of("gunicorn")) >= 2
+    released.set()
+    assert supervisor._writing.stop(60)
+
+
+def test_a_runner_whose_job_is_over_may_end_by_itself_and_is_killed_when_it_does_not(
+    supervisor: Supervisor, buffer: Buffer, started: Started
+) -> None:
+    job = start_played(buffer, task_type="math")
+    reconcile(supervisor)
+    buffer.change_job(job.job_id, "cancel")
+    reconcile(supervisor)
+    assert started.processes[0].signals == []
+    supervisor._runners[job.key].child._deadline = 0.0
+    reconcile(supervisor)
+    reconcile(supervisor)
+    assert "KILL" in started.processes[0].signals
+    assert supervisor._runners == {}
+
+
+def test_a_taken_port_is_waited_for_only_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["Address already in use", "Address already in use", None])
+    monkeypatch.setattr(rooms, "_why_taken", lambda host, port: next(answers))
+    rooms._wait_for_port("127.0.0.1", 1, 5.0)
+    monkeypatch.setattr(rooms, "_why_taken", lambda host, port: "Address already in use")
+    with pytest.raises(ConfigError, match="give another --port"):
+        rooms._wait_for_port("127.0.0.1", 1, 0.0)

@@ -1,0 +1,109 @@
+"""Who holds the writers' turn and does not move is told from who works, or waits for the disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner
+from slime_plugins.rollout_buffer.supervisor import supervisor as rooms
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
+from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ASLEEP = TurnOwner(pid=1, started=1, held_s=100.0, state="T")
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, owners: Sequence[tuple[TurnOwner | None, int]]) -> list[bool]:
+    """What a watch of 10 s says of holders that it sees 6 s apart, each with the processor time it has used."""
+    clock = Clock()
+    found = TurnWatch(10.0, clock=clock)
+    said = []
+    for owner, ticks in owners:
+        monkeypatch.setattr(
+            "slime_plugins.rollout_buffer.supervisor.turn_watch.cpu_ticks", lambda pid, ticks=ticks: ticks
+        )
+        said.append(found.is_stuck(owner))
+        clock.now += 6
+    return said
+
+
+def test_a_holder_that_has_not_moved_for_the_limit_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch(monkeypatch, [(ASLEEP, 5)] * 3) == [False, False, True]
+
+
+def test_a_holder_that_computes_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch(monkeypatch, [(ASLEEP, ticks) for ticks in range(5)]) == [False] * 5
+
+
+def test_a_holder_that_waits_for_the_disk_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch(monkeypatch, [(replace(ASLEEP, state="D"), 5)] * 5) == [False] * 5
+
+
+def test_one_process_after_the_other_is_not_one_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [(replace(ASLEEP, pid=pid), 5) for pid in range(5)]
+    assert watch(monkeypatch, others) == [False] * 5
+    again = [(replace(ASLEEP, held_s=1.0), 5)] * 5
+    assert watch(monkeypatch, again) == [False] * 5
+    assert watch(monkeypatch, [(ASLEEP, 5), (None, 5), (ASLEEP, 5), (ASLEEP, 5)]) == [False] * 4
+
+
+FROZEN = """
+import os, signal, sys
+from pathlib import Path
+from slime_plugins.rollout_buffer.storage.store import Store
+with Store(Path(sys.argv[1])).write():
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_child_frozen_in_the_middle_of_a_write_is_killed_and_everybody_writes_again(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor(ServeSettings(data_dir=buffer.store.data_dir, writer_turn_limit_s=0.3))
+    supervisor._buffer = buffer
+    frozen = ChildProcess(
+        "server", [sys.executable, "-c", FROZEN, str(buffer.store.data_dir)], log_file=tmp_path / "frozen.log"
+    )
+    monkeypatch.setattr(rooms, "ChildProcess", lambda *arguments, **options: frozen)
+    supervisor._server.tend()
+    deadline = time.monotonic() + 60
+    while frozen.exit_code() is None and time.monotonic() < deadline:
+        supervisor._watch_turn()
+        time.sleep(0.05)
+    assert frozen.exit_code() == -signal.SIGKILL
+    buffer.beat("somebody", os.getpid(), {})
+
+
+def test_a_stranger_frozen_in_the_middle_of_a_write_is_left_alone(buffer: Buffer, tmp_path: Path) -> None:
+    supervisor = Supervisor(ServeSettings(data_dir=buffer.store.data_dir, writer_turn_limit_s=0.1))
+    supervisor._buffer = buffer
+    frozen = ChildProcess(
+        "stranger", [sys.executable, "-c", FROZEN, str(buffer.store.data_dir)], log_file=tmp_path / "frozen.log"
+    )
+    while not frozen.is_stopped():
+        time.sleep(0.02)
+    for _ in range(8):
+        supervisor._watch_turn()
+        time.sleep(0.05)
+    assert frozen.exit_code() is None
+    frozen.kill()

@@ -1,0 +1,153 @@
+"""Imports go one way. This file holds the layers and the contracts between them; ``docs/architecture.md`` says why."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUFFER = "slime_plugins.rollout_buffer"
+GENERATOR = f"{BUFFER}.generator"
+ANDROID = f"{GENERATOR}.android_world"
+
+# Lowest first. A package, or a module of the root, imports only from layers above its own in this list; those in one
+# string stand on one layer and know nothing of each other.
+LAYERS = [
+    "types redaction overlay_advice demo_tokenizer tools",
+    "errors",
+    "config rules observability chat_tokens",
+    "engine wire",
+    "client storage testing sglang_server",
+    "protocol embedded_engine",
+    "state",
+    "reporting",
+    "buffer openapi",
+    "remote_rollout server",
+    "generator gateway",
+    "simulation supervisor",
+    "runner evaluation",
+    "cli",
+    "__main__",
+]
+WIDEST_FOLDER = 20
+WIDER_TODAY = {"generator/android_world": 45, "remote_rollout": 22}
+"""Folders that are still to be divided: they may shrink, not grow."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+FILES = {
+    module_name(path): imports_of(path) for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py")
+}
+LAYER_OF = {package: level for level, packages in enumerate(LAYERS) for package in packages.split()}
+RAY_USERS = (f"{ANDROID}.device_pool", f"{ANDROID}.device_registry", f"{ANDROID}.device_worker")
+BOOKKEEPING = tuple(f"{BUFFER}.{name}" for name in ("buffer", "state", "storage", "server", "runner", "supervisor"))
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def package_of(name: str) -> str | None:
+    """The package, or the module of the root, that a module of the buffer belongs to."""
+    return name.removeprefix(f"{BUFFER}.").split(".")[0] if name.startswith(f"{BUFFER}.") else None
+
+
+def offenders(who: tuple[str, ...], whom: tuple[str, ...], *, but: tuple[str, ...] = ()) -> list[str]:
+    return sorted(
+        f"{name} imports {target}"
+        for name, targets in FILES.items()
+        if within(name, *who) and not within(name, *but)
+        for target in targets
+        if within(target, *whom)
+    )
+
+
+def test_every_package_has_its_layer() -> None:
+    assert {package for name in FILES if (package := package_of(name)) is not None} == set(LAYER_OF)
+
+
+def test_a_package_imports_only_from_lower_layers() -> None:
+    wrong = []
+    for name, targets in FILES.items():
+        package = package_of(name)
+        for target in sorted(targets):
+            imported = package_of(target)
+            if package is None or imported not in LAYER_OF or imported == package:
+                continue
+            if LAYER_OF[imported] >= LAYER_OF[package]:
+                wrong.append(f"{name} imports {target}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("who", "whom", "but"),
+    [
+        # Pure rules, engines and the forms of requests know no storage.
+        (("rules", "engine", "protocol"), ("storage", "state", "buffer"), ()),
+        # State knows no HTTP.
+        (("rules", "engine", "storage", "state", "buffer"), ("server", "openapi", "flask", "gunicorn", "uvicorn"), ()),
+        # The server is HTTP over the store and knows nothing of playing.
+        (("server",), ("generator", "engine", "runner", "ray"), ()),
+        # The gateway is a process of its own: nobody's runner, no generator, nothing of the server's.
+        (("gateway",), ("generator", "runner", "simulation", "server", "ray", "flask"), ()),
+        (("server", "generator", "runner"), ("gateway",), ()),
+        # A generator plays; where its trajectories go is not its business.
+        (("generator",), BOOKKEEPING, ()),
+        # Ray is known to the device pool alone.
+        (("slime", "slime_plugins"), ("ray",), RAY_USERS),
+        # Who plays marks phases; where traces go is one module's business.
+        (("slime", "slime_plugins"), ("opentelemetry",), ("observability.opentelemetry",)),
+        (("slime.utils",), (BUFFER, "slime.rollout"), ()),
+        # torch is for the images of a batch and the embedded engine; engines to develop with, for the command line.
+        (("slime", "slime_plugins"), ("torch",), ("slime.rollout.agent_rollout_multimodal", "embedded_engine")),
+        (("slime", "slime_plugins"), ("simulation", "embedded_engine"), ("simulation", "embedded_engine", "cli")),
+    ],
+)
+def test_contracts(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
+    assert offenders(*(tuple(map(_full, names)) for names in (who, whom)), but=tuple(map(_full, but))) == []
+
+
+def _full(name: str) -> str:
+    """A package of the buffer by its short name, anything else as it is."""
+    return f"{BUFFER}.{name}" if name.split(".")[0] in LAYER_OF else name
+
+
+def test_the_trainers_side_imports_no_more_than_a_client() -> None:
+    names = ("client", "wire", "types", "errors", "redaction", "overlay_advice", "rules.backoff", "rules.vocabulary")
+    allowed = tuple(f"{BUFFER}.{name}" for name in names)
+    found = offenders(("slime.rollout",), (BUFFER,), but=("slime.rollout.agent_rollout_probe",))
+    assert [line for line in found if not within(line.split(" imports ")[1], *allowed)] == []
+
+
+def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
+    third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
+    names = ("client", "wire", "types", "errors", "redaction", "rules")
+    modules = tuple(f"{BUFFER}.{name}" for name in names)
+    with_more = tuple(f"slime.rollout.agent_rollout_{name}" for name in ("probe", "multimodal", "tracking"))
+    assert offenders((*modules, "slime"), tuple(third_party), but=with_more) == []
+
+
+def test_no_folder_is_wider_than_a_reader_can_take_in() -> None:
+    root = ROOT / "slime_plugins" / "rollout_buffer"
+    folders = {path.parent for path in root.rglob("*.py")}
+    widths = {str(folder.relative_to(root)): len(list(folder.glob("*.py"))) for folder in folders}
+    too_wide = {name: width for name, width in widths.items() if width > WIDER_TODAY.get(name, WIDEST_FOLDER)}
+    assert too_wide == {}

@@ -1,0 +1,372 @@
+"""The overlay: what it puts into a slime checkout, what it refuses, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.install_into_slime import STATE, Overlay, OverlayError, main, missing_requirements
+
+ROOT = Path(__file__).resolve().parents[3]
+REAL_SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
+
+SAMPLE = """
+class Sample:
+    group_index: int = 0
+    index: int = 0
+    rollout_id: int = 0
+    tokens: list = None
+    response_length: int = 0
+    reward: float = 0.0
+    loss_mask: list = None
+    weight_versions: list = None
+    rollout_log_probs: list = None
+    remove_sample: bool = False
+    multimodal_train_inputs: dict = None
+    metadata: dict = None
+    status: str = ""
+"""
+MASKS = """
+def get_response_lengths(loss_masks): ...
+
+
+class MultiTurnLossMaskGenerator:
+    def get_loss_mask(self, messages, tools=None): ...
+    def get_system_message_length(self): ...
+    def find_all_sublist_indices(self, main_list, sublist): ...
+"""
+TREE = {
+    "slime/__init__.py": "",
+    "slime/utils/__init__.py": "",
+    "slime/utils/types.py": SAMPLE,
+    "slime/utils/mask_utils.py": MASKS,
+    "slime/rollout/__init__.py": "",
+    "slime/rollout/base_types.py": "class RolloutFnTrainOutput: ...\nclass RolloutFnEvalOutput: ...\n",
+    "slime/rollout/data_source.py": "class RolloutDataSourceWithBuffer: ...\n",
+    "slime/utils/arguments.py": '"--train-backend", choices=["megatron"]\n',
+    "scripts/run-qwen3-4B.sh": "# slime's own\n",
+    "tools/convert_hf_to_torch_dist.py": "# slime's own\n",
+    "slime/ray/rollout.py": "class RolloutManager: ...\n",
+    "slime_plugins/__init__.py": "",
+    "slime_plugins/rollout_buffer/buffer.py": "# slime's own\n",
+    "slime_plugins/rollout_buffer/README.md": "slime's own\n",
+    ".gitignore": "__pycache__/\n",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A committed tree with what the overlay looks for in slime."""
+    for path, content in TREE.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-m", "slime")
+    return tmp_path
+
+
+def git(folder: Path, *command: str) -> str:
+    """Runs git in a folder."""
+    return subprocess.run(["git", "-C", str(folder), *command], check=True, capture_output=True, text=True).stdout
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files but git's own."""
+    files = (file for file in folder.rglob("*") if file.is_file() and ".git" not in file.parts)
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def test_ours_go_in_and_slimes_types_stay(checkout: Path) -> None:
+    assert main([str(checkout)]) == 0
+
+    assert (checkout / "slime/rollout/agent_rollout.py").read_bytes() == (
+        ROOT / "slime/rollout/agent_rollout.py"
+    ).read_bytes()
+    assert (checkout / "slime_plugins/rollout_buffer/buffer.py").read_text() != TREE[
+        "slime_plugins/rollout_buffer/buffer.py"
+    ]
+    assert (checkout / "slime/utils/types.py").read_text() == SAMPLE
+    assert (checkout / "slime/rollout/base_types.py").read_text() == TREE["slime/rollout/base_types.py"]
+    assert (checkout / "slime_plugins/rollout_buffer/README.md").read_text() == "slime's own\n"
+    assert main([str(checkout), "--check"]) == 0
+
+
+def test_uninstalled_nothing_is_left(checkout: Path) -> None:
+    before = everything(checkout)
+    Overlay(checkout).install()
+    python_was_here = checkout / "slime_plugins/rollout_buffer/generator/__pycache__/registry.cpython-311.pyc"
+    python_was_here.parent.mkdir()
+    python_was_here.write_bytes(b"compiled")
+
+    assert main([str(checkout), "--uninstall"]) == 0
+
+    assert everything(checkout) == before
+    assert git(checkout, "status", "--short", "--ignored") == ""
+
+
+def test_installing_twice_keeps_slimes_own_files(checkout: Path) -> None:
+    before = everything(checkout)
+    Overlay(checkout).install()
+    Overlay(checkout).install()
+    Overlay(checkout).uninstall()
+
+    assert everything(checkout) == before
+
+
+def test_a_newer_version_takes_away_what_it_no_longer_has(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    old = tmp_path_factory.mktemp("old")
+    for folder in ("slime", "slime_plugins"):
+        shutil.copytree(ROOT / folder, old / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (old / "slime/utils/mask_gone.py").write_text("# once there\n")
+    Overlay(checkout, old).install()
+    assert (checkout / "slime/utils/mask_gone.py").exists()
+    assert any("mask_gone" in line for line in Overlay(checkout).findings()) is False
+
+    Overlay(checkout).install()
+
+    assert not (checkout / "slime/utils/mask_gone.py").exists()
+    assert Overlay(checkout).findings() == []
+
+
+def test_a_check_names_what_is_changed_and_what_is_missing(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(checkout), "--check"]) == 1
+    assert "has no overlay" in capsys.readouterr().out
+    Overlay(checkout).install()
+    (checkout / "slime/rollout/agent_rollout.py").write_text("# mine\n")
+    (checkout / "slime/utils/mask_rows.py").unlink()
+
+    assert main([str(checkout), "--check"]) == 1
+
+    said = capsys.readouterr().out
+    assert "slime/rollout/agent_rollout.py: changed since it was installed" in said
+    assert "slime/utils/mask_rows.py: missing" in said
+
+
+@pytest.mark.parametrize("how", [[], ["--uninstall"]])
+def test_somebodys_changes_are_never_dropped_unasked(
+    checkout: Path, how: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Overlay(checkout).install()
+    file = checkout / "slime/rollout/agent_rollout.py"
+    file.write_text("# mine\n")
+
+    assert main([str(checkout), *how]) == 2
+
+    assert file.read_text() == "# mine\n"
+    assert "slime/rollout/agent_rollout.py" in capsys.readouterr().err
+    assert main([str(checkout), *how, "--force"]) == 0
+
+
+def test_a_cut_off_installation_can_be_taken_away(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = everything(checkout)
+    copies = iter(range(40))
+    copy = Overlay._copy
+
+    def full_disk(source: Path, target: Path) -> None:
+        if next(copies, None) is None:
+            raise OSError("no space left on device")
+        copy(source, target)
+
+    monkeypatch.setattr(Overlay, "_copy", staticmethod(full_disk))
+    with pytest.raises(OSError, match="no space"):
+        Overlay(checkout).install()
+    monkeypatch.undo()
+
+    assert Overlay(checkout).findings() != []
+    Overlay(checkout).uninstall()
+    assert everything(checkout) == before
+
+
+def test_a_tree_that_is_not_known_is_refused_untouched(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkout / "slime/ray/rollout.py").write_text("class Other: ...\n")
+    before = everything(checkout)
+
+    assert main([str(checkout)]) == 2
+
+    assert "slime/ray/rollout.py does not define RolloutManager" in capsys.readouterr().err
+    assert everything(checkout) == before
+
+
+CUSTOM_CLASS = """
+
+class CustomTaskLossMaskGenerator(MultiTurnLossMaskGenerator):
+    def get_custom_multi_turn_loss_mask(self, messages): ...
+"""
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("edit", [CUSTOM_CLASS, "\n\n# one line of mine\n"])
+def test_masks_that_somebody_edited_stay_and_are_warned_of(
+    checkout: Path, edit: str, committed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What adds no name and is committed looks like a slime that is newer."""
+    masks = checkout / "slime/utils/mask_utils.py"
+    masks.write_text(MASKS + edit)
+    if committed:
+        git(checkout, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-a", "-m", "mine")
+    stays = not committed or edit == CUSTOM_CLASS
+    before = everything(checkout)
+
+    assert main([str(checkout)]) == 0
+
+    assert (masks.read_text() == MASKS + edit) is stays
+    assert ("warning: slime/utils/mask_utils.py stays as it is" in capsys.readouterr().out) is stays
+    assert (checkout / "slime/utils/mask_generator.py").is_file()
+    assert main([str(checkout), "--check"]) == 0
+    assert main([str(checkout)]) == 0
+    assert main([str(checkout), "--uninstall"]) == 0
+    assert everything(checkout) == before
+
+
+def test_masks_that_were_edited_after_they_were_installed_stay_too(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Overlay(checkout).install()
+    masks = checkout / "slime/utils/mask_utils.py"
+    ours = masks.read_text()
+    masks.write_text(ours + CUSTOM_CLASS)
+
+    assert main([str(checkout)]) == 0
+
+    assert masks.read_text() == ours + CUSTOM_CLASS
+    assert "it was changed since it was installed" in capsys.readouterr().out
+    assert main([str(checkout), "--check"]) == 1
+    assert main([str(checkout), "--force"]) == 0
+    assert masks.read_text() == ours
+    assert main([str(checkout), "--check"]) == 0
+
+
+def test_masks_that_are_no_python_stay_as_well(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Overlay(checkout).install()
+    (checkout / "slime/utils/mask_utils.py").write_text("class (")
+
+    assert main([str(checkout)]) == 0
+    assert "stays as it is" in capsys.readouterr().out
+
+
+def test_the_rollout_function_needs_nothing_of_the_module_that_may_stay() -> None:
+    files = [*(ROOT / "slime/rollout").glob("*.py"), *(ROOT / "slime_plugins").rglob("*.py")]
+    assert [file for file in files if _imports_mask_utils(file.read_text())] == []
+
+
+def _imports_mask_utils(code: str) -> bool:
+    return "from slime.utils.mask_utils import" in code or "import slime.utils.mask_utils" in code
+
+
+def test_a_slime_without_the_fields_of_samples_is_refused(checkout: Path) -> None:
+    (checkout / "slime/utils/types.py").write_text(SAMPLE.replace("rollout_id", "other"))
+
+    with pytest.raises(OverlayError, match="Sample has no rollout_id"):
+        Overlay(checkout).install()
+
+
+@pytest.mark.parametrize("path", ["nowhere", "."])
+def test_what_is_no_slime_is_refused(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / path)]) == 2
+    assert "is no slime checkout" in capsys.readouterr().err
+    assert not (tmp_path / path / STATE).exists()
+
+
+def test_the_project_itself_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(ROOT)]) == 2
+    assert "this project itself" in capsys.readouterr().err
+
+
+def test_a_broken_manifest_says_so(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Overlay(checkout).install()
+    (checkout / STATE / "manifest.json").write_text(json.dumps({"files": 3}))
+
+    assert main([str(checkout), "--check"]) == 2
+    assert "restore the checkout with git" in capsys.readouterr().err
+
+
+def test_this_environment_meets_the_requirements() -> None:
+    assert missing_requirements() == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "./scripts/run_agent.sh",
+        "./scripts/run_android_world.sh",
+        "examples/android_world/run_android_world.sh",
+        "examples/android_world/run_android_world_history.sh",
+    ],
+)
+def test_the_scripts_start_a_training_from_slimes_own_root(script: str, checkout: Path) -> None:
+    Overlay(checkout).install()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+
+    shown = subprocess.run(
+        [script, "--dry-run"], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"python3 {checkout}/train_async.py" in shown
+    assert "install_into_slime" not in shown
+    assert f"--data-root {checkout}/data" in shown
+
+
+def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(checkout: Path) -> None:
+    Overlay(checkout).install()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+
+    refused = subprocess.run(
+        ["./scripts/run_agent.sh"], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    said = refused.stderr.splitlines()
+    assert all(line.startswith("launch_training: ") for line in said)
+    assert any("SLIME_SCRIPT_MEGATRON_DIR" in line for line in said)
+    assert any("takes converted models only" in line for line in said)
+    assert not (checkout / "home").exists()
+
+
+def test_another_checkout_is_trained_by_its_own_scripts(checkout: Path) -> None:
+    Overlay(checkout).install()
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SLIME_DIR": "/elsewhere"}
+
+    refused = subprocess.run(
+        ["./scripts/run_agent.sh"], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert refused.returncode == 2
+    assert "leave SLIME_DIR out" in refused.stderr
+
+
+def test_problems_get_their_ids_with_the_guides_command(checkout: Path) -> None:
+    Overlay(checkout).install()
+    (checkout / "dapo.jsonl").write_text('{"prompt": [{"role": "user", "content": "2 + 2?"}], "label": "4"}\n')
+
+    subprocess.run(
+        [sys.executable, "./slime_plugins/rollout_buffer/tools/assign_instance_id.py", "--input_path", "dapo.jsonl"],
+        cwd=checkout,
+        check=True,
+        capture_output=True,
+    )
+
+    assert json.loads((checkout / "dapo_instance_id.jsonl").read_text())["instance_id"] == "math_0"
+
+
+@pytest.mark.slime
+@pytest.mark.skipif(not REAL_SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
+def test_a_real_checkout_is_what_it_was(tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", REAL_SLIME, "slime")
+    checkout = tmp_path / "slime"
+
+    assert main([str(checkout)]) == 0
+    assert main([str(checkout), "--check"]) == 0
+    assert " M slime/utils/mask_utils.py" in git(checkout, "status", "--short")
+    assert main([str(checkout), "--uninstall"]) == 0
+
+    assert git(checkout, "status", "--short", "--ignored") == ""

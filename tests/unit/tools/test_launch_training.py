@@ -1,0 +1,573 @@
+"""How a training is started: the exact commands, what is refused, and that slime's own parser takes every argument."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from tools.launch_training import main
+from tools.launching.execution import run
+from tools.launching.models import Kind, LaunchError
+from tools.launching.preconditions import missing
+from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
+from tools.launching.steps import Step, compose, obstacles
+from tools.launching.train_arguments import train_arguments
+
+ROOT = Path(__file__).resolve().parents[3]
+SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
+RAY_CLUSTER = "slime_plugins.rollout_buffer.generator.android_world.ray_cluster"
+SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
+SCRIPTS = {
+    "run_agent.sh": Kind.MATH,
+    "run_android_world.sh": Kind.ANDROID_WORLD,
+    "run_android_world_opt.sh": Kind.ANDROID_WORLD_OPT,
+    "run_android_world_history.sh": Kind.ANDROID_WORLD_HISTORY,
+}
+MEGATRONS_OWN = {
+    "--accumulate-allreduce-grads-in-fp32",
+    "--adam-beta1",
+    "--adam-beta2",
+    "--attention-backend",
+    "--attention-dropout",
+    "--attention-softmax-in-fp32",
+    "--context-parallel-size",
+    "--hidden-dropout",
+    "--lr-decay-style",
+    "--optimizer",
+    "--pipeline-model-parallel-size",
+    "--recompute-granularity",
+    "--recompute-method",
+    "--recompute-num-layers",
+    "--sequence-parallel",
+    "--tensor-model-parallel-size",
+    "--weight-decay",
+}
+"""Megatron's parser is not at hand: these are the arguments that slime's own scripts pass to it."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A slime checkout that knows both backends, and folders of its own."""
+    arguments = tmp_path / "slime" / "slime" / "utils" / "arguments.py"
+    arguments.parent.mkdir(parents=True)
+    arguments.write_text(
+        'parser.add_argument("--train-backend", type=str, choices=["megatron", "fsdp"], default="megatron")\n'
+        'parser.add_argument("--megatron-to-hf-mode")\n'
+    )
+    return {
+        "SLIME_DIR": str(tmp_path / "slime"),
+        "SLIME_SCRIPT_MODELS_DIR": str(tmp_path / "models"),
+        "SLIME_SCRIPT_SAVE_DIR": str(tmp_path / "saved"),
+    }
+
+
+def settings_of(environment: dict[str, str], kind: Kind = Kind.ANDROID_WORLD, **more: str) -> LaunchSettings:
+    return read_settings(kind, {**environment, **more})
+
+
+def values_of(arguments: list[str]) -> dict[str, str]:
+    """Each flag with what follows it."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return {flag: "" if value.startswith("--") else value for flag, value in pairs if flag.startswith("--")}
+
+
+def test_the_documented_hyper_parameters_are_what_is_passed(environment: dict[str, str]) -> None:
+    values = values_of(train_arguments(settings_of(environment)))
+
+    assert {
+        "--num-rollout": "16",
+        "--rollout-batch-size": "8",
+        "--n-samples-per-prompt": "8",
+        "--rollout-max-response-len": "4096",
+        "--rollout-temperature": "0.7",
+        "--global-batch-size": "64",
+        "--lr": "1e-6",
+        "--advantage-estimator": "grpo",
+    }.items() <= values.items()
+    assert values["--rollout-function-path"] == "slime.rollout.agent_rollout.generate_rollout"
+    assert values["--train-backend"] == "fsdp"
+    assert values["--prompt-data"] == str(ROOT / "data" / "tasks.jsonl")
+
+
+def test_a_run_of_mathematics_passes_what_is_documented(environment: dict[str, str]) -> None:
+    values = values_of(train_arguments(settings_of(environment, Kind.MATH)))
+
+    assert {
+        "--num-rollout": "3000",
+        "--rollout-batch-size": "16",
+        "--n-samples-per-prompt": "8",
+        "--rollout-max-response-len": "8192",
+        "--rollout-temperature": "0.8",
+        "--loss-mask-type": "distill_qwen",
+    }.items() <= values.items()
+
+
+@pytest.mark.parametrize(("model", "base"), [("DeepSeek-R1-Distill-Qwen-7B", ["10000"]), ("Qwen2.5-7B-Instruct", [])])
+def test_a_distilled_model_keeps_its_own_rotary_base(environment: dict[str, str], model: str, base: list[str]) -> None:
+    """slime's shape of Qwen2.5 has another one, and slime refuses a model whose config disagrees."""
+    more = {"SLIME_SCRIPT_MODEL_NAME": model, "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"}
+    line = compose(settings_of(environment, Kind.MATH, **more))[-1].command[-1]
+    words = shlex.split(line)
+
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--rotary-base"] == base
+    assert not base or words.index("${MODEL_ARGS[@]}") < words.index("--rotary-base")
+
+
+def test_a_farms_settings_reach_episodes_that_slime_plays(environment: dict[str, str], tmp_path: Path) -> None:
+    """A Ray that was started elsewhere has not inherited the variable."""
+    farm = tmp_path / "farm.yaml"
+    farm.write_text("num_workers: 4\n")
+    more = {"SLIME_SCRIPT_WITHOUT_BUFFER": "1", "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(farm)}
+    job = compose(settings_of({**environment, **more}))[-1].command
+    variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
+
+    assert variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] == str(farm)
+
+
+def test_a_token_that_the_buffer_refuses_is_refused_before_anything_starts(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    short = tmp_path / "token"
+    short.write_text("sesame\n")
+    with pytest.raises(LaunchError, match="fewer than 16 characters"):
+        settings_of(environment, SLIME_SCRIPT_BUFFER_TOKEN_FILE=str(short))
+
+
+def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> None:
+    found = misspelt({"SLIME_SCRIPT_NUM_GPU": "4", "SLIME_SCRIPT_NUM_NODES": "1", "PATH": ""})
+
+    assert found == ["SLIME_SCRIPT_NUM_GPU is not read here; did you mean SLIME_SCRIPT_NUM_GPUS?"]
+
+
+def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
+    says = [step.says for step in compose(settings_of(environment))]
+
+    assert says == [
+        "end emulators that an earlier run left",
+        "put the rollout buffer into the slime checkout",
+        "what slime has no flag for",
+        "start Ray",
+        "fetch the model",
+        "serve the rollout buffer",
+        "train",
+    ]
+
+
+def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, str]) -> None:
+    settings = settings_of(environment, SLIME_SCRIPT_EXTERNAL_RAY="1")
+    settings.model_path.mkdir(parents=True)
+    steps = {step.says: step for step in compose(settings)}
+
+    assert not {"start Ray", "fetch the model"} & steps.keys()
+    assert steps["serve the rollout buffer"].command[-2:] == ("--ray-address", "auto")
+    assert steps["see that the buffer may join the Ray that runs"].command[-2:] == (RAY_CLUSTER, "auto")
+    named = list(steps)
+    assert named.index("see that the buffer may join the Ray that runs") < named.index("serve the rollout buffer")
+
+
+def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
+    says = [step.says for step in compose(settings_of(environment), only_train=True)]
+
+    assert says == [
+        "put the rollout buffer into the slime checkout",
+        "what slime has no flag for",
+        "serve the rollout buffer",
+        "train",
+    ]
+
+
+def test_history_mode_reaches_the_episodes(environment: dict[str, str]) -> None:
+    config = next(step.writes for step in compose(settings_of(environment, Kind.ANDROID_WORLD_HISTORY)) if step.writes)
+
+    assert "rollout_mode: history" in config[1]
+
+
+def test_without_the_buffer_slime_plays_the_episodes(environment: dict[str, str]) -> None:
+    settings = settings_of(environment, Kind.ANDROID_WORLD_HISTORY, SLIME_SCRIPT_WITHOUT_BUFFER="1")
+    values = values_of(train_arguments(settings))
+
+    assert values["--custom-generate-function-path"] == "examples.android_world.rollout_history.generate"
+    assert not {"--rollout-function-path", "--rollout-buffer-url"} & values.keys()
+    assert "serve the rollout buffer" not in [step.says for step in compose(settings)]
+
+
+def test_trainer_and_engine_share_the_gpus_only_when_asked(environment: dict[str, str]) -> None:
+    apart = values_of(train_arguments(settings_of(environment)))
+    shared = settings_of(environment, SLIME_SCRIPT_COLOCATE="1")
+
+    assert (apart["--actor-num-gpus-per-node"], apart["--rollout-num-gpus"]) == ("4", "4")
+    assert "--colocate" in train_arguments(shared)
+    assert "train.py" in compose(shared)[-1].shown()
+    assert "train_async.py" in compose(settings_of(environment))[-1].shown()
+
+
+def test_several_nodes_are_split_between_trainer_and_engines(environment: dict[str, str]) -> None:
+    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"}
+    settings = settings_of(environment, Kind.ANDROID_WORLD_OPT, **more)
+    values = values_of(train_arguments(settings))
+
+    assert (values["--actor-num-nodes"], values["--actor-num-gpus-per-node"]) == ("1", "8")
+    assert values["--rollout-num-gpus"] == "8"
+    assert (values["--tensor-model-parallel-size"], values["--context-parallel-size"]) == ("8", "1")
+
+
+def test_arguments_after_the_dashes_win(environment: dict[str, str]) -> None:
+    words = shlex.split(compose(settings_of(environment), ["--lr", "2e-6"])[-1].shown())
+
+    assert words[-2:] == ["--lr", "2e-6)"]
+
+
+def test_secrets_are_in_the_job_and_never_shown(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("open-sesame-open-sesame\n")
+    more = {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": str(token), "WANDB_API_KEY": "wandb-secret", "MASTER_ADDR": "10.0.0.1"}
+    for name, value in {**environment, **more}.items():
+        monkeypatch.setenv(name, value)
+    job = compose(settings_of({**environment, **more}))[-1].command
+    variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
+
+    assert (variables["ROLLOUT_BUFFER_TOKEN"], variables["WANDB_API_KEY"]) == (
+        "open-sesame-open-sesame",
+        "wandb-secret",
+    )
+    assert main(["android_world", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "open-sesame-open-sesame" not in shown
+    assert "wandb-secret" not in shown
+    assert "--use-wandb" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "says"),
+    [
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "many"}, "SLIME_SCRIPT_NUM_GPUS is 'many'"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_EXTERNAL_RAY": "yes"}, "say 0 or 1"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_TRAIN_BACKEND": "deepspeed"}, "say fsdp or megatron"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_NODES": "2"}, "SLIME_SCRIPT_EXTERNAL_RAY=1"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "1"}, "SLIME_SCRIPT_COLOCATE=1"),
+        (Kind.ANDROID_WORLD, {"MASTER_ADDR": "10.0.0.1"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE"),
+        (Kind.ANDROID_WORLD, {"SLIME_DIR": "/nowhere"}, "no slime checkout"),
+        (
+            Kind.ANDROID_WORLD,
+            {"SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "SLIME_SCRIPT_MODEL_NAME": "Other"},
+            "shape of 'Other'",
+        ),
+        (Kind.MATH, {"SLIME_SCRIPT_WITHOUT_BUFFER": "1"}, "is for Android World"),
+        (Kind.MATH, {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": "/nowhere/token"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE is /nowhere"),
+        (Kind.ANDROID_WORLD, {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": "/nowhere.yaml"}, "there is no such file"),
+        (Kind.MATH, {"SLIME_SCRIPT_MODEL_NAME": "Other"}, "DeepSeek-R1-Distill-Qwen-7B, Qwen2.5-7B-Instruct"),
+        (Kind.MATH, {"SLIME_SCRIPT_BUFFER_PORT": "70000"}, "ports end at 65535"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_a_remedy(
+    environment: dict[str, str], kind: Kind, more: dict[str, str], says: str
+) -> None:
+    with pytest.raises(LaunchError, match=says):
+        settings_of(environment, kind, **more)
+
+
+def test_a_backend_that_this_slime_lacks_is_refused_when_named_and_replaced_when_not(
+    environment: dict[str, str],
+) -> None:
+    file = Path(environment["SLIME_DIR"]) / "slime" / "utils" / "arguments.py"
+    file.write_text('"--train-backend", type=str, choices=["megatron"], default="megatron"')
+
+    assert settings_of(environment).backend == "megatron"
+    with pytest.raises(LaunchError, match="this slime has no backend fsdp"):
+        settings_of(environment, SLIME_SCRIPT_TRAIN_BACKEND="fsdp")
+    assert "cannot load Qwen3-VL" in obstacles(settings_of(environment))[0]
+    assert obstacles(settings_of(environment, Kind.MATH)) == []
+
+
+def test_a_failed_step_ends_the_run_and_what_runs_behind_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    behind = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    steps = [
+        Step(says="serve", command=(sys.executable, "-c", behind), background=True),
+        Step(says="wait", command=("sh", "-c", f"while [ ! -s {pid_file} ]; do sleep 0.05; done")),
+        Step(says="break", command=("sh", "-c", "exit 3")),
+        Step(says="train", command=("touch", str(tmp_path / "trained"))),
+    ]
+
+    with pytest.raises(LaunchError, match="could not break: sh ended with 3"):
+        run(steps)
+
+    assert not (tmp_path / "trained").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
+    config = tmp_path / "run" / "config.yaml"
+    steps = [Step(says="write", writes=(config, "a: 1\n")), Step(says="train", command=("sh", "-c", "exit 7"))]
+
+    assert run(steps) == 7
+    assert config.read_text() == "a: 1\n"
+
+
+def test_a_program_that_is_missing_is_named() -> None:
+    with pytest.raises(LaunchError, match="no-such-program is not installed"):
+        run([Step(says="start", command=("no-such-program",))])
+
+
+# --- what has to be there --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
+    """Settings of a run of mathematics that finds everything it needs; ``ray`` and ``hf`` are never called."""
+    programs, home, model = tmp_path / "bin", tmp_path / "home", tmp_path / "models" / "Qwen3-4B"
+    programs.mkdir()
+    home.mkdir()
+    for name in ("ray", "hf"):
+        (programs / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(home))
+    shutil.copytree(DEMO_TOKENIZER_PATH, model)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    more = {"SLIME_SCRIPT_MODEL_NAME": "Qwen3-4B", "SLIME_SCRIPT_BUFFER_PORT": str(free_port())}
+    for name, value in {**environment, **more}.items():
+        monkeypatch.setenv(name, value)
+    return settings_of({**environment, **more}, Kind.MATH)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_run_that_finds_everything_is_not_held_up(ready: LaunchSettings) -> None:
+    assert missing(ready) == []
+
+
+def lines_of(*values: object) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+def only_id(settings: LaunchSettings) -> LaunchSettings:
+    path = settings.models / "problems.jsonl"
+    path.write_text(lines_of({"instance_id": "1", "prompt": "2 + 2?"}))
+    return replace(settings, task_data=path)
+
+
+def no_id(settings: LaunchSettings) -> LaunchSettings:
+    path = settings.models / "problems.jsonl"
+    path.write_text(lines_of({"instance_id": "1", "prompt": "?", "label": "1"}, {"prompt": "2 + 2?", "label": "4"}))
+    return replace(settings, task_data=path)
+
+
+def half_of_the_weights(settings: LaunchSettings) -> LaunchSettings:
+    weights = {"a": "model.safetensors", "b": "model-2.safetensors"}
+    (settings.model_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    return settings
+
+
+def without(name: str) -> Callable[[LaunchSettings], LaunchSettings]:
+    def removed(settings: LaunchSettings) -> LaunchSettings:
+        (settings.model_path / name).unlink()
+        return settings
+
+    return removed
+
+
+def no_model(settings: LaunchSettings) -> LaunchSettings:
+    shutil.rmtree(settings.model_path)
+    os.environ["PATH"] = "/usr/bin:/bin"  # the fixture's monkeypatch sets it back
+    return settings
+
+
+def empty_input(settings: LaunchSettings) -> LaunchSettings:
+    path = settings.models / "empty.jsonl"
+    path.write_text("")
+    return replace(settings, task_data=path)
+
+
+def half_converted(settings: LaunchSettings) -> LaunchSettings:
+    Path(f"{settings.model_path}_torch_dist").mkdir()
+    return replace(settings, backend="megatron")
+
+
+MISSING: dict[str, tuple[Callable[[LaunchSettings], LaunchSettings], str]] = {
+    "input": (lambda settings: replace(settings, task_data=Path("/nowhere.jsonl")), "SLIME_SCRIPT_TASK_DATA"),
+    "lines": (empty_input, "holds no line"),
+    "ids": (no_id, "problems.jsonl line 2 has no instance_id: python .*assign_instance_id.py --input_path .*problems"),
+    "labels": (only_id, "line 1 has no label"),
+    "tokenizer": (without("tokenizer.json"), r"the tokenizer in .* cannot be used .*fetch it with: hf download Qwen"),
+    "chat template": (without("chat_template.jinja"), "it has no chat template"),
+    "config": (without("config.json"), "is no model: it has no config.json; fetch it with"),
+    "weights": (without("model.safetensors"), r"lacks its weights \(\*.safetensors\); fetch it with"),
+    "half of the weights": (half_of_the_weights, r"lacks 1 of 2 weight files \(model-2.safetensors"),
+    "model": (no_model, "no program hf on PATH to fetch it with: pip install huggingface_hub"),
+    "Ray": (no_model, "ray is not on PATH"),
+    "Megatron": (lambda settings: replace(settings, backend="megatron"), "SLIME_SCRIPT_MEGATRON_DIR"),
+    "converted": (lambda settings: replace(settings, backend="megatron"), "takes converted models only.*convert_hf"),
+    "half converted": (half_converted, "is no converted model: delete it and convert again"),
+    "port": (lambda settings: replace(settings, master="192.0.2.1"), "SLIME_SCRIPT_BUFFER_PORT"),
+}
+
+
+@pytest.mark.parametrize("what", MISSING)
+def test_what_is_missing_is_said_with_its_remedy(
+    what: str, ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil, says = MISSING[what]
+    monkeypatch.setattr("tools.launching.preconditions.TRY_BUFFER", "pass")
+    if what not in ("tokenizer", "chat template"):
+        monkeypatch.setattr("tools.launching.preconditions.TRY_TOKENIZER", "pass")
+
+    found = missing(spoil(ready))
+
+    assert [sentence for sentence in found if re.search(says, sentence)]
+    assert all("\n" not in sentence for sentence in found)
+
+
+def test_math_without_its_judge_is_refused_and_nothing_was_started(
+    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name))
+    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
+        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
+
+    assert main(["math"]) == 2
+
+    assert "pip install math-verify" in capsys.readouterr().err
+    assert not (tmp_path / "started").exists()
+    assert not ready.run_path.exists()
+
+
+def test_a_buffer_that_cannot_run_is_found_before_ray_starts(
+    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.launching.preconditions.TRY_BUFFER", "import no_such_module")
+
+    assert [line for line in missing(ready) if "No module named 'no_such_module'" in line]
+
+
+def test_what_the_guide_downloaded_is_found_where_the_guide_puts_it(ready: LaunchSettings, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    model = home / "hf_models" / "deepseek-ai--DeepSeek-R1-Distill-Qwen-7B"
+    converted = home / "megatron_model" / "DeepSeek-R1-Distill-Qwen-7B-25.02"
+    problems = home / "dapo-math-17k" / "dapo-math-17k_instance_id.jsonl"
+    for folder in (model, converted, problems.parent):
+        folder.mkdir(parents=True)
+    problems.write_text(lines_of({"instance_id": "1", "prompt": "2 + 2?", "label": "4"}))
+    settings = read_settings(
+        Kind.MATH, {"SLIME_DIR": str(ready.slime), "SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "HOME": str(home)}
+    )
+
+    values = values_of(train_arguments(settings))
+
+    assert values["--hf-checkpoint"] == str(model)
+    assert values["--ref-load"] == str(converted)
+    assert values["--prompt-data"] == str(problems)
+    serve = next(step for step in compose(settings) if step.says == "serve the rollout buffer")
+    assert {str(model.parent), str(problems.parent)} <= set(serve.command)
+
+
+# --- the scripts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_each_script_shows_its_commands(script: str, environment: dict[str, str]) -> None:
+    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1"} if "opt" in script else {}
+    shown = subprocess.run(
+        ["bash", str(ROOT / "scripts" / script), "--dry-run"],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/nowhere", **environment, **more},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert "ray job submit" in shown
+    assert subprocess.run(["bash", "-n"], input=shown, text=True, check=False).returncode == 0
+
+
+def test_the_nodes_of_a_cluster_are_started_one_by_one() -> None:
+    command = ["bash", str(ROOT / "scripts" / "multi_node_ray_start.sh"), "--dry-run", "10.0.0.2", "10.0.0.3"]
+    path = os.environ["PATH"]
+    shown = subprocess.run(
+        command, env={"PATH": path, "MASTER_ADDR": "10.0.0.1"}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    lost = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+
+    assert [line.split()[0] for line in shown] == ["ray", "ssh", "ssh"]
+    assert "--head" in shown[0]
+    assert lost.returncode == 2
+    assert "MASTER_ADDR" in lost.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_the_shell_scripts_are_clean() -> None:
+    scripts = [
+        path
+        for path in [*(ROOT / "scripts").iterdir(), ROOT / ".ci" / "run"]
+        if path.is_file() and path.read_bytes().startswith((b"#!/usr/bin/env bash", b"#!/bin/bash", b"#!/bin/sh"))
+    ]
+
+    assert len(scripts) > 5
+    checked = subprocess.run(["shellcheck", "-x", *map(str, scripts)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_variable_is_documented() -> None:
+    page = (ROOT / "docs" / "slime.md").read_text(encoding="utf-8")
+
+    assert [name for name in VARIABLES if f"`{name}`" not in page] == []
+
+
+@pytest.mark.slime
+@pytest.mark.timeout(300)  # it imports torch and transformers in a process of its own
+@pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("without_buffer", ["0", "1"])
+def test_slimes_parser_knows_every_argument(kind: Kind, without_buffer: str) -> None:
+    """SGLang's own arguments begin with --sglang-; its classes are replaced, and it need not be installed."""
+    if kind is Kind.MATH and without_buffer == "1":
+        pytest.skip("math is played by the buffer alone")
+    settings = read_settings(
+        kind, {"SLIME_DIR": SLIME, "SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_WITHOUT_BUFFER": without_buffer}
+    )
+    program = (
+        "import argparse, json, sys, types\n"
+        "class Absent(types.ModuleType):\n"
+        "    def __getattr__(self, name):\n"
+        "        if name.startswith('__'): raise AttributeError(name)\n"
+        "        return type(name, (), {'add_cli_args': staticmethod(lambda *a, **k: None)})\n"
+        "srt, router = 'sglang.srt', 'sglang_router'\n"
+        "for name in ('sglang', srt, srt + '.server_args', router, router + '.launch_router'):\n"
+        "    sys.modules[name] = Absent(name)\n"
+        "from slime.utils.arguments import get_slime_extra_args_provider\n"
+        "parser = get_slime_extra_args_provider(None)(argparse.ArgumentParser(allow_abbrev=False))\n"
+        "print(json.dumps(parser.parse_known_args(json.loads(sys.argv[1]))[1]))\n"
+    )
+    arguments = train_arguments(settings)
+    finished = subprocess.run(
+        [SLIME_PYTHON, "-c", program, json.dumps(arguments)],
+        env={**os.environ, "PYTHONPATH": SLIME},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    left = {word for word in json.loads(finished.stdout.splitlines()[-1]) if word.startswith("--")}
+
+    assert {word for word in left if not word.startswith("--sglang-")} - MEGATRONS_OWN - {"--train-backend"} == set()

@@ -1,0 +1,124 @@
+"""Both slime and this project's wheel in one environment: said in one line, and nothing said otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slime_plugins.rollout_buffer.cli import doctor
+from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
+from tools import install_into_slime
+
+ROOT = Path(__file__).resolve().parents[3]
+SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
+SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
+REMEDY = "pip uninstall slime-rollout-buffer here, and lay the overlay over slime's checkout"
+
+
+def installed(site: Path, name: str, *, package: bool = False) -> str:
+    """A site-packages folder with a distribution of that name, and slime's regular package when asked for."""
+    info = site / f"{name.replace('-', '_')}-0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n", encoding="utf-8")
+    if package:
+        (site / "slime").mkdir(exist_ok=True)
+        (site / "slime" / "__init__.py").touch()
+    return str(site)
+
+
+def test_both_in_one_site_packages_is_said_in_one_line(tmp_path: Path) -> None:
+    site = installed(tmp_path, "slime", package=True)
+    installed(tmp_path, "slime-rollout-buffer")
+    advice = advice_on_two_slimes([site])
+    assert advice is not None
+    assert REMEDY in advice
+    assert str(tmp_path / "slime") in advice
+    assert "\n" not in advice
+
+
+def test_a_checkout_on_the_path_beside_the_wheel_is_said_too(tmp_path: Path) -> None:
+    checkout, site = tmp_path / "checkout", installed(tmp_path / "site", "slime-rollout-buffer")
+    (checkout / "slime").mkdir(parents=True)
+    (checkout / "slime" / "__init__.py").touch()
+    assert REMEDY in (advice_on_two_slimes([str(checkout), site]) or "")
+
+
+def test_slime_installed_from_elsewhere_beside_the_wheel_is_said_too(tmp_path: Path) -> None:
+    site = installed(tmp_path, "slime")
+    installed(tmp_path, "slime-rollout-buffer")
+    assert REMEDY in (advice_on_two_slimes([site]) or "")
+
+
+def test_either_alone_is_nothing_to_say_anything_about(tmp_path: Path) -> None:
+    (tmp_path / "ours" / "slime").mkdir(parents=True)  # a namespace package, as ours is
+    assert advice_on_two_slimes([installed(tmp_path / "ours", "slime-rollout-buffer")]) is None
+    assert advice_on_two_slimes([installed(tmp_path / "theirs", "slime", package=True)]) is None
+    assert advice_on_two_slimes([]) is None
+
+
+def test_this_environment_is_well() -> None:
+    assert advice_on_two_slimes() is None
+
+
+def test_the_doctor_counts_it_as_missing_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "advice_on_two_slimes", lambda: "both are here: uninstall one")
+    (finding,) = doctor._two_slimes(None)  # type: ignore[arg-type]  # it reads nothing of the examination
+    assert (finding.state, finding.detail, finding.remedy) == (doctor.State.MISSING, "both are here", "uninstall one")
+
+
+def test_the_installer_says_it_and_checks_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installed(tmp_path / "site", "slime", package=True)
+    monkeypatch.syspath_prepend(installed(tmp_path / "site", "slime-rollout-buffer"))
+    (tmp_path / "checkout").mkdir()
+    assert install_into_slime.main([str(tmp_path / "checkout"), "--check"]) == 1
+    advice, finding = capsys.readouterr().out.splitlines()
+    assert REMEDY in advice
+    assert "has no overlay" in finding
+
+
+@pytest.mark.parametrize("module", ["slime.rollout.agent_rollout"])
+def test_the_trainers_side_says_it_once_where_it_can_be_imported(tmp_path: Path, module: str) -> None:
+    site = installed(tmp_path, "slime")
+    installed(tmp_path, "slime-rollout-buffer")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), site])}
+    program = f"import {module}; import importlib; importlib.import_module({module!r})"
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stderr
+    assert said.count(REMEDY) == 1
+
+
+def test_the_command_says_it_where_slime_hides_this_project(tmp_path: Path) -> None:
+    """slime's ``slime_plugins`` has an ``__init__.py``: the wheel's modules cannot be found beside it."""
+    (tmp_path / "slime_plugins" / "rollout_buffer").mkdir(parents=True)
+    (tmp_path / "slime_plugins" / "__init__.py").touch()
+    program = "import sys; import rollout_buffer_command; sys.exit(rollout_buffer_command.main())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("rollout-buffer: slime's own slime_plugins")
+    assert "tools/install_into_slime.py" in line
+
+
+@pytest.mark.slime
+@pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
+def test_a_real_slime_beside_the_wheel_is_said_in_one_line(tmp_path: Path) -> None:
+    site = installed(tmp_path, "slime-rollout-buffer")
+    program = "import runpy, sys; print(runpy.run_path(sys.argv[1])['advice_on_two_slimes']())"
+    file = ROOT / "slime_plugins" / "rollout_buffer" / "overlay_advice.py"
+    said = subprocess.run(
+        [SLIME_PYTHON, "-c", program, str(file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([SLIME, site])},
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    ).stdout  # fmt: skip
+    assert f"{Path(SLIME) / 'slime'}" in said
+    assert REMEDY in said

@@ -1,0 +1,635 @@
+"""The straight line of a rollout, over real HTTP against a scripted buffer on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import pickle
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from slime.rollout import agent_rollout, agent_rollout_feed
+from slime.rollout.agent_rollout import (
+    forget_jobs,
+    generate_agent_rollout,
+    generate_rollout,
+    get_rollout_data,
+    log_raw_info,
+    start_rollout,
+)
+from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
+from slime.rollout.agent_rollout_image_fetch import ImageFetcher
+from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.simulation.trainer import (
+    CheckpointDataSource,
+    RolloutRecord,
+    TrainerStandIn,
+    flat_samples,
+    trainer_args,
+)
+from tests.wandb_runs import logged_in, offline_run
+
+LOST = ScriptedReply(lost=True)
+UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable", "message": "not now", "detail": {}}}')
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rollout_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(agent_rollout_feed, "SHORTEST_POLL_S", 0.01)
+    forget_jobs()
+
+
+@pytest.fixture
+def buffer() -> Iterator[LoopbackBuffer]:
+    with LoopbackBuffer([f"task-{number}" for number in range(8)]) as running:
+        yield running
+
+
+def args_for(buffer: LoopbackBuffer, **changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "rollout_buffer_url": buffer.url,
+        "prompt_data": "tasks.jsonl",
+        "hf_checkpoint": "none",
+        "rollout_batch_size": 2,
+        "n_samples_per_prompt": 2,
+        "rollout_buffer_wait_s": 0.05,
+        "fetch_trajectory_retry_times": 5,
+    }
+    return trainer_args(**{**values, **changes})
+
+
+def trainer_of(buffer: LoopbackBuffer, *, start: int = 0, **changes: Any) -> TrainerStandIn:
+    return TrainerStandIn(args_for(buffer, **changes), start_rollout_id=start)
+
+
+def instances(records: list[RolloutRecord]) -> list[str]:
+    return [group[0].metadata["instance_id"] for record in records for group in record.groups]
+
+
+# --- a plain life ----------------------------------------------------------------------------------------------------
+
+
+def test_every_rollout_gets_exactly_its_groups(buffer: LoopbackBuffer) -> None:
+    records = trainer_of(buffer).train(3)
+
+    assert instances(records) == [f"task-{number}" for number in range(6)]
+    assert [len(record.samples) for record in records] == [4, 4, 4]
+    assert len({sample.rollout_id for record in records for sample in record.samples}) == 12
+
+
+def test_the_job_is_started_once_and_freshly_for_rollout_0(buffer: LoopbackBuffer) -> None:
+    trainer_of(buffer).train(3)
+
+    (start,) = buffer.bodies("/start_rollout")
+    assert start["fresh"] is True
+    assert start["skip_instance_ids"] == []
+    assert start["start_id"]
+
+
+def test_polls_ask_for_exactly_the_missing_groups_under_a_lease(buffer: LoopbackBuffer) -> None:
+    trainer_of(buffer).train(1)
+
+    (poll,) = buffer.bodies("/get_rollout_data")
+    assert (poll["max_groups"], poll["lease_s"], poll["images"]) == (2, 600.0, "hash")
+    assert poll["job_id"] == buffer.bodies("/start_rollout")[0]["job_id"]
+    assert poll["consumer_id"]
+
+
+def test_groups_that_come_one_by_one_are_collected_and_acknowledged_on_the_way(buffer: LoopbackBuffer) -> None:
+    buffer.most_groups_of_a_poll = 1
+    (record,) = trainer_of(buffer).train(1)
+    polls = buffer.bodies("/get_rollout_data")
+
+    assert instances([record]) == ["task-0", "task-1"]
+    assert [poll["max_groups"] for poll in polls] == [2, 1]
+    assert len(polls[1]["ack"]) == 1
+    assert len({poll["poll_id"] for poll in polls}) == 2
+    assert [group.state for group in buffer.only_job().groups[:2]] == ["delivered", "delivered"]
+
+
+def test_consumed_ids_are_written_down_before_they_are_acknowledged(buffer: LoopbackBuffer) -> None:
+    seen: list[tuple[str, list[str]]] = []
+    trainer = trainer_of(buffer)
+    buffer.on_request = lambda path, body: seen.append((path, list(trainer.data_source.get_metadata().get("0", []))))
+    buffer.most_groups_of_a_poll = 1
+    trainer.train(1)
+    second_poll = [consumed for path, consumed in seen if path == "/get_rollout_data"][1]
+
+    assert second_poll == ["task-0"]
+    assert [consumed for path, consumed in seen if path == "/ack"] == [["task-0", "task-1"]]
+
+
+def test_the_buffers_statistics_are_in_the_metrics(buffer: LoopbackBuffer) -> None:
+    (record,) = trainer_of(buffer).train(1)
+
+    assert record.metrics["rollout/no_filter/total_samples"] == 4
+    assert record.metrics["rollout/no_filter/avg_reward"] == 0.5
+    assert record.metrics["rollout/buffer/tokens_from_generations"] == 4
+    assert all(key.startswith("rollout/") for key in record.metrics)
+
+
+def test_groups_of_one_work(buffer: LoopbackBuffer) -> None:
+    (record,) = trainer_of(buffer, n_samples_per_prompt=1, rollout_batch_size=3).train(1)
+
+    assert len(record.samples) == 3
+    assert list(record.rewards) == [0.0, 0.0, 0.0]
+
+
+async def test_it_runs_where_an_event_loop_is_running_already(buffer: LoopbackBuffer) -> None:
+    args = args_for(buffer)
+    output = generate_rollout(args, 0, CheckpointDataSource(args))
+    again: Any = await generate_agent_rollout(args, 1, CheckpointDataSource(args))
+
+    assert len(output.samples) == len(again.samples) == 2
+
+
+# --- trouble on the way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/start_rollout", "/get_rollout_data", "/ack"])
+@pytest.mark.parametrize("trouble", [LOST, UNAVAILABLE, ScriptedReply(body=b"<html>proxy</html>")])
+def test_a_lost_or_broken_reply_costs_nothing(buffer: LoopbackBuffer, path: str, trouble: ScriptedReply) -> None:
+    buffer.script(path, trouble, trouble)
+    records = trainer_of(buffer).train(4)
+
+    assert instances(records) == [f"task-{number}" for number in range(8)]
+
+
+def test_a_repeated_poll_and_a_repeated_start_keep_their_names(buffer: LoopbackBuffer) -> None:
+    buffer.script("/get_rollout_data", LOST)
+    buffer.script("/start_rollout", LOST)
+    trainer_of(buffer).train(1)
+
+    assert len({poll["poll_id"] for poll in buffer.bodies("/get_rollout_data")}) == 1
+    assert len({start["start_id"] for start in buffer.bodies("/start_rollout")}) == 1
+
+
+def test_used_up_retries_are_a_clear_error(buffer: LoopbackBuffer) -> None:
+    buffer.script("/get_rollout_data", *[UNAVAILABLE] * 3)
+
+    with pytest.raises(RetriesUsedUpError, match=r"get_rollout_data failed 3 times.*not now"):
+        trainer_of(buffer, fetch_trajectory_retry_times=2).train(1)
+
+
+def test_a_reply_that_is_never_right_ends_even_endless_retries(buffer: LoopbackBuffer) -> None:
+    buffer.script("/get_rollout_data", *[ScriptedReply(body=b"[]")] * 20)
+
+    with pytest.raises(RetriesUsedUpError, match="not an object"):
+        trainer_of(buffer, fetch_trajectory_retry_times=-1).train(1)
+
+
+def test_what_the_buffer_refuses_is_not_tried_again(buffer: LoopbackBuffer) -> None:
+    refusal = {"error": {"code": "input_file", "message": "tasks.jsonl is not there", "detail": {}}}
+    buffer.script("/start_rollout", ScriptedReply(status=400, body=json.dumps(refusal).encode()))
+
+    with pytest.raises(RequestError, match=r"tasks\.jsonl is not there"):
+        trainer_of(buffer).train(1)
+    assert len(buffer.requests) == 1
+
+
+def test_groups_received_before_an_error_are_used_by_the_next_call(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer, fetch_trajectory_retry_times=0)
+    buffer.most_groups_of_a_poll = 1
+    buffer.on_request = lambda path, body: buffer.script(path, UNAVAILABLE) if body.get("ack") else None
+    with pytest.raises(RetriesUsedUpError):
+        trainer.train(1)
+    buffer.on_request = None
+
+    assert instances(trainer.train(1)) == ["task-0", "task-1"]
+    assert len(buffer.bodies("/start_rollout")) == 1
+
+
+def test_a_delivery_that_comes_back_is_not_trained_twice(buffer: LoopbackBuffer) -> None:
+    """As after an acknowledgement that was lost for longer than the lease."""
+    trainer = trainer_of(buffer)
+    first = trainer.train(1)
+    for group in buffer.only_job().groups[:2]:
+        group.state = "ready"
+
+    assert instances(first + trainer.train(3)) == [f"task-{number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("most_of_a_poll", [None, 1])
+def test_groups_acknowledged_too_late_are_left_to_who_has_them_now(
+    buffer: LoopbackBuffer, most_of_a_poll: int | None
+) -> None:
+    """Whether the last call or the next poll acknowledges: the batch is filled up with others."""
+    buffer.most_groups_of_a_poll = most_of_a_poll
+    late: list[str] = []
+
+    def answer_too_late_once(path: str, body: dict[str, Any]) -> None:
+        ids = body.get("ack") or body.get("delivery_ids") or []
+        if not ids or late:
+            return
+        late.extend(ids)
+        reply = {"acked": [], "expired": ids, "unknown": []}
+        if path == "/get_rollout_data":
+            empty = {"data": [], "meta_info": {"acknowledged": reply}}
+            buffer.script(path, ScriptedReply(body=json.dumps({"success": False, "data": empty}).encode()))
+        else:
+            buffer.script(path, ScriptedReply(body=json.dumps(reply).encode()))
+
+    buffer.on_request = answer_too_late_once
+    trainer = trainer_of(buffer)
+    (record,) = trainer.train(1)
+
+    expected = ["task-2", "task-3"] if most_of_a_poll is None else ["task-1", "task-2"]
+    assert instances([record]) == expected
+    assert trainer.data_source.get_metadata()["0"] == expected
+    assert len(late) == 1
+
+
+def test_a_buffer_that_forgot_the_job_is_told_again(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer)
+    first = trainer.train(1)
+    buffer.jobs.clear()
+    second = trainer.train(1)
+
+    assert instances(first + second) == [f"task-{number}" for number in range(4)]
+    assert buffer.bodies("/start_rollout")[1]["fresh"] is False
+
+
+def test_a_cancelled_job_ends_the_wait_with_the_buffers_words(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer)
+    trainer.train(1)
+    job = buffer.only_job()
+    job.state, job.cause = "cancelled", "cancelled by request"
+
+    with pytest.raises(JobEndedError, match="is cancelled: cancelled by request"):
+        trainer.train(1)
+
+
+def test_a_failed_job_is_started_again_by_the_next_call(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer)
+    trainer.train(1)
+    buffer.only_job().state = "failed"
+    with pytest.raises(JobEndedError, match="is failed"):
+        trainer.train(1)
+    buffer.only_job().state = "running"
+
+    assert instances(trainer.train(1)) == ["task-2", "task-3"]
+    assert len(buffer.bodies("/start_rollout")) == 2
+
+
+def test_waiting_is_noted_with_the_jobs_progress(
+    buffer: LoopbackBuffer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_rollout_feed, "SECONDS_BETWEEN_NOTES", 0.0)
+    buffer.empty_polls = 2
+    with caplog.at_level(logging.INFO, logger=agent_rollout_feed.__name__):
+        trainer_of(buffer).train(1)
+
+    assert "for 2 more groups of job math-" in caplog.text
+    assert "{'groups': {'ready': 8}}" in caplog.text
+
+
+def test_errors_survive_the_way_out_of_a_ray_actor() -> None:
+    error = pickle.loads(pickle.dumps(InputExhaustedError("used up", {"job_id": "j"})))
+
+    assert (str(error), error.detail) == ("used up", {"job_id": "j"})
+
+
+# --- the end of the input --------------------------------------------------------------------------------------------
+
+
+def test_used_up_input_is_a_clear_error_and_never_fewer_groups(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer, rollout_batch_size=3)
+    trainer.train(2)
+
+    with pytest.raises(InputExhaustedError, match=r"rollout 2 has 2 of 3 groups .* raise --num-epoch"):
+        trainer.train(1)
+
+
+def test_input_of_which_nothing_could_be_trained_is_said_with_its_cause() -> None:
+    with LoopbackBuffer([]) as empty:
+        trainer = trainer_of(empty)
+        cause = "all 3 groups were filtered: is_valid_group refused it (3 of them)"
+
+        def say_why(path: str, body: dict[str, Any]) -> None:
+            for job in empty.jobs.values():
+                job.cause = cause
+
+        empty.on_request = say_why
+        with pytest.raises(InputExhaustedError, match=r"nothing of it could be trained: all 3 groups were filtered"):
+            trainer.train(1)
+
+
+def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: Path) -> None:
+    choices: dict[str, Any] = {"rollout_batch_size": 3, "rollout_buffer_on_exhausted": "repeat", "save": str(tmp_path)}
+    records = trainer_of(buffer, **choices).train(4)
+
+    expected = [f"task-{number % 8}" for number in range(12)]
+    assert instances(records) == expected
+    assert [{group.state for group in job.groups[:4]} for job in buffer.jobs.values()] == [{"delivered"}] * 2
+    forget_jobs()
+    resumed = trainer_of(buffer, start=4, load=str(tmp_path), **choices)
+    assert instances(resumed.train(1)) == ["task-4", "task-5", "task-6"]
+    assert buffer.bodies("/start_rollout")[-1]["job_id"].endswith("-pass-1")
+
+
+def test_input_that_gives_nothing_at_all_is_not_repeated_for_ever() -> None:
+    with LoopbackBuffer([]) as empty, pytest.raises(InputExhaustedError, match="a whole pass over it gave no group"):
+        trainer_of(empty, rollout_buffer_on_exhausted="repeat").train(1)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_trainer_gets_the_rest_and_nothing_twice(buffer: LoopbackBuffer, tmp_path: Path) -> None:
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
+    first = trainer_of(buffer, **paths).train(2)
+    forget_jobs()
+    resumed = trainer_of(buffer, start=2, **paths).train(2)
+    start = buffer.bodies("/start_rollout")[-1]
+
+    assert instances(first + resumed) == [f"task-{number}" for number in range(8)]
+    assert (start["fresh"], start["skip_instance_ids"]) == (False, [f"task-{number}" for number in range(4)])
+
+
+def test_what_was_received_after_the_checkpoint_comes_again(buffer: LoopbackBuffer, tmp_path: Path) -> None:
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
+    trainer = trainer_of(buffer, **paths)
+    trainer.train(1)
+    lost = trainer.train(1, save_interval=None)
+    forget_jobs()
+
+    assert instances(trainer_of(buffer, start=1, **paths).train(1)) == instances(lost) == ["task-2", "task-3"]
+
+
+def test_ids_of_a_rollout_generated_ahead_are_not_skipped(buffer: LoopbackBuffer, tmp_path: Path) -> None:
+    """slime's async trainer generates rollout 1 before it saves rollout 0."""
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
+    ahead = trainer_of(buffer, **paths)
+    ahead.train(2, save_interval=None)
+    ahead.data_source.save(0)
+    forget_jobs()
+
+    assert instances(trainer_of(buffer, start=1, **paths).train(1)) == ["task-2", "task-3"]
+
+
+def test_a_trainer_that_goes_back_within_its_process_starts_again(buffer: LoopbackBuffer, tmp_path: Path) -> None:
+    paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
+    trainer_of(buffer, **paths).train(3)
+
+    assert instances(trainer_of(buffer, start=1, **paths).train(1)) == ["task-2", "task-3"]
+
+
+def test_surplus_in_the_data_buffer_is_used_first_and_counted_when_used(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer)
+    buffer.least_groups_of_a_poll = 3
+    trainer.train(1)
+    assert trainer.data_source.get_metadata() == {"0": ["task-0", "task-1"]}
+
+    buffer.least_groups_of_a_poll = 0
+    assert instances(trainer.train(1)) == ["task-2", "task-3"]
+    assert buffer.bodies("/get_rollout_data")[-1]["max_groups"] == 1
+    assert trainer.data_source.get_metadata()["1"] == ["task-2", "task-3"]
+
+
+def test_groups_that_ended_without_being_delivered_are_remembered_too(buffer: LoopbackBuffer) -> None:
+    buffer.also_finished = ["task-7", "task-0"]
+    trainer = trainer_of(buffer)
+    trainer.train(1)
+
+    assert sorted(trainer.data_source.get_metadata()["0"]) == ["task-0", "task-0", "task-1", "task-7"]
+
+
+def only_even_tasks(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """A buffer filter that drops groups: the rest has to be fetched."""
+    even = [group for group in buffer if int(group[0].metadata["instance_id"][-1]) % 2 == 0]
+    buffer.clear()
+    return even[:num_samples]
+
+
+def the_best_of_four(args: Any, rollout_id: Any, buffer: list[Any], num_samples: int) -> list[Any]:
+    """A buffer filter that wants a choice before it takes anything."""
+    if len(buffer) < 4:
+        return []
+    taken = buffer[-num_samples:]
+    buffer.clear()
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("only_even_tasks", ["task-0", "task-2"]), ("the_best_of_four", ["task-2", "task-3"])],
+)
+def test_a_buffer_filter_means_what_it_means_in_slime(buffer: LoopbackBuffer, name: str, expected: list[str]) -> None:
+    records = trainer_of(buffer, buffer_filter_path=f"{__name__}.{name}").train(1)
+
+    assert instances(records) == expected
+
+
+# --- bad records -----------------------------------------------------------------------------------------------------
+
+
+def broken_slot_1(instance_id: str, **place: int) -> dict[str, Any]:
+    made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
+    return made if place["slot"] != 1 else {**made, "reward": "much"}
+
+
+def broken_everywhere(instance_id: str, **place: int) -> dict[str, Any]:
+    made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
+    return {**made, "generations": [{"keep": 9}]}
+
+
+def test_a_malformed_item_is_a_counted_dummy_and_is_acknowledged() -> None:
+    with LoopbackBuffer(["a", "b"], make_item=broken_slot_1) as buffer:
+        (record,) = trainer_of(buffer).train(1)
+
+        assert [sample.remove_sample for sample in record.samples] == [False, True, False, True]
+        assert record.metrics["rollout/buffer/malformed_items"] == 2
+        assert {group.state for group in buffer.only_job().groups} == {"delivered"}
+
+
+def test_a_batch_without_anything_to_train_is_an_error_that_says_why() -> None:
+    with (
+        LoopbackBuffer(["a", "b"], make_item=broken_everywhere) as buffer,
+        pytest.raises(GeneratorError, match=r"no trajectory .* can be trained: .*keep is 9"),
+    ):
+        trainer_of(buffer).train(1)
+
+
+# --- offload ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_offloaded_engine_is_left_alone_between_rollouts(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer, offload_rollout=True)
+    trainer.train(1)
+    assert buffer.only_job().state == "paused"
+
+    trainer.train(1)
+    verbs = [path.rpartition("/")[2] for path, _ in buffer.requests if path.endswith(("/pause", "/resume"))]
+    assert verbs == ["pause", "resume", "pause"]
+
+
+# --- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def one_failed(instance_id: str, **place: int) -> dict[str, Any]:
+    made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
+    failed = {"remove_sample": True, "reward": 0.0, "generations": [], "outcome": "failed"}
+    return {**made, **failed} if (instance_id, place["slot"]) == ("task-0", 1) else made
+
+
+def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> None:
+    with LoopbackBuffer(["task-0", "task-1"], make_item=one_failed) as buffer:
+        trainer = trainer_of(buffer, eval_prompt_data=["held-out", "eval.jsonl"], n_samples_per_eval_prompt=2)
+        trainer.train(1)
+        data = trainer.evaluate(7)
+        evaluation = buffer.bodies("/start_rollout")[-1]
+
+        assert {group.state for group in buffer.jobs[evaluation["job_id"]].groups} == {"delivered"}
+        assert data["held-out"]["rewards"] == [0.0, 0.0, 1.0]
+        assert data["held-out"]["truncated"] == [False] * 3
+        assert [sample.prompt for sample in data["held-out"]["samples"]] == ["task-0.0.0", "task-1.0.0", "task-1.0.1"]
+        assert (evaluation["evaluation"], evaluation["num_epoch"], evaluation["input_file"]) == (True, 1, "eval.jsonl")
+        assert evaluation["job_id"].endswith("-eval-held-out-7")
+        assert trainer.data_source.get_metadata() == {"0": ["task-0", "task-1"]}
+
+
+def test_an_evaluation_that_fails_frees_what_it_holds(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], fetch_trajectory_retry_times=0)
+    buffer.script("/get_rollout_data", UNAVAILABLE)
+    with pytest.raises(RetriesUsedUpError):
+        trainer.evaluate()
+
+    assert buffer.only_job().state == "cancelled"
+
+
+def test_a_pass_rate_is_measured_over_whole_groups() -> None:
+    with LoopbackBuffer(["task-0", "task-1"], make_item=one_failed) as buffer:
+        trainer = trainer_of(buffer, eval_prompt_data=["e", "e.jsonl"], n_samples_per_eval_prompt=2, log_passrate=True)
+
+        assert trainer.evaluate()["e"]["rewards"] == [0.0, 1.0]
+
+
+# --- the functions for loops of one's own -----------------------------------------------------------------------------
+
+
+async def test_get_rollout_data_returns_items_and_meta_information(buffer: LoopbackBuffer) -> None:
+    start_rollout(buffer.url, args_for(buffer), {"0": ["task-0"]}, job_id="own")
+    items, meta_info = await get_rollout_data(buffer.url, timeout=40.0)
+
+    assert {item["instance_id"] for item in items} == {f"task-{number}" for number in range(1, 8)}
+    assert meta_info["total_samples"] == 14
+    assert {group.state for group in buffer.only_job().groups} == {"skipped", "delivered"}
+
+
+async def test_get_rollout_data_raises_what_it_documents(buffer: LoopbackBuffer, unused_tcp_port: int) -> None:
+    start_rollout(buffer.url, args_for(buffer), {}, job_id="own")
+    buffer.script("/get_rollout_data", ScriptedReply(body=b'{"success": true, "data": 5}'))
+    with pytest.raises(ValueError, match="needs success"):
+        await get_rollout_data(buffer.url)
+    item = json.dumps({"success": True, "data": {"data": [{"uid": "u", "reward": 1.0}], "meta_info": {}}})
+    buffer.script("/get_rollout_data", ScriptedReply(body=item.encode()))
+    with pytest.raises(ValueError, match="item u of the buffer's reply has no extra_info, instance_id, messages"):
+        await get_rollout_data(buffer.url)
+    buffer.empty_polls = 1000
+    with pytest.raises(asyncio.TimeoutError):
+        await get_rollout_data(buffer.url, timeout=0.2)
+    with pytest.raises(aiohttp.ClientError):
+        await get_rollout_data(f"http://127.0.0.1:{unused_tcp_port}")
+
+
+def test_start_rollout_says_what_the_buffer_said(buffer: LoopbackBuffer) -> None:
+    reply = start_rollout(buffer.url, args_for(buffer), {"1": ["b"], "0": ["a", "a"]})
+
+    assert (reply["state"], reply["message"]) == ("running", "rollout started")
+    assert buffer.bodies("/start_rollout")[0]["skip_instance_ids"] == ["a", "a", "b"]
+
+
+# --- logging ---------------------------------------------------------------------------------------------------------
+
+
+META_INFO: list[dict[str, Any]] = [
+    {"total_samples": 10, "avg_reward": 1.0},
+    {"total_samples": 30, "avg_reward": 0.0},
+    {"total_samples": 0, "avg_reward": None},
+    {},
+]
+
+
+def test_log_raw_info_weighs_rewards_by_samples(tmp_path: Path) -> None:
+    args = trainer_args(use_wandb=True)
+    train_steps = trainer_args(use_wandb=True, wandb_always_use_train_step=True, global_batch_size=8)
+    with offline_run(tmp_path):
+        log_raw_info(args, META_INFO, 3)
+        log_raw_info(train_steps, META_INFO, 3)
+        log_raw_info(args, [], 4)
+
+    first, second = logged_in(tmp_path)
+    assert {key: value for key, value in first.items() if key.startswith("rollout/")} == {
+        "rollout/no_filter/total_samples": 40,
+        "rollout/no_filter/avg_reward": 0.25,
+        "rollout/step": 3,
+    }
+    assert second["rollout/step"] == 6
+
+
+def with_a_screenshot(instance_id: str, **place: int) -> dict[str, Any]:
+    return probe_item(instance_id, **place) | {"images": ["0" * 64]}
+
+
+async def _never() -> Any:
+    await asyncio.sleep(600)
+
+
+async def _broken() -> Any:
+    raise RetriesUsedUpError("the buffer is away")
+
+
+@pytest.mark.parametrize("away", [_never, _broken])
+def test_a_buffer_that_goes_away_after_the_last_group_costs_numbers_and_never_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: Callable[[], Awaitable[Any]]
+) -> None:
+    """The batch is acknowledged by then: an error would lose it."""
+    tell_job = AsyncRolloutBufferClient.job
+
+    async def job(self: AsyncRolloutBufferClient, job_id: str) -> Any:
+        return await (away() if loopback.bodies("/ack") else tell_job(self, job_id))
+
+    monkeypatch.setattr(agent_rollout, "LOOKING_PATIENCE_S", 0.05)
+    monkeypatch.setattr(AsyncRolloutBufferClient, "job", job)
+    monkeypatch.setattr(ImageFetcher, "fetch", lambda *_: away())
+    file = tmp_path / "metrics.jsonl"
+
+    options: dict[str, Any] = {"rollout_buffer_metrics_file": str(file), "rollout_buffer_example_interval": 1}
+    with LoopbackBuffer(["task-0", "task-1"], make_item=with_a_screenshot) as loopback:
+        (record,) = trainer_of(loopback, **options).train(1)
+
+    assert len(record.groups) == 2
+    metrics, examples = map(json.loads, file.read_text().splitlines())
+    assert metrics["rollout/buffer/rows"] == 4
+    assert len(examples["rollout/examples"]) == 3
+
+
+def test_a_setting_that_means_nothing_is_refused_before_anything_is_asked_for(buffer: LoopbackBuffer) -> None:
+    with pytest.raises(ConfigError, match="rollout_buffer_example_interval"):
+        trainer_of(buffer, rollout_buffer_example_interval="often").train(1)
+
+    assert buffer.requests == []
+
+
+def test_the_error_tree_holds_what_a_rollout_raises() -> None:
+    assert issubclass(InputExhaustedError, RolloutBufferError)
+    assert {RetriesUsedUpError.code, JobEndedError.code, InputExhaustedError.code} == {
+        "retries_used_up",
+        "job_ended",
+        "input_exhausted",
+    }
+
+
+def test_samples_stay_slimes_own_type(buffer: LoopbackBuffer) -> None:
+    (record,) = trainer_of(buffer).train(1)
+
+    assert all(type(sample) is Sample for sample in flat_samples(record.groups))

@@ -1,0 +1,482 @@
+"""Rows get their images: expanded in place, in the right order, and refused when anything does not agree.
+
+The image processor is the real one of transformers, on Pillow and numpy; the tokenizer knows five tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as PillowImage
+
+from slime.rollout.agent_rollout_image_fetch import FetchedImages
+from slime.rollout.agent_rollout_multimodal import (
+    FAMILIES,
+    ImageFeatures,
+    ImageMismatchError,
+    ImageUnavailableError,
+    QwenVision,
+    RowImages,
+    load_vision,
+    shown_in_messages,
+)
+from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, images_of
+from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_tokens
+from slime_plugins.rollout_buffer.simulation.trainer import flat_samples, trainer_args
+from slime_plugins.rollout_buffer.wire import RolloutItem
+
+START, END, PAD, VIDEO = 901, 902, 903, 904
+VOCABULARY = {"<|vision_start|>": START, "<|vision_end|>": END, "<|image_pad|>": PAD, "<|video_pad|>": VIDEO}
+TURN_END, NEW_LINE = 905, 906
+PIL_PROCESSORS = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
+
+QWEN3 = {"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+QWEN2_5 = {"patch_size": 14, "size": {"shortest_edge": 3_136, "longest_edge": 12_845_056}}
+
+
+class CountingProcessor:
+    """The real image processor; counts its calls."""
+
+    def __init__(self, **numbers: Any) -> None:
+        module = importlib.import_module(PIL_PROCESSORS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that torch is missing, which is the point here
+            self._processor = module.Qwen2VLImageProcessorPil(merge_size=2, **numbers)
+        self.merge_size = 2
+        self.calls = 0
+
+    def __call__(self, **arguments: Any) -> Any:
+        self.calls += 1
+        return self._processor(**arguments)
+
+
+def vision_of(numbers: dict[str, Any]) -> tuple[QwenVision, CountingProcessor]:
+    image_processor = CountingProcessor(**numbers)
+    tokenizer = SimpleNamespace(convert_tokens_to_ids=VOCABULARY.__getitem__)
+    processor = SimpleNamespace(image_processor=image_processor, tokenizer=tokenizer)
+    return QwenVision(processor, concat=np.concatenate, tensor_type="np"), image_processor
+
+
+@pytest.fixture
+def vision() -> QwenVision:
+    return vision_of(QWEN3)[0]
+
+
+def png(red: int, width: int = 64, height: int = 128) -> bytes:
+    file = io.BytesIO()
+    PillowImage.new("RGB", (width, height), (red, 40, 80)).save(file, "PNG")
+    return file.getvalue()
+
+
+SCREENS = [png(200), png(100), png(0, 128, 64), png(50, 270, 600)]
+NAMES = [hashlib.sha256(data).hexdigest() for data in SCREENS]
+TOKENS = [72, 72, 72, 152]
+ALL = FetchedImages(data=dict(zip(NAMES, SCREENS, strict=True)))
+
+
+def shown(*text: int) -> list[int]:
+    """An observation: text, then one image."""
+    return [*text, START, PAD, END]
+
+
+def episode(images: Sequence[int], *, counted: bool = True) -> tuple[Generation, ...]:
+    """An append-only episode that sees one of the screens in each turn and says two tokens."""
+    generations: list[Generation] = []
+    held: list[int] = []
+    for turn in range(len(images)):
+        held = [*held, *([NEW_LINE] if turn else []), *shown(10 + turn)]
+        seen = images[: turn + 1]
+        expanded = len(held) + sum(TOKENS[image] - 1 for image in seen)
+        names = tuple(NAMES[image] for image in seen)
+        log_probs = [-0.5 - turn, -0.25 - turn]
+        generations.append(
+            Generation(
+                list(held),
+                [100 + turn, TURN_END],
+                log_probs,
+                images=names,
+                prompt_tokens=expanded if counted else None,
+            )
+        )
+        held = [*held, 100 + turn, TURN_END]
+    return tuple(generations)
+
+
+def messages_of(images: Sequence[int]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for image in images:
+        part = {"type": "image_url", "image_url": {"url": f"sha256:{NAMES[image]}"}}
+        messages += [{"role": "user", "content": [part]}, {"role": "assistant", "content": "said"}]
+    return messages
+
+
+def only_row(generations: Sequence[Generation]) -> TrainingRow:
+    (row,) = pack_training_rows(generations)
+    return row
+
+
+# --- one row ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_three_turn_episode_position_by_position(vision: QwenVision) -> None:
+    """Prompt, reply, observation, reply, observation, reply; what was sampled is 1, every screenshot a run of pads."""
+    generations = episode([0, 1, 3])
+    inputs = RowImages(vision, ALL).attach(only_row(generations), generations)
+
+    first, second, third = (
+        [START, *[PAD] * 72, END],
+        [START, *[PAD] * 72, END],
+        [START, *[PAD] * 152, END],
+    )
+    expected = [
+        *((token, 0, 0.0) for token in [10, *first]),
+        (100, 1, -0.5),
+        (TURN_END, 1, -0.25),
+        *((token, 0, 0.0) for token in [NEW_LINE, 11, *second]),
+        (101, 1, -1.5),
+        (TURN_END, 1, -1.25),
+        *((token, 0, 0.0) for token in [NEW_LINE, 12, *third]),
+        (102, 1, -2.5),
+        (TURN_END, 1, -2.25),
+    ]
+    row = inputs.row
+    assert row.log_probs is not None
+    assert list(zip(row.token_ids, row.loss_mask, row.log_probs, strict=True)) == expected
+    assert row.response_length == len(expected) - 75
+    assert inputs.train_inputs is not None
+    assert inputs.train_inputs["image_grid_thw"].tolist() == [[1, 24, 12], [1, 24, 12], [1, 38, 16]]
+    assert inputs.train_inputs["pixel_values"].shape == (288 + 288 + 608, 1536)
+    assert [picture.getpixel((0, 0))[0] for picture in inputs.pictures] == [200, 100, 50]
+
+
+def test_pixels_stand_in_the_order_of_the_placeholders(vision: QwenVision) -> None:
+    alone = [vision.prepare(PillowImage.open(io.BytesIO(SCREENS[image]))) for image in (1, 0)]
+    generations = episode([1, 0])
+    inputs = RowImages(vision, ALL).attach(only_row(generations), generations)
+
+    assert inputs.train_inputs is not None
+    expected = np.concatenate([one.tensors["pixel_values"] for one in alone])
+    assert np.array_equal(inputs.train_inputs["pixel_values"], expected)
+    assert not np.array_equal(alone[0].tensors["pixel_values"], alone[1].tensors["pixel_values"])
+
+
+@pytest.mark.parametrize(("numbers", "family"), [(QWEN3, ImageFamily.QWEN3_VL), (QWEN2_5, ImageFamily.QWEN2_5_VL)])
+def test_both_families_expand_as_their_size_rule_says(numbers: dict[str, Any], family: ImageFamily) -> None:
+    vision, _ = vision_of(numbers)
+    generations = episode([0, 3], counted=False)
+    inputs = RowImages(vision, ALL).attach(only_row(generations), generations)
+
+    assert inputs.train_inputs is not None
+    expected = image_tokens(64, 128, family) + image_tokens(270, 600, family)
+    assert inputs.row.token_ids.count(PAD) == expected
+    patch = numbers["patch_size"]
+    assert inputs.train_inputs["pixel_values"].shape == (4 * expected, 3 * 2 * patch * patch)
+
+
+def test_an_image_is_prepared_once_for_all_rows_that_show_it() -> None:
+    vision, processor = vision_of(QWEN3)
+    images = RowImages(vision, ALL)
+    for generations in (episode([0, 1, 0]), episode([0, 3])):
+        images.attach(only_row(generations), generations)
+
+    assert processor.calls == 3
+
+
+def test_a_row_without_images_passes_as_it_is(vision: QwenVision) -> None:
+    row = only_row([Generation([1, 2], [3], images=())])
+    inputs = RowImages(vision, ALL).attach(row)
+
+    assert (inputs.row, inputs.train_inputs, inputs.pictures) == (row, None, ())
+
+
+@given(st.lists(st.one_of(st.integers(1, 50), st.sampled_from(range(4)).map(lambda image: ("image", image)))))
+def test_expansion_changes_nothing_but_the_length_of_the_runs(parts: list[Any]) -> None:
+    """Images before, between and after what was sampled."""
+    ids, mask, images = [], [], []
+    for part in parts:
+        image = part[1] if isinstance(part, tuple) else None
+        ids += [START, PAD, END] if image is not None else [part]
+        mask += [0, 0, 0] if image is not None else [part % 2]
+        images += [] if image is None else [image]
+    log_probs = [-float(token) if trained else 0.0 for token, trained in zip(ids, mask, strict=True)]
+    row = TrainingRow(ids, mask, log_probs, 0, (), images=tuple(NAMES[image] for image in images))
+    inputs = RowImages(TABLE, ALL).attach(row)
+
+    assert inputs.row.log_probs is not None
+    after = list(zip(inputs.row.token_ids, inputs.row.loss_mask, inputs.row.log_probs, strict=True))
+    before = list(zip(ids, mask, log_probs, strict=True))
+    assert [column for column in after if column[0] != PAD] == [column for column in before if column[0] != PAD]
+    assert [column for column in after if column[0] == PAD] == [(PAD, 0, 0.0)] * sum(TOKENS[i] for i in images)
+    trained = [at for at, column in enumerate(after) if column[1]]
+    assert inputs.row.response_length == (len(after) - trained[0] if trained else 0)
+
+
+class TableVision:
+    """A family that looks its numbers up: another one is three methods."""
+
+    placeholder_id = PAD
+
+    def prepare(self, picture: Any) -> ImageFeatures:
+        return ImageFeatures(tensors={"size": np.array([picture.size])}, tokens=152 if picture.width == 270 else 72)
+
+    def check_tokens(self, token_ids: Sequence[int]) -> None:
+        """Takes every row."""
+
+    def join(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
+        return {"size": np.concatenate([one.tensors["size"] for one in features])}
+
+
+TABLE = TableVision()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def refused(vision: QwenVision, generations: Sequence[Generation], **changes: Any) -> str:
+    """Attaches the changed row and returns why it was refused."""
+    row = replace(only_row(generations), **changes)
+    with pytest.raises(ImageMismatchError) as caught:
+        RowImages(vision, ALL).attach(row, generations)
+    return str(caught.value)
+
+
+def test_a_placeholder_too_many_or_too_few_is_refused(vision: QwenVision) -> None:
+    generations = episode([0, 1], counted=False)
+    silent = [replace(generation, images=None) for generation in generations]
+
+    assert "2 image placeholders for 1 images" in refused(vision, silent, images=(NAMES[0],))
+    assert "2 image placeholders for 3 images" in refused(vision, silent, images=tuple(NAMES[:3]))
+
+
+def test_images_beyond_the_placeholders_of_a_turn_are_refused(vision: QwenVision) -> None:
+    """An engine ignores them without a word, and shows the model other ones than the row would."""
+    first, second = episode([0, 1], counted=False)
+    both = replace(first, images=(NAMES[0], NAMES[1]))
+
+    assert "turn 0 has 1 image placeholders for 2" in refused(vision, [both, second], images=(NAMES[0], NAMES[1]))
+
+
+def test_a_sampled_placeholder_is_refused(vision: QwenVision) -> None:
+    turn = Generation(shown(1), [START, PAD, END], images=(NAMES[0],))
+
+    assert "sampled by the model" in refused(vision, [turn], images=(NAMES[0], NAMES[1]))
+
+
+def test_a_placeholder_without_its_marker_is_refused(vision: QwenVision) -> None:
+    """The model would not find it when it computes positions."""
+    assert "does not follow" in refused(vision, [Generation([1, PAD, END], [5], images=(NAMES[0],))])
+    assert "does not follow" in refused(vision, [Generation([PAD, END], [5], images=(NAMES[0],))])
+
+
+def test_a_video_token_is_refused(vision: QwenVision) -> None:
+    assert "video" in refused(vision, [Generation(shown(1), [VIDEO], images=(NAMES[0],))])
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_prompt_that_the_engine_counted_otherwise_is_refused(vision: QwenVision, turn: int) -> None:
+    generations = list(episode([0, 1]))
+    counted = generations[turn].prompt_tokens
+    assert counted is not None
+    generations[turn] = replace(generations[turn], prompt_tokens=counted - 8)
+
+    assert f"the engine counted {counted - 8} tokens in the prompt of turn {turn}" in refused(vision, generations)
+
+
+def test_a_row_that_does_not_know_its_images_is_refused(vision: QwenVision) -> None:
+    assert "do not say" in refused(vision, episode([0]), images=None)
+
+
+class BentProcessor(CountingProcessor):
+    """Says another grid than it makes patches for."""
+
+    def __call__(self, **arguments: Any) -> Any:
+        made = super().__call__(**arguments)
+        made["image_grid_thw"] = made["image_grid_thw"] + np.array([[0, 2, 0]])
+        return made
+
+
+def test_patches_that_do_not_fit_their_grid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.CountingProcessor", BentProcessor)
+
+    assert "288 patches with the grid" in refused(vision_of(QWEN3)[0], episode([0]))
+
+
+def test_joined_tensors_that_lost_an_image_are_refused(vision: QwenVision) -> None:
+    whole = vision.prepare(PillowImage.open(io.BytesIO(SCREENS[0])))
+    empty = {name: tensor[:0] for name, tensor in whole.tensors.items()}
+
+    with pytest.raises(ImageMismatchError, match="2 images have 1 grids"):
+        vision.join([whole, replace(whole, tensors=empty)])
+
+
+def test_an_image_that_is_missing_or_none_is_named(vision: QwenVision) -> None:
+    generations = episode([0])
+    gone = FetchedImages(missing={NAMES[0]: "there is no such image"})
+    junk = FetchedImages(data={NAMES[0]: SCREENS[0][:60]})
+
+    with pytest.raises(ImageUnavailableError, match="there is no such image"):
+        RowImages(vision, gone).attach(only_row(generations), generations)
+    with pytest.raises(ImageUnavailableError, match="cannot be read"):
+        RowImages(vision, junk).attach(only_row(generations), generations)
+
+
+# --- where the images of a row come from -----------------------------------------------------------------------------
+
+
+def test_what_is_shown_after_the_last_reply_stands_in_no_row() -> None:
+    messages = messages_of([0, 1, 3])
+
+    assert shown_in_messages(messages) == (NAMES[0], NAMES[1], NAMES[3])
+    assert shown_in_messages(messages[:-1]) == (NAMES[0], NAMES[1])
+    assert shown_in_messages([{"role": "user", "content": "text"}, {"role": "assistant", "content": None}]) == ()
+
+
+def test_an_item_needs_every_image_it_names_anywhere() -> None:
+    item = RolloutItem(
+        uid="u", instance_id="i", images=(NAMES[0],), generations=episode([1]), messages=messages_of([3])
+    )
+
+    assert images_of(item) == [NAMES[0], NAMES[1], NAMES[3]]
+
+
+# --- whole items -----------------------------------------------------------------------------------------------------
+
+
+def item(images: Sequence[int] = (0, 1), **changes: Any) -> RolloutItem:
+    values: dict[str, Any] = {
+        "uid": "u",
+        "instance_id": "task",
+        "messages": messages_of(images),
+        "generations": episode(images),
+        "images": tuple(NAMES[image] for image in images),
+        "reward": 1.0,
+        "group_index": 3,
+    }
+    return RolloutItem(**{**values, **changes})
+
+
+def converted(vision: QwenVision | None, *items: RolloutItem, **arguments: Any) -> tuple[list[Sample], SampleConverter]:
+    args = trainer_args(hf_checkpoint=str(DEMO_TOKENIZER_PATH), n_samples_per_prompt=len(items), **arguments)
+    converter = SampleConverter(args, samples_per_group=len(items))
+    return flat_samples(finish_batch(converter.groups(items, vision, ALL), 0)), converter
+
+
+def test_a_sample_carries_tensors_and_expanded_tokens_of_one_count(vision: QwenVision) -> None:
+    (sample,), converter = converted(vision, item())
+    inputs = sample.multimodal_train_inputs
+
+    assert inputs is not None
+    assert sample.tokens.count(PAD) == sum(math.prod(grid) for grid in inputs["image_grid_thw"].tolist()) // 4 == 144
+    assert sample.response_length == len(sample.loss_mask or []) == len(sample.rollout_log_probs or [])
+    assert sum(sample.loss_mask or []) == 4
+    assert sample.tokens[-sample.response_length] == 100
+    assert sample.multimodal_inputs is None
+    assert converter.counts["images"] == 2
+    assert converter.counts["image_tensor_bytes"] == 2 * 288 * 1536 * 4 + 2 * 3 * 8
+
+
+def test_pictures_are_kept_when_asked_for(vision: QwenVision) -> None:
+    (sample,), _ = converted(vision, item(), rollout_buffer_keep_images=True)
+
+    assert sample.multimodal_inputs is not None
+    assert [picture.size for picture in sample.multimodal_inputs["images"]] == [(64, 128), (64, 128)]
+
+
+def test_each_row_of_a_history_gets_its_own_images(vision: QwenVision) -> None:
+    turns = [
+        Generation(shown(1), [5], images=(NAMES[0],)),
+        Generation([2, START, PAD, END, START, PAD, END], [6], images=(NAMES[0], NAMES[3])),
+        Generation(shown(3), [7], images=(NAMES[3],)),
+    ]
+    rows, _ = converted(vision, item([0, 3], generations=tuple(turns)))
+
+    grids = [sample.multimodal_train_inputs["image_grid_thw"].tolist() for sample in rows]  # type: ignore[index]  # all have images, or this fails
+    assert grids == [[[1, 24, 12]], [[1, 24, 12], [1, 38, 16]], [[1, 38, 16]]]
+    assert [sample.tokens.count(PAD) for sample in rows] == [72, 224, 152]
+
+
+def test_generations_that_do_not_tell_are_read_by_their_messages(vision: QwenVision) -> None:
+    silent = tuple(replace(generation, images=None) for generation in episode([0, 3]))
+    (sample,), _ = converted(vision, item([0, 3], generations=silent))
+
+    assert sample.tokens.count(PAD) == 72 + 152
+
+
+def test_generations_of_several_rows_that_do_not_tell_become_a_counted_dummy(vision: QwenVision) -> None:
+    turns = (Generation(shown(1), [5]), Generation(shown(2), [6]))
+    (sample,), converter = converted(vision, item(generations=turns))
+
+    assert sample.remove_sample
+    assert "do not say which images" in sample.metadata["dummy_reason"]
+    assert converter.counts["image_mismatches"] == 1
+
+
+def test_one_bad_trajectory_costs_its_siblings_nothing(vision: QwenVision) -> None:
+    wrong = tuple(replace(generation, prompt_tokens=7) for generation in episode([0, 1]))
+    unknown = (Generation(shown(1), [5], images=("0" * 64,)),)
+    samples, converter = converted(vision, item(), item(generations=wrong), item(generations=unknown))
+
+    assert [sample.remove_sample for sample in samples] == [False, True, True]
+    assert [sample.multimodal_train_inputs is None for sample in samples] == [False, True, True]
+    assert (converter.counts["image_mismatches"], converter.counts["images_missing"]) == (1, 1)
+    assert converter.counts["malformed_items"] == 0
+
+
+def test_an_engine_that_counted_otherwise_in_the_episode_is_counted(vision: QwenVision) -> None:
+    told = item(extra_info={"prompt_tokens_mismatch": {"expected": 5, "reported": 6}})
+
+    assert converted(vision, told, item())[1].counts["engine_image_mismatches"] == 1
+
+
+def test_siblings_share_what_was_made_of_an_image_and_groups_do_not() -> None:
+    vision, processor = vision_of(QWEN3)
+    args = trainer_args(hf_checkpoint="none", n_samples_per_prompt=2)
+    items = [item(group_index=group, uid=f"{group}.{slot}") for group in range(2) for slot in range(2)]
+    SampleConverter(args, samples_per_group=2).groups(items, vision, ALL)
+
+    assert processor.calls == 2 * 2
+
+
+def test_without_a_processor_tokens_stay_as_the_engine_got_them() -> None:
+    (sample,), _ = converted(None, item())
+
+    assert sample.multimodal_train_inputs is None
+    assert sample.tokens.count(PAD) == 2
+    assert sample.metadata["has_images"]
+
+
+def test_a_text_trajectory_passes_a_model_that_sees(vision: QwenVision) -> None:
+    (sample,), _ = converted(vision, item((), generations=(Generation([1, 2], [3], [-0.5]),)))
+
+    assert (sample.tokens, sample.multimodal_train_inputs) == ([1, 2, 3], None)
+
+
+# --- the table of families -------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_alone_is_no_way_to_see() -> None:
+    load_vision.cache_clear()
+
+    assert load_vision(str(DEMO_TOKENIZER_PATH)) is None
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_the_processors_in_the_table_are_those_of_transformers(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert hasattr(importlib.import_module("transformers"), name)

@@ -1,0 +1,96 @@
+"""Rewards are normalised per group of trajectories: neither rows nor dummies count."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.rollout.agent_rollout import post_process_rewards
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
+
+
+def sample(reward: float, *, group: int = 0, trajectory: int | None = None, dummy: bool = False) -> Sample:
+    return Sample(reward=reward, group_index=group, rollout_id=trajectory, remove_sample=dummy)
+
+
+def normalized(samples: list[Sample], **changes: Any) -> list[float]:
+    return post_process_rewards(trainer_args(**changes), samples)[1]
+
+
+def test_each_group_has_its_own_baseline() -> None:
+    samples = [sample(reward, group=group) for group, reward in [(0, 0.0), (0, 1.0), (1, 5.0), (1, 7.0)]]
+
+    assert normalized(samples, grpo_std_normalization=False) == [-0.5, 0.5, -1.0, 1.0]
+
+
+def test_a_trajectory_counts_once_however_many_rows_it_has() -> None:
+    rows = [sample(1.0, trajectory=0)] * 7 + [sample(0.0, trajectory=1)]
+
+    assert normalized(rows, grpo_std_normalization=False) == [0.5] * 7 + [-0.5]
+
+
+def test_dummies_count_not_at_all() -> None:
+    members = [sample(1.0, trajectory=0), sample(0.0, trajectory=1), sample(9.0, trajectory=2, dummy=True)]
+
+    assert normalized(members, grpo_std_normalization=False) == [0.5, -0.5, 0.0]
+
+
+def test_the_standard_deviation_is_the_one_slime_uses() -> None:
+    rewards = [0.0, 0.25, 1.0, 0.5]
+    mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+    expected = [(reward - mean) / (std + 1e-6) for reward in rewards]
+
+    assert normalized([sample(reward) for reward in rewards]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("members", [[sample(0.7)], [sample(0.1)] * 3, [sample(1.0), sample(0.0, dummy=True)]])
+def test_a_group_without_differences_has_no_advantage(members: list[Sample]) -> None:
+    assert normalized(members) == [0.0] * len(members)
+
+
+def test_raw_rewards_stay_what_they_were() -> None:
+    raw, _ = post_process_rewards(trainer_args(), [sample(3.0), sample(1.0)])
+
+    assert raw == [3.0, 1.0]
+
+
+@pytest.mark.parametrize("changes", [{"rewards_normalization": False}, {"advantage_estimator": "ppo"}])
+def test_slimes_own_switches_turn_it_off(changes: dict[str, Any]) -> None:
+    assert normalized([sample(3.0), sample(1.0)], **changes) == [3.0, 1.0]
+
+
+def test_reinforce_plus_plus_subtracts_the_baseline_and_divides_by_nothing() -> None:
+    assert normalized([sample(3.0), sample(1.0)], advantage_estimator="reinforce_plus_plus_baseline") == [1.0, -1.0]
+
+
+def test_a_reward_of_several_parts_is_read_by_its_key() -> None:
+    members = [Sample(reward={"score": value, "other": 9.0}, group_index=0) for value in (0.0, 1.0)]
+
+    assert normalized(members, reward_key="score", grpo_std_normalization=False) == [-0.5, 0.5]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.floats(-100, 100), st.integers(1, 3), st.booleans()), min_size=1, max_size=12
+    )
+)
+def test_every_group_sums_to_zero_over_its_trajectories(members: list[tuple[int, float, int, bool]]) -> None:
+    samples = [
+        sample(reward, group=group, trajectory=number, dummy=dummy)
+        for number, (group, reward, rows, dummy) in enumerate(members)
+        for _ in range(rows)
+    ]
+    rewards = normalized(samples)
+    pairs = zip(samples, rewards, strict=True)
+    by_trajectory = {entry.rollout_id: (entry.group_index, reward) for entry, reward in pairs}
+
+    assert all(math.isfinite(reward) for reward in rewards)
+    for group in range(3):
+        total = math.fsum(reward for index, reward in by_trajectory.values() if index == group)
+        assert total == pytest.approx(0.0, abs=1e-5)

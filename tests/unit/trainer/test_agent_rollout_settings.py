@@ -1,0 +1,204 @@
+"""slime's arguments become the settings and payloads that the buffer understands."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slime.rollout.agent_rollout_settings import eval_payload, eval_sets, read_settings, start_payload
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
+
+
+def arguments(**changes: Any) -> Any:
+    values = {"prompt_data": "/data/tasks.jsonl", "hf_checkpoint": "/models/m", "save": "/runs/a"}
+    return trainer_args(**{**values, **changes})
+
+
+def payload_of(**changes: Any) -> dict[str, Any]:
+    return start_payload(arguments(**changes), job_id="j", skip_instance_ids=["a", "a"], fresh=True, start_id="s")
+
+
+def test_the_payload_is_the_documented_one() -> None:
+    payload = payload_of(num_epoch=3, rollout_num_process=64, rollout_temperature=0.8, rollout_top_p=0.9)
+
+    assert payload == {
+        "num_process": 64,
+        "num_epoch": 3,
+        "remote_engine_url": "http://127.0.0.1:30000",
+        "remote_buffer_url": "http://127.0.0.1:8889",
+        "task_type": "math",
+        "input_file": "/data/tasks.jsonl",
+        "num_repeat_per_sample": "4",
+        "max_tokens": 1024,
+        "sampling_params": {"max_tokens": 1024, "temperature": 0.8, "top_p": 0.9},
+        "tokenizer_path": "/models/m",
+        "skip_instance_ids": ["a", "a"],
+        "job_id": "j",
+        "fresh": True,
+        "start_id": "s",
+    }
+
+
+def test_the_buffer_takes_the_payload() -> None:
+    args = arguments(rollout_buffer_options={"group_timeout_seconds": 60, "max_turns": 9}, eval_prompt_data=["e", "/e"])
+    (eval_set,) = eval_sets(args)
+    training = parse(StartPayload, payload_of(rollout_buffer_options={"max_turns": 9}))
+    evaluation = parse(StartPayload, eval_payload(args, eval_set, job_id="e", start_id="s"))
+
+    assert training.options == {"max_turns": 9}
+    assert (evaluation.evaluation, evaluation.num_epoch, evaluation.group_timeout_seconds) == (True, 1, 60)
+
+
+def test_an_evaluation_samples_as_slimes_own_does() -> None:
+    args = arguments(
+        eval_prompt_data=["e", "/e"], rollout_top_k=20, eval_top_k=5, rollout_stop=["x"], eval_min_new_tokens=2
+    )
+    (eval_set,) = eval_sets(args)
+    sampling = eval_payload(args, eval_set, job_id="e", start_id="s")["sampling_params"]
+    assert sampling.items() >= {"top_k": 5, "min_new_tokens": 2, "stop": ["x"]}.items()
+    assert "stop_token_ids" not in sampling
+    dataset = SimpleNamespace(name="d", path="/d", top_k=-1, stop=["y"], repetition_penalty=1.1, temperature=0.1)
+    (eval_set,) = eval_sets(arguments(eval_datasets=[dataset], rollout_stop=["x"]))
+    assert eval_set.more_sampling == {"stop": ["y"], "repetition_penalty": 1.1}
+    assert eval_set.temperature == 0.1
+
+
+def test_a_group_of_an_evaluation_is_measured_by_what_could_be_played_of_it() -> None:
+    args = arguments(rollout_buffer_options={"min_timeout_group_size_ratio": 0.9}, eval_prompt_data=["e", "/e"])
+    (eval_set,) = eval_sets(args)
+    payload = parse(StartPayload, eval_payload(args, eval_set, job_id="e", start_id="s"))
+    assert (payload.min_timeout_group_size_ratio, payload.min_valid_item_size_ratio) == (0, 0)
+
+
+def test_sampling_settings_that_slime_leaves_open_are_not_sent() -> None:
+    assert payload_of(rollout_top_k=-1)["sampling_params"].keys() == {"max_tokens", "temperature", "top_p"}
+    assert payload_of(rollout_top_k=20, rollout_stop=["x"])["sampling_params"]["top_k"] == 20
+
+
+def test_options_may_not_replace_what_slimes_arguments_say() -> None:
+    with pytest.raises(ConfigError, match="may not set task_type"):
+        payload_of(rollout_buffer_options={"task_type": "other"})
+
+
+def test_the_job_id_is_the_same_after_a_restart() -> None:
+    assert read_settings(arguments()).job_id == read_settings(arguments()).job_id
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"save": "/runs/b"},
+        {"prompt_data": "/data/other.jsonl"},
+        {"rollout_task_type": "android_world"},
+        {"rollout_temperature": 0.5},
+        {"n_samples_per_prompt": 8},
+        {"num_epoch": 2},
+    ],
+)
+def test_other_work_has_another_job_id(changes: dict[str, Any]) -> None:
+    assert read_settings(arguments(**changes)).job_id != read_settings(arguments()).job_id
+
+
+def test_what_may_change_between_starts_leaves_the_job_id_alone() -> None:
+    elsewhere = arguments(sglang_router_ip="10.0.0.9", rollout_num_process=7, rollout_batch_size=2)
+
+    assert read_settings(elsewhere).job_id == read_settings(arguments()).job_id
+
+
+def test_a_configured_job_id_wins() -> None:
+    assert read_settings(arguments(rollout_buffer_job_id="mine")).job_id == "mine"
+
+
+def test_both_names_of_the_url_argument_are_understood() -> None:
+    old = arguments(agent_rollout_buffer_url="http://old:1/", rollout_buffer_url=None)
+
+    assert read_settings(old).buffer_url == "http://old:1"
+
+
+FLAG = "--agent-rollout-buffer-url"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [FLAG, "http://old:1/"],
+        [f"{FLAG}=http://old:1"],
+        ["train.py", "--save", "a folder", FLAG, "http://old:1", "--num-rollout", "3"],
+        [FLAG, "http://older:1", FLAG, "http://old:1"],
+    ],
+)
+def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+
+    assert read_settings(arguments(rollout_buffer_url=None)).buffer_url == "http://old:1"
+    assert read_settings(arguments()).buffer_url == "http://127.0.0.1:8889"
+
+
+@pytest.mark.parametrize("words", [[], [FLAG], [FLAG, "--num-rollout"], ["--not-agent-rollout-buffer-url-list", "x"]])
+def test_a_flag_without_a_value_is_none(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+
+    with pytest.raises(ConfigError, match="stands on no command line"):
+        read_settings(arguments(rollout_buffer_url=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"rollout_buffer_url": None},
+            "set --rollout-buffer-url .* agent_rollout_buffer_url .*--agent-rollout-buffer-url",
+        ),
+        ({"rollout_buffer_url": "localhost:8889"}, "must start with http"),
+        ({"rollout_buffer_on_exhausted": "again"}, "use error or repeat"),
+        ({"rollout_batch_size": 0}, "at least 1"),
+        ({"reward_key": "score"}, "are numbers"),
+        ({"rollout_buffer_lease_s": -1}, "more than 0 seconds"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        read_settings(arguments(**changes))
+
+
+def test_minus_one_retries_for_ever() -> None:
+    assert read_settings(arguments(fetch_trajectory_retry_times=-1)).max_failures is None
+    assert read_settings(arguments(fetch_trajectory_retry_times=0)).max_failures == 0
+
+
+def test_the_token_comes_from_the_arguments_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_BUFFER_TOKEN", "from-the-environment")
+
+    assert read_settings(arguments()).token == "from-the-environment"
+    assert read_settings(arguments(rollout_buffer_token="given")).token == "given"
+
+
+def test_an_ipv6_router_stands_in_brackets() -> None:
+    assert payload_of(sglang_router_ip="fd00::1")["remote_engine_url"] == "http://[fd00::1]:30000"
+    assert payload_of(sglang_router_ip="[fd00::1]")["remote_engine_url"] == "http://[fd00::1]:30000"
+
+
+def test_eval_sets_come_from_slimes_pairs() -> None:
+    sets = eval_sets(arguments(eval_prompt_data=["a", "/a", "b", "/b"], n_samples_per_eval_prompt=2))
+
+    assert [(entry.name, entry.path, entry.samples_per_group) for entry in sets] == [("a", "/a", 2), ("b", "/b", 2)]
+
+
+def test_eval_settings_of_a_set_come_before_those_of_all() -> None:
+    dataset = SimpleNamespace(name="a", path="/a", n_samples_per_eval_prompt=3, temperature=0.0)
+    (entry,) = eval_sets(arguments(eval_datasets=[dataset], eval_temperature=0.7, eval_top_p=0.5))
+
+    assert (entry.samples_per_group, entry.temperature, entry.top_p, entry.max_tokens) == (3, 0.0, 0.5, 1024)
+
+
+@pytest.mark.parametrize("values", [None, [], ["a", "/a", "b"]])
+def test_an_evaluation_without_files_is_refused(values: list[str] | None) -> None:
+    with pytest.raises(ConfigError, match="--eval-prompt-data NAME PATH"):
+        eval_sets(arguments(eval_prompt_data=values))

@@ -1,0 +1,76 @@
+"""The stand-in trainer refuses what slime would choke on, and keeps what slime keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, check_batch, trainer_args
+
+
+def sample(rollout_id: int, **changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "tokens": [1, 2, 3],
+        "response_length": 2,
+        "loss_mask": [1, 0],
+        "rollout_log_probs": [-0.5, 0.0],
+        "reward": 1.0,
+        "metadata": {"uid": rollout_id},
+    }
+    return Sample(rollout_id=rollout_id, **{**values, **changes})
+
+
+def check(*groups: list[Any]) -> None:
+    check_batch(trainer_args(rollout_batch_size=len(groups), n_samples_per_prompt=2), groups)
+
+
+def test_a_right_batch_passes() -> None:
+    check([sample(0), sample(1)], [sample(2), sample(3, remove_sample=True, loss_mask=[0, 0])])
+    check([[sample(0), sample(0)], [sample(1)]])
+
+
+@pytest.mark.parametrize(
+    ("group", "rule"),
+    [
+        ([sample(0)], "groups of"),
+        ([sample(0), sample(0)], "share a rollout_id"),
+        ([[sample(0), sample(1)], [sample(2)]], "different rollout_ids"),
+        ([sample(0), sample(1, metadata={})], "different metadata keys"),
+        ([sample(0), sample(1, rollout_log_probs=None)], "some have none"),
+        ([sample(0), sample(1, rollout_log_probs=[0.0])], "log-probs are not as long"),
+        ([sample(0), sample(1, loss_mask=[1])], "mask is not as long"),
+        ([sample(0), sample(1, loss_mask=[0, 0])], "nothing is trained"),
+        ([sample(0), sample(1, tokens=[1, 2])], "2 response tokens of 2"),
+        ([sample(0), sample(1, reward=None)], "no reward"),
+    ],
+)
+def test_a_wrong_batch_is_refused(group: list[Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        check(group)
+
+
+def test_a_checkpoint_keeps_metadata_and_no_groups(tmp_path: Path) -> None:
+    args = trainer_args(n_samples_per_prompt=1, save=str(tmp_path), load=str(tmp_path))
+    source, other = CheckpointDataSource(args), CheckpointDataSource(args)
+    source.update_metadata({"0": ["a"]})
+    source.add_samples([[Sample()]])
+    source.save(0)
+    other.load(0)
+
+    assert other.get_metadata() == {"0": ["a"]}
+    assert other.get_buffer_length() == 0
+
+
+def test_a_checkpoint_that_is_not_there_is_an_empty_one(tmp_path: Path) -> None:
+    source = CheckpointDataSource(trainer_args(load=str(tmp_path)))
+    source.load(5)
+
+    assert source.get_metadata() == {}
+
+
+def test_a_group_of_the_wrong_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 members, not 4"):
+        CheckpointDataSource(trainer_args()).add_samples([[Sample()] * 3])

@@ -1,0 +1,203 @@
+"""Drift reports: what re-tokenising would have done to a trajectory, kind by kind."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from slime.utils.mask_utils import DriftReport, Generation, MultiTurnLossMaskGenerator, pack_training_rows
+from tests import chat_tokenizers, mask_conversations
+from tests.example_counts import examples
+
+Message = dict[str, Any]
+
+
+def user(text: str) -> Message:
+    """A user message."""
+    return {"role": "user", "content": text}
+
+
+def said(text: str, **more: Any) -> Message:
+    """An assistant message."""
+    return {"role": "assistant", "content": text, **more}
+
+
+@functools.cache
+def generator(name: str = "small-plain") -> MultiTurnLossMaskGenerator:
+    """One generator for each kind of tokenizer."""
+    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
+
+
+def ids(text: str, name: str = "small-plain") -> list[int]:
+    """The ids of a text, markers included."""
+    found: list[int] = chat_tokenizers.load(name)(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def faithful(messages: list[Message], name: str = "small-plain") -> list[Generation]:
+    """What an engine would have sampled if the rebuilt ids were the truth."""
+    masked = generator(name).mask_conversation(messages)
+    return [
+        Generation(masked.token_ids[: turn.start], masked.token_ids[turn.start : turn.end]) for turn in masked.turns
+    ]
+
+
+TWO_TURNS = [user("Open the settings"), said("tap"), user("and then"), said("The answer is 42.")]
+
+
+def report(generations: list[Generation], messages: list[Message] = TWO_TURNS) -> DriftReport:
+    """The report on these generations."""
+    return generator().report_drift(messages, generations)
+
+
+def continued(first: Generation, *, bridge: str = "\n", output: list[int]) -> list[Generation]:
+    """The two turns, the second prompt holding exactly what came before."""
+    held = [*first.prompt_ids, *first.output_ids]
+    shown = ids(f"{bridge}<|im_start|>user\nand then<|im_end|>\n<|im_start|>assistant\n")
+    return [first, Generation(held + shown, output)]
+
+
+PROMPT = ids("<|im_start|>user\nOpen the settings<|im_end|>\n<|im_start|>assistant\n")
+ANSWER = ids("The answer is 42.<|im_end|>")
+
+
+def test_faithful_generations_are_clean() -> None:
+    found = report(faithful(TWO_TURNS))
+    assert found.is_clean
+    assert found.kinds == []
+    assert found.first_differing_turn is None
+    assert found.rows == 1
+
+
+def test_the_newline_after_the_last_turn_and_messages_after_it_are_no_drift() -> None:
+    assert report(faithful(TWO_TURNS), [*TWO_TURNS, user("wait")]).is_clean
+
+
+def test_other_splits_of_the_same_text_are_found() -> None:
+    letters = [token for character in "tap" for token in ids(character)]
+    assert letters != ids("tap")
+    found = report(continued(Generation(PROMPT, letters + ids("<|im_end|>")), output=ANSWER))
+    assert found.kinds[0] == "split"
+    assert found.first_differing_turn == 0
+    assert found.tokens_affected == len(letters)
+
+
+def test_another_text_is_found() -> None:
+    assert "text" in report(continued(Generation(PROMPT, ids("tap ") + ids("<|im_end|>")), output=ANSWER)).kinds
+
+
+def test_a_turn_that_was_cut_is_found_even_where_the_ids_agree() -> None:
+    cut = Generation(PROMPT, ids("tap"), finish_reason="length")
+    found = report(continued(cut, bridge="<|im_end|>\n", output=ANSWER))
+    rebuilt, _ = generator().get_loss_mask(TWO_TURNS)
+    (row,) = pack_training_rows(continued(cut, bridge="<|im_end|>\n", output=ANSWER))
+    assert row.token_ids == rebuilt[: len(row.token_ids)]
+    assert found.kinds == ["eos"]
+    assert found.first_differing_turn == 0
+
+
+def test_another_stop_token_is_found() -> None:
+    found = report(continued(Generation(PROMPT, ids("tap<|endoftext|>")), output=ANSWER))
+    assert found.kinds[0] == "eos"
+
+
+def test_a_merged_boundary_is_found() -> None:
+    messages = [user("Open the settings"), said("\ntap")]
+    found = report([Generation(PROMPT, [*ids("\n"), *ids("tap<|im_end|>")])], messages)
+    assert "boundary" in found.kinds
+
+
+def test_reasoning_that_the_template_drops_is_found() -> None:
+    name = "small-hybrid"
+    messages = [user("one"), said("<think>\nwhy\n</think>\n\ntap"), user("two"), said("wait", reasoning_content="so")]
+    start = ids("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n", name)
+    first = Generation(start, ids("<think>\nwhy\n</think>\n\ntap<|im_end|>", name))
+    second = generator(name).mask_conversation(messages).turns[1]
+    shown, _ = generator(name).get_loss_mask(messages)
+    found = generator(name).report_drift(
+        messages, [first, Generation(shown[: second.start], shown[second.start : second.end])]
+    )
+    assert found.kinds == ["think_stripped", "rows"]
+    assert found.first_differing_turn == 0
+    assert found.rows == 2
+
+
+def test_marker_text_sampled_as_plain_pieces_is_found() -> None:
+    pieces = [token for character in "<|im_start|>" for token in ids(character)]
+    messages = [user("Open the settings"), said("<|im_start|>")]
+    assert report([Generation(PROMPT, pieces + ids("<|im_end|>"))], messages).kinds == ["injected"]
+
+
+def test_a_lost_newline_between_turns_is_found() -> None:
+    found = report(continued(Generation(PROMPT, ids("tap<|im_end|>")), bridge="", output=ANSWER))
+    assert found.kinds == ["context"]
+    assert found.first_differing_turn == 1
+
+
+def test_a_turn_trained_on_one_side_only_is_found() -> None:
+    off = [*TWO_TURNS[:1], said("tap", step_loss_mask=0), *TWO_TURNS[2:]]
+    assert report(faithful(TWO_TURNS), off).kinds == ["mask"]
+    first, second = faithful(TWO_TURNS)
+    untrained = Generation(first.prompt_ids, first.output_ids, trained=False)
+    assert report([untrained, second]).kinds == ["mask"]
+    assert report([untrained, second], off).is_clean
+
+
+def test_more_than_one_row_is_drift() -> None:
+    first, second = faithful(TWO_TURNS)
+    found = report([first, Generation(ids("<|im_start|>assistant\n"), second.output_ids)])
+    assert "rows" in found.kinds
+    assert found.rows == 2
+
+
+def test_another_number_of_turns_is_drift() -> None:
+    assert "turns" in report(faithful(TWO_TURNS)[:1]).kinds
+    assert "turns" in report([]).kinds
+
+
+def test_a_trajectory_without_any_turn_is_clean() -> None:
+    assert report([], [user("Open the settings")]).is_clean
+
+
+@pytest.mark.parametrize("name", ["small-plain", "small-hybrid", "small-thinking", "small-deepseek"])
+@examples(60, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_report_is_clean_exactly_when_ids_and_mask_agree(name: str, data: st.DataObject) -> None:
+    """M11, with faithful trajectories harmed in random ways."""
+    messages, _ = data.draw(mask_conversations.conversations(chat_tokenizers.KINDS[name].oracle))
+    before = copy.deepcopy(messages)
+    masked = generator(name).mask_conversation(messages)
+    generations: list[Generation] = []
+    held: list[int] = []
+    for turn in masked.turns:
+        shown = masked.token_ids[len(held) : turn.start]
+        if data.draw(st.integers(0, 9)) == 0:
+            shown = shown[1:]
+        sampled = masked.token_ids[turn.start : turn.end]
+        match data.draw(st.integers(0, 12)):
+            case 0:
+                sampled = sampled[:-1]
+            case 1:
+                sampled = [0, *sampled]
+            case 2:
+                held = held[1:]
+        generations.append(Generation([*held, *shown], sampled, trained=data.draw(st.integers(0, 9)) > 0))
+        held = [*held, *shown, *sampled]
+
+    found = generator(name).report_drift(messages, generations)
+
+    rows = pack_training_rows(generations)
+    end = masked.turns[-1].end if masked.turns else 0
+    agree = (
+        [(row.token_ids, row.loss_mask) for row in rows] == [(masked.token_ids[:end], masked.loss_mask[:end])]
+        if rows
+        else 1 not in masked.loss_mask
+    )
+    assert found.is_clean == agree
+    assert (found.kinds == []) == agree
+    assert messages == before

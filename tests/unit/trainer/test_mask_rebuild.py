@@ -1,0 +1,226 @@
+"""What a policy wrote, told from messages alone: the cases that templates, servers and agents make hard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator, RebuiltRows, UndecidedReason
+from tests import chat_tokenizers
+
+Message = dict[str, Any]
+THINKERS = ["small-hybrid", "qwen3-hybrid", "qwen3-first-release"]
+DISTILLED = ["small-deepseek", "deepseek-r1-distill"]
+OPENED = ["small-thinking", "qwen3.5"]
+END = {"small-deepseek": "<｜end▁of▁sentence｜>", "deepseek-r1-distill": "<｜end▁of▁sentence｜>"}
+
+
+def user(content: Any = "one") -> Message:
+    return {"role": "user", "content": content}
+
+
+def said(content: Any, **more: Any) -> Message:
+    return {"role": "assistant", "content": content, **more}
+
+
+def generator(name: str, **options: Any) -> MultiTurnLossMaskGenerator:
+    kind = chat_tokenizers.KINDS[name]
+    return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), kind.tokenizer_type, chat_template_kwargs=options)
+
+
+def rebuilt(name: str, messages: list[Message], *, cut: bool = False, **options: Any) -> RebuiltRows:
+    return generator(name, **options).rebuild_rows(messages, cut=cut)
+
+
+def parts(name: str, messages: list[Message], *, cut: bool = False, **options: Any) -> list[tuple[str, str]]:
+    """The prompt and the trained text of each row that holds one turn."""
+    decode = chat_tokenizers.load(name).decode
+    rows = rebuilt(name, messages, cut=cut, **options).rows
+    starts = [row.loss_mask.index(1) for row in rows]
+    return [
+        (decode(row.token_ids[:start]), decode(row.token_ids[start:])) for row, start in zip(rows, starts, strict=True)
+    ]
+
+
+def trained(name: str, messages: list[Message], *, cut: bool = False, **options: Any) -> list[str]:
+    """The trained stretches of all rows, in order."""
+    one = generator(name, **options)
+    rows = one.rebuild_rows(messages, cut=cut).rows
+    return [text for row in rows for text in one.get_text_from_loss_mask(row.token_ids, row.loss_mask)]
+
+
+@pytest.mark.parametrize("name", [*THINKERS, *OPENED, *DISTILLED, "small-plain", "qwen3-2507", "qwen3-vl"])
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_no_thought_of_any_turn_is_lost(name: str, turns: int) -> None:
+    opening = "" if name in OPENED or name in DISTILLED else "<think>\n"
+    replies = [f"{opening}thought {at}\n</think>\n\nanswer {at}" for at in range(turns)]
+    messages = [message for reply in replies for message in (user(), said(reply))]
+    assert trained(name, messages) == [reply + END.get(name, "<|im_end|>") for reply in replies]
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+@pytest.mark.parametrize(
+    "reply", ["long thoughts\n</think>\n\n42", "<think>\nlong thoughts\n</think>\n\n42", "42", "never done thinking"]
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_single_distilled_reply_never_trains_fewer_tokens_than_slime(name: str, reply: str, cut: bool) -> None:
+    """slime trains the tokens of the last message's text, whole, and no end of turn."""
+    slimes = chat_tokenizers.load(name)(reply, add_special_tokens=False)["input_ids"]
+    (row,) = rebuilt(name, [user(), said(reply)], cut=cut).rows
+    ours = [token_id for token_id, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
+    assert ours[: len(slimes)] == slimes
+    assert len(ours) == len(slimes) + (not cut)
+
+
+@pytest.mark.parametrize("name", [*OPENED, *DISTILLED, *THINKERS])
+def test_a_field_with_reasoning_is_put_back_in_front(name: str) -> None:
+    opening = "" if name in OPENED or name in DISTILLED else "<think>\n"
+    end = END.get(name, "<|im_end|>")
+    assert trained(name, [user(), said("four", reasoning_content="two and two")]) == [
+        f"{opening}two and two\n</think>\n\nfour{end}"
+    ]
+    assert trained(name, [user(), said("", reasoning_content="two and")], cut=True) == [f"{opening}two and"]
+    assert trained(name, [user(), said(None, reasoning_content="two and")], cut=True) == [f"{opening}two and"]
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_the_templates_own_opening_is_not_trained_where_a_message_repeats_it(name: str) -> None:
+    ((prompt, output),) = parts(name, [user(), said("<think>\nso\n</think>\n\nfour")])
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n")
+    assert output == "so\n</think>\n\nfour<|im_end|>"
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_cut_answer_of_an_agent_that_never_thinks_gets_no_thinking_prompt(name: str) -> None:
+    *_, (prompt, output) = parts(name, [user(), said("two"), user("three"), said("the answ")], cut=True)
+    assert prompt.endswith("assistant\n<think>\n\n</think>\n\n")
+    assert output == "the answ"
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_cut_reply_is_thinking_unless_something_says_otherwise(name: str) -> None:
+    ((prompt, output),) = parts(name, [user(), said("let me s")], cut=True)
+    assert (prompt[-8:], output) == ("<think>\n", "let me s")
+    ((prompt, output),) = parts(name, [user(), said("the answ")], cut=True, enable_thinking=False)
+    assert prompt.endswith("assistant\n<think>\n\n</think>\n\n")
+    assert output == "the answ"
+    *_, (prompt, _) = parts(name, [user(), said("so\n</think>\n\ntwo"), user(), said("let me s")], cut=True)
+    assert prompt.endswith("<think>\n")
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_a_thought_that_was_cut_follows_no_closed_block(name: str) -> None:
+    ((prompt, output),) = parts(name, [user(), said("<think>\nlet me s")], cut=True)
+    assert prompt.endswith("<|im_start|>assistant\n")
+    assert output == "<think>\nlet me s"
+
+
+@pytest.mark.parametrize("name", ["small-plain", *THINKERS, *DISTILLED])
+def test_a_turn_that_was_cut_trains_no_end_of_turn_and_any_other_does(name: str) -> None:
+    end = END.get(name, "<|im_end|>")
+    assert trained(name, [user(), said("two")]) == [f"two{end}"]
+    assert trained(name, [user(), said("two")], cut=True) == ["two"]
+    assert trained(name, [user(), said("two"), user()], cut=True) == [f"two{end}"]  # the last message is no reply
+    told = [user(), said("two", finish_reason="length"), user(), said("four")]
+    assert trained(name, told) == ["two", f"four{end}"]
+
+
+@pytest.mark.parametrize("name", ["small-plain", "qwen3-2507", "qwen2.5"])
+def test_an_empty_reply_trains_its_end_of_turn_and_nothing_where_it_was_cut(name: str) -> None:
+    assert trained(name, [user(), said("")]) == ["<|im_end|>"]
+    assert rebuilt(name, [user(), said("")], cut=True).rows == []
+
+
+@pytest.mark.parametrize("name", ["qwen3-hybrid", "qwen3.5"])
+def test_thinking_between_tool_calls_stays_one_row(name: str) -> None:
+    call = {"type": "function", "function": {"name": "tap", "arguments": {"x": 1}}}
+    messages = [user()]
+    for at in range(5):
+        reply = said("I tap.", reasoning_content=f"thought {at}", tool_calls=[call])
+        messages += [reply, {"role": "tool", "content": "done"}]
+    messages.append(said("", reasoning_content="enough"))
+    (row,) = rebuilt(name, messages).rows
+    assert row.token_ids == generator(name).get_loss_mask(messages)[0][: len(row.token_ids)]
+    assert len(trained(name, messages)) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("I tap.", "I tap.\n\n"),
+        ("I tap.\n", "I tap.\n\n"),
+        ("I tap.\n\n", "I tap.\n\n"),
+        ("I tap.\n\n\n", "I tap.\n\n\n"),
+        ("I tap: ", "I tap: \n\n"),
+    ],
+)
+@pytest.mark.parametrize("name", OPENED)
+def test_white_space_before_calls_is_kept_though_the_template_trims_it(name: str, text: str, written: str) -> None:
+    call = {"type": "function", "function": {"name": "tap", "arguments": {"x": 1}}}
+    (output,) = trained(name, [user(), said(text, reasoning_content="so", tool_calls=[call])])
+    assert output.startswith(f"so\n</think>\n\n{written}<tool_call>")
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_reasoning_that_begins_with_the_marker_itself_is_trained_whole(name: str) -> None:
+    assert trained(name, [user(), said("four", reasoning_content="<think>\nso")]) == [
+        "<think>\nso\n</think>\n\nfour<|im_end|>"
+    ]
+
+
+@pytest.mark.parametrize("name", ["qwen3-hybrid", "small-deepseek"])
+def test_history_without_its_thoughts_opens_a_row_for_each_reply(name: str) -> None:
+    messages = [message for at in range(6) for message in (user(), said(f"so\n</think>\n\nanswer {at}"))]
+    assert len(rebuilt(name, messages).rows) == 6
+
+
+def test_rows_beyond_the_bound_give_way_to_the_one_row_of_the_template() -> None:
+    messages = [message for at in range(6) for message in (user(), said(f"<think>\nso\n</think>\n\nanswer {at}"))]
+    one = generator("small-hybrid")
+    free = one.rebuild_rows(messages)
+    bound = one.rebuild_rows(messages, max_tokens=sum(len(row.token_ids) for row in free.rows) - 1)
+    assert (len(free.rows), free.by_turn) == (6, True)
+    assert (len(bound.rows), bound.by_turn) == (1, False)
+    assert (bound.rows[0].token_ids, bound.rows[0].loss_mask) == one.get_loss_mask(messages)
+
+
+def test_calls_that_the_template_cannot_write_are_reported() -> None:
+    call = {"type": "function", "function": {"name": "tap", "arguments": "{}"}}
+    found = rebuilt("small-deepseek", [user(), said("I tap.", tool_calls=[call])])
+    assert [one.reason for one in found.undecided] == [UndecidedReason.DROPPED_CALLS]
+    assert trained("small-deepseek", [user(), said("I tap.", tool_calls=[call])]) == ["I tap.<｜end▁of▁sentence｜>"]
+
+
+def test_an_image_token_that_a_reply_spells_is_not_trained_and_reported() -> None:
+    found = rebuilt("small-thinking", [user("x"), said("so\n</think>\n\na<|image_pad|>b")])
+    assert trained("small-thinking", [user("x"), said("so\n</think>\n\na<|image_pad|>b")]) == [
+        "so\n</think>\n\na",
+        "b<|im_end|>",
+    ]
+    assert [one.reason for one in found.undecided] == [UndecidedReason.IMAGE]
+
+
+@pytest.mark.parametrize("name", ["qwen3-hybrid", "small-hybrid", "small-plain", "small-deepseek"])
+def test_texts_that_come_as_lists_reach_a_template_that_reads_only_strings(name: str) -> None:
+    as_lists = [user([{"type": "text", "text": "one"}]), said([{"type": "text", "text": "two"}]), user(), said("x")]
+    as_texts = [user("one"), said("two"), user(), said("x")]
+    assert rebuilt(name, as_lists).rows == rebuilt(name, as_texts).rows
+
+
+def test_a_conversation_that_opens_with_a_reply_trains_it() -> None:
+    assert trained("small-default-system", [said("hello"), user(), said("two")]) == ["hello<|im_end|>", "two<|im_end|>"]
+
+
+@pytest.mark.parametrize("name", ["small-plain", "qwen3-vl", "qwen3.5"])
+def test_a_step_that_is_switched_off_is_context(name: str) -> None:
+    messages = [user(), said("so\n</think>\n\ntwo", step_loss_mask=0), user(), said("so\n</think>\n\nfour")]
+    assert trained(name, messages) == ["so\n</think>\n\nfour<|im_end|>"]
+
+
+def test_messages_are_not_changed_and_results_repeat() -> None:
+    messages = [user(), said("<think>\nso\n</think>\n\ntwo"), user(), said("x", reasoning_content="y")]
+    before = str(messages)
+    one = generator("small-hybrid")
+    assert one.rebuild_rows(messages) == one.rebuild_rows(messages)
+    assert str(messages) == before
