@@ -41,6 +41,8 @@ LONGEST_PAUSE_S = 10.0
 MALFORMED_REPLIES_TOLERATED = 5
 SECONDS_BETWEEN_NOTES = 30.0
 SHORTEST_POLL_S = 0.5
+JOB_END_PATIENCE_S = 10.0
+"""How long a job whose last group is closed may take to say how it ended."""
 
 
 class InputExhaustedError(RolloutBufferError):
@@ -178,6 +180,7 @@ class JobFeed:
             RetriesUsedUpError: the buffer stayed out of reach.
         """
         began = noted = time.monotonic()
+        exhausted_at: float | None = None
         while True:
             asked = time.monotonic()
             data = await self._patiently("get_rollout_data", lambda: self._poll(max_groups))
@@ -186,8 +189,9 @@ class JobFeed:
                 return data
             job = await self._job()
             if data.exhausted:
-                detail = {"job_id": self.job_id, "cause": str(job.get("cause") or "")}
-                raise InputExhaustedError(f"the input of job {self.job_id} is used up", detail)
+                exhausted_at = exhausted_at or asked
+                if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_PATIENCE_S:
+                    raise _input_used_up(self.job_id, job)
             if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
                 noted = time.monotonic()
                 _note_waiting(self.job_id, max_groups, noted - began, job)
@@ -247,6 +251,14 @@ class JobFeed:
 
     async def _patiently(self, what: str, attempt: Callable[[], Awaitable[Result]]) -> Result:
         return await with_patience(what, self._settings.max_failures, attempt)
+
+
+def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
+    """Says that no group will come, and which groups gave nothing; where all did, the job's cause says it."""
+    cause, groups = str(job.get("cause") or ""), job.get("groups") or {}
+    without = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
+    told = f" (of its groups {without})" if without and not cause else ""
+    return InputExhaustedError(f"the input of job {job_id} is used up{told}", {"job_id": job_id, "cause": cause})
 
 
 def _note_waiting(job_id: str, max_groups: int | None, waited_s: float, job: dict[str, Any]) -> None:

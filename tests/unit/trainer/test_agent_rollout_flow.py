@@ -323,6 +323,40 @@ def test_input_of_which_nothing_could_be_trained_is_said_with_its_cause() -> Non
             trainer.train(1)
 
 
+def test_a_job_that_is_about_to_fail_is_heard_out_before_more_epochs_are_advised() -> None:
+    with LoopbackBuffer([]) as empty:
+        empty.looks_before_end = 100
+        looks: list[str] = []
+
+        def fail_late(path: str, body: dict[str, Any]) -> None:
+            looks.extend([path] if path.startswith("/jobs/") else [])
+            for job in empty.jobs.values():
+                if len(looks) > 4:  # its last group closes some time before the job itself
+                    job.state, job.cause = "failed", "8 of 8 attempts failed: the phone is wet"
+
+        empty.on_request = fail_late
+        with pytest.raises(JobEndedError, match="8 of 8 attempts failed: the phone is wet"):
+            trainer_of(empty).train(1)
+
+
+def test_a_job_that_never_says_how_it_ended_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rollout_feed, "JOB_END_PATIENCE_S", 0.1)
+    with LoopbackBuffer([]) as empty:
+        empty.looks_before_end = 10_000
+        with pytest.raises(InputExhaustedError, match="raise --num-epoch"):
+            trainer_of(empty).train(1)
+
+
+def test_used_up_input_of_which_some_groups_gave_nothing_says_how_many(buffer: LoopbackBuffer) -> None:
+    trainer = trainer_of(buffer, rollout_batch_size=3)
+    trainer.train(2)
+    for group in buffer.only_job().groups[6:]:
+        group.state = "failed"
+
+    with pytest.raises(InputExhaustedError, match=r"is used up \(of its groups 2 failed\)"):
+        trainer.train(1)
+
+
 def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: Path) -> None:
     choices: dict[str, Any] = {"rollout_batch_size": 3, "rollout_buffer_on_exhausted": "repeat", "save": str(tmp_path)}
     records = trainer_of(buffer, **choices).train(4)
