@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,17 @@ def test_anything_else_stays_outside(headers: dict[str, str]) -> None:
         check_access(ask(**headers), TOKEN, 1.0)
 
 
+@pytest.mark.parametrize(
+    "value", ['"' + 15_000 * '\\"' + '"', '"' + 30_000 * "\\" + '"', 15_000 * "a=", 30_000 * ";", 30_000 * "="]
+)
+def test_no_cookie_takes_long_to_read(value: str) -> None:
+    """Everybody's cookies are read on the event loop, and http.cookies took 3 to 15 s for the first two."""
+    began = time.process_time()
+    with pytest.raises(UnauthorizedError):
+        check_access(ask(cookie=f"a={value}"), TOKEN, 1.0)
+    assert time.process_time() - began < 1
+
+
 def test_a_session_ends() -> None:
     check_access(ask(cookie=signed_in(now=0.0)), TOKEN, SESSION_LENGTH_S - 1)
     with pytest.raises(UnauthorizedError):
@@ -74,6 +86,9 @@ def test_the_end_of_a_session_cannot_be_moved() -> None:
         (f"https://{HOST}", TOKEN, None),
         ("http://evil.example", TOKEN, ForbiddenError),
         ("null", TOKEN, ForbiddenError),
+        ("", TOKEN, ForbiddenError),
+        ("http://[", TOKEN, ForbiddenError),
+        ("http://[::1", None, ForbiddenError),
         (None, TOKEN, ForbiddenError),
         ("http://evil.example", None, ForbiddenError),
         (None, None, None),
