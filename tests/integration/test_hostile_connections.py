@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -99,6 +100,19 @@ def test_a_body_that_is_cut_off_changes_nothing(served: BufferProcess) -> None:
             connection.sendall(post(headers, ITEM[:60]))
     still_well(served)
     assert served.client.job("j")["outcomes"] == {"completed": 1}
+
+
+def test_a_client_that_goes_while_its_requests_wait_in_line_leaves_no_traceback(served: BufferProcess) -> None:
+    """What it asked for last may be answered when it is gone already."""
+    for _ in range(40):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=5) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
+            connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    still_well(served)
+    log = (served.folder / "data" / "logs" / "server.log").read_text()
+    assert "cut off" not in log
+    assert "without completing" not in log
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ import contextlib
 import logging
 import resource
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import Any, Protocol
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 __all__ = [
     "HEAD_LIMIT_S",
@@ -166,6 +166,7 @@ class Connection(HttpToolsProtocol):
         self.is_lost = False
         self._in_request = False
         self._head_bytes = 0
+        self._unanswered: deque[RequestResponseCycle] = deque()
 
     # --- what the transport says -------------------------------------------------------------------------------------
 
@@ -197,10 +198,16 @@ class Connection(HttpToolsProtocol):
             logger.exception("a connection is closed")
             self.cut_off()
 
+    def on_headers_complete(self) -> None:
+        """Remembers the request until it is answered; uvicorn knows the last one of a pipeline."""
+        super().on_headers_complete()
+        while self._unanswered and self._unanswered[0].response_complete:
+            self._unanswered.popleft()
+        self._unanswered.append(self.cycle)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Gives its place back."""
-        self.is_lost = True
-        self._limits.forget(self)
+        self._leave()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -218,9 +225,15 @@ class Connection(HttpToolsProtocol):
 
     def cut_off(self) -> None:
         """Ends the connection without waiting for anything."""
+        self._leave()
+        self.transport.abort()
+
+    def _leave(self) -> None:
         self.is_lost = True
         self._limits.forget(self)
-        self.transport.abort()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     # --- what the application says -----------------------------------------------------------------------------------
 
