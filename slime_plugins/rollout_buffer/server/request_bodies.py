@@ -105,6 +105,10 @@ async def read_body(receive: Receive, most: int, held: HeldBody) -> bytes:
                 limit.reschedule(started + BODY_LIMIT_S + size / SLOWEST_BYTES_PER_S)
     except TimeoutError as error:
         raise UnreadableBodyError("the body did not come whole and in time; send it again") from error
+    except (UnavailableError, RequestEntityTooLarge):
+        pieces.clear()
+        held.release()  # at once, not when its sender has read the reply: others are refused for what it holds
+        raise
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
