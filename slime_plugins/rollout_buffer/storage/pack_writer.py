@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ PACK_LIMIT_BYTES = 256 * 1024 * 1024
 REMEMBERED_NAMES = 16_384
 """Screenshots appended lately, by hash: siblings often show the same screen at the same time."""
 SEALED_MODE = 0o400
+MOST_DIGITS = 15
 BLOCK_BYTES = 4096
 STAGE_BYTES = 4 * 1024 * 1024
 
@@ -182,12 +183,19 @@ def pack_path(folder: Path, pack: int) -> Path:
 
 def packs_in(folder: Path) -> list[int]:
     """Returns the numbers of the packs that are there, oldest first; a folder is none, whatever its name."""
-    return sorted(int(path.stem) for path in folder.glob("*.pack") if path.stem.isdigit() and path.is_file())
+    return sorted(number for path, number in _numbered(folder) if path.is_file())
 
 
 def highest_number(folder: Path) -> int:
     """Returns the highest number that any name in the folder takes; 0 for none."""
-    return max((int(path.stem) for path in folder.glob("*.pack") if path.stem.isdigit()), default=0)
+    return max((number for _, number in _numbered(folder)), default=0)
+
+
+def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yields what is named like a pack. No counter comes as far as ``MOST_DIGITS``, and the database holds no more."""
+    for path in folder.glob("*.pack"):
+        if path.stem.isascii() and path.stem.isdigit() and len(path.stem) <= MOST_DIGITS:
+            yield path, int(path.stem)
 
 
 def is_locked(descriptor: int) -> bool:

@@ -139,7 +139,7 @@ def test_a_database_of_an_earlier_version_counts_on_from_what_its_rows_name(tmp_
     buffer.store.close()
 
 
-@pytest.mark.parametrize("name", ["00000001.pack", "00000007.pack", "notes.pack"])
+@pytest.mark.parametrize("name", ["00000001.pack", "00000007.pack", "notes.pack", "²³.pack", f"{10**22}.pack"])
 def test_a_folder_named_like_a_pack_stops_neither_the_start_nor_writes(tmp_path: Path, name: str) -> None:
     store = Store(tmp_path)
     (store.packs_dir / name).mkdir()
