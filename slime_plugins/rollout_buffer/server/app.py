@@ -92,6 +92,8 @@ def _check_task_type(task_type: Any) -> None:
     known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
         return  # what is not even a string is the payload's own error
+    if not known:  # nothing can be read, or nothing could be written since the start
+        raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor starts'}")
     broken = seen.catalog.get("broken_generators", {})
     hint = f"; broken generators: {broken}" if broken else ""
     names = ", ".join(sorted(known))

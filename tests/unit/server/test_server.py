@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.web import SUPERVISOR, ServerContext
 from tests.support import PNG, written
 
 
@@ -64,6 +66,15 @@ def test_the_trainers_own_payload_starts_a_job(client: FlaskClient, math_file: P
         "failed": 0,
         "skipped": 8,
     }
+
+
+def test_while_it_is_not_known_what_can_be_played_a_start_may_be_tried_again(client: FlaskClient) -> None:
+    """As after a start of the service on a full disk, with no room to note the task types."""
+    context: ServerContext = client.application.extensions["rollout_buffer"]
+    context.buffer.beat(SUPERVISOR, os.getpid(), {})
+    status, reply = start(client)
+    assert (status, reply["error"]["code"]) == (503, "unavailable")
+    assert "not known yet" in reply["error"]["message"]
 
 
 def test_starting_twice_attaches(client: FlaskClient, math_file: Path) -> None:
