@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.web import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.server.http import SUPERVISOR, ServerContext
 from tests.support import PNG, written
 
 

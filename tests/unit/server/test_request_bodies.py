@@ -9,7 +9,7 @@ import pytest
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from slime_plugins.rollout_buffer.errors import UnavailableError
-from slime_plugins.rollout_buffer.request_bodies import FREE_BYTES, BodyBudget, HeldBody, read_body
+from slime_plugins.rollout_buffer.server.request_bodies import FREE_BYTES, BodyBudget, HeldBody, read_body
 
 MB = 1024 * 1024
 
