@@ -189,13 +189,16 @@ def _made(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str
 
 
 def _types_for(kind: Any, wanted: str) -> list[str]:
-    """Returns the types to ask a class for: the one that was set, else those that are the class's own."""
+    """Returns the types to ask a class for: those that are its own, unless one of somebody's own was set.
+
+    A class with a type of its own is never asked for a built-in one: what is wrong with it would go unsaid.
+    """
     if wanted not in BUILT_IN_TYPES:
         return [wanted]
     own = [name.removeprefix(OWN_METHOD) for name in vars(kind) if name.startswith(OWN_METHOD)]
     if hasattr(kind, "get_custom_multi_turn_loss_mask"):
         own.append(DOCUMENTED_TYPE)
-    return [*own, wanted]
+    return [wanted] if wanted in own or not own else own
 
 
 # --- finding the class -----------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def batch_metrics(groups: Iterable[Group]) -> Metrics:
     if not trained:
         return metrics
     facts = [rows[0].metadata for rows in trained]
-    lengths = [float(sum(row.response_length for row in rows)) for rows in trained]
+    lengths = [float(sum(row.response_length for row in rows if not row.remove_sample)) for rows in trained]
     return {
         **metrics,
         **_spread("rollout/reward", [float(fact["raw_reward"]) for fact in facts]),

@@ -72,6 +72,8 @@ MANY_ROW_TOKENS = 500_000
 FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 
 DUMMY_TOKENS = (0, 0)
+MODEL_PARALLEL_ARGUMENTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+VIRTUAL_PIPELINE_ARGUMENTS = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 STD_EPSILON = 1e-6
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
@@ -197,9 +199,8 @@ class SampleConverter:
             ValueError: the model does not have an id.
         """
         size = vocabulary_size(self._args.hf_checkpoint) or LARGEST_VOCABULARY
-        highest = max((max(row.token_ids, default=0) for row in rows), default=0)
-        if highest >= size:
-            raise ValueError(f"the token id {highest} is not in the vocabulary of {size} ids")
+        for odd in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
+            raise ValueError(f"the token id {odd} is not in the vocabulary of {size} ids")
 
     def _rebuilt(self, item: RolloutItem) -> _Packed:
         """Rebuilds rows from the messages: all that the policy wrote, in every turn, unless the type says otherwise."""
@@ -328,8 +329,62 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     _agree_on_round_number(samples)
     _agree_on_source_name(samples)
     _agree_on_log_probs(samples, args)
-    nested = len(samples) > trajectories
-    return [[rows_of(member) if nested else rows_of(member)[0] for member in group] for group in groups]
+    if len(samples) == trajectories:
+        return [[rows_of(member)[0] for member in group] for group in groups]
+    batch: list[Group] = [[rows_of(member) for member in group] for group in groups]
+    _fill_steps([rows for group in batch for rows in group], args)
+    return batch
+
+
+def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
+    """Adds untrained rows where the rows of a step do not go evenly into slime's ranks.
+
+    Micro-batches of one size must: slime ends the training where they do not, and one row for each trajectory always
+    does. ``--use-dynamic-batch-size`` packs any number.
+    """
+    size, share = getattr(args, "global_batch_size", None), _rows_divisor(args)
+    if not size or share <= 1:
+        return
+    for start in range(0, len(trajectories) - size + 1, size):
+        step = trajectories[start : start + size]
+        missing = -sum(map(len, step)) % share
+        step[-1].extend([_filler(step[-1][0]) for _ in range(missing)])
+        if missing:
+            _warn_of_fillers()
+
+
+def _rows_divisor(args: Any) -> int:
+    """Returns what slime divides the rows of a step by, as far as its arguments tell; 1 where it takes any number."""
+    gpus = (getattr(args, "actor_num_nodes", None) or 0) * (getattr(args, "actor_num_gpus_per_node", None) or 0)
+    if not gpus or getattr(args, "use_dynamic_batch_size", True):
+        return 1
+    if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE_ARGUMENTS):
+        return int(args.global_batch_size)  # ranks go in groups then, which divide a step of one row each
+    parallel: int = math.prod(getattr(args, name, None) or 1 for name in MODEL_PARALLEL_ARGUMENTS)
+    return max(1, gpus // parallel) * int(getattr(args, "micro_batch_size", None) or 1)
+
+
+def _filler(sample: Sample) -> Sample:
+    """Returns a row beside one of a trajectory that trains nothing."""
+    return replace(
+        sample,
+        tokens=list(DUMMY_TOKENS),
+        response_length=1,
+        loss_mask=[0],
+        rollout_log_probs=None if sample.rollout_log_probs is None else [0.0],
+        multimodal_inputs=None,
+        multimodal_train_inputs=None,
+        remove_sample=True,
+        metadata={**sample.metadata, "token_source": TOKENS_OF_DUMMY, "dummy_reason": "it fills up a training step"},
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_fillers() -> None:
+    logger.warning(
+        "trajectories of several rows make steps that fixed micro-batches do not divide: rows of two untrained tokens "
+        "fill them up; --use-dynamic-batch-size needs none"
+    )
 
 
 def rows_of(member: Any) -> list[Sample]:
@@ -515,6 +570,10 @@ def _response_row(inputs: RowInputs, versions: list[str]) -> _Row | None:
         train_inputs=inputs.train_inputs,
         pictures=inputs.pictures,
     )
+
+
+def _extremes(token_ids: Sequence[int]) -> tuple[int, ...]:
+    return (min(token_ids), max(token_ids)) if token_ids else ()
 
 
 def images_of(item: RolloutItem) -> list[str]:

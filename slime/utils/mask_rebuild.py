@@ -143,7 +143,16 @@ class ConversationReader:
             return text
         turn = rendering.turns[-1]
         body = rendering.text[turn.start : turn.end].removesuffix(self._dialect.end_marker)
-        return _joined(text, body.partition(_ANSWER)[2]) if answer else text + body
+        return _joined(text, body.partition(_ANSWER)[2]) if answer else text + body.removeprefix(self._empty_answer)
+
+    @cached_property
+    def _empty_answer(self) -> str:
+        """What the template itself writes of a reply without text: in some the end of a thinking block."""
+        rendering = self._template.render(self._dialect, [_user(), _assistant("")])
+        if not rendering.turns:
+            return ""
+        turn = rendering.turns[-1]
+        return rendering.text[turn.start : turn.end].removesuffix(self._dialect.end_marker)
 
     def _probe(self, *messages: Message) -> str:
         return self._template.text(messages)

@@ -81,6 +81,12 @@ def plain_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> 
     return item
 
 
+def odd_rows_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
+    """As ``several_rows_item`` in the first group alone: nine rows of eight trajectories."""
+    make_item = several_rows_item if instance_id == "task-0" else probe_item
+    return make_item(instance_id, epoch=epoch, slot=slot, group_index=group_index)
+
+
 def phone_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
     """As the Android World and the edited contexts' generators write it: generations, facts of many types."""
     item = several_rows_item(instance_id, epoch=epoch, slot=slot, group_index=group_index)
@@ -282,6 +288,9 @@ def main() -> None:
         report["resumed"] = one_rollout(resumed, 1)
     with LoopbackBuffer(instances, make_item=several_rows_item) as buffer, tempfile.TemporaryDirectory() as save:
         report["several_rows"] = one_rollout(manager_of(manager_args(buffer.url, save), own_rewards=True), 0)
+    with LoopbackBuffer(instances, make_item=odd_rows_item) as buffer, tempfile.TemporaryDirectory() as save:
+        ranks = manager_args(buffer.url, save, actor_num_nodes=1, actor_num_gpus_per_node=2)
+        report["odd_rows"] = one_rollout(manager_of(ranks, own_rewards=True), 0)
     with LoopbackBuffer(instances, make_item=several_rows_item) as buffer, tempfile.TemporaryDirectory() as save:
         report["images"] = rollout_with_images(manager_of(manager_args(buffer.url, save), own_rewards=True))
     with LoopbackBuffer(instances) as buffer, tempfile.TemporaryDirectory() as save:

@@ -129,6 +129,16 @@ def test_rows_of_one_trajectory_and_dummies_do_not_bend_the_baseline(manager_rep
     assert rows["metrics"]["rollout/buffer/dummies"] == 2
 
 
+def test_an_odd_number_of_rows_goes_evenly_into_the_ranks(manager_report: dict[str, Any]) -> None:
+    """Nine rows of eight trajectories, in micro-batches of one, for two ranks."""
+    rows = manager_report["odd_rows"]
+
+    assert rows["shard_sizes"] == [5, 5]
+    assert rows["rollout_ids"] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert rows["mask_sums"] == [5, 5, 0, 5, 5, 5, 5, 5, 5, 5]
+    assert (rows["loss_masks"][-1], rows["rewards"][-1]) == ([0], 0.0)
+
+
 def test_each_row_reaches_its_rank_with_its_own_images_and_a_dummy_with_none(manager_report: dict[str, Any]) -> None:
     """Two groups of five rows each (slot 0 has two), the dummy of each among them."""
     images = manager_report["images"]

@@ -93,7 +93,9 @@ def test_no_hostile_text_costs_a_written_character(name: str, data: st.DataObjec
     assert sum(sum(row.loss_mask) for row in rebuilt.rows) + images == sum(map(len, outputs))
     for generation, message in zip(rebuilt.generations, replies, strict=True):
         written = unicodedata.normalize("NFC", decode(generation.output_ids))
-        assert any(text in written for text in (_said(message), _said(message).removeprefix("<think>\n")))
+        # What stands in front may be the prompt's: an opened block, or one that is closed again and empty.
+        in_front = ("", "<think>\n", "<think>\n\n</think>\n\n")
+        assert any(_said(message).removeprefix(text) in written for text in in_front)
         assert unicodedata.normalize("NFC", message.get("reasoning_content") or "").strip() in written
 
 

@@ -196,6 +196,14 @@ def test_what_cannot_work_is_said_in_a_sentence_before_anything_is_played(
         assert buffer.requests == []
 
 
+@pytest.mark.parametrize("given", ["None", "([1, 2, 3], [0, 1])", "([1, 2], [0, 0.5])", "xxx"])
+def test_a_class_that_does_not_work_never_leaves_the_mask_to_a_built_in_type(file: Path, given: str) -> None:
+    file.write_text(METHOD_ALONE.replace("[1, 2, 3, len(messages)], [0, 0, 1, 1]", given))
+
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_masks(read_mask_settings(args_with(rollout_buffer_loss_mask=f"{file}:CustomTaskLossMaskGenerator")))
+
+
 def test_a_mask_for_messages_of_its_own_kind_is_only_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.write_text(
         "class Mask(MultiTurnLossMaskGenerator):\n"

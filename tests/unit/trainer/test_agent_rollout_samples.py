@@ -279,6 +279,32 @@ def test_groups_are_kept_apart_by_number_not_by_instance() -> None:
     assert consumed_ids(groups) == ["task", "task"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, [3, 2, 3]),
+        ({"tensor_model_parallel_size": 2, "micro_batch_size": 3}, [3, 2, 7]),
+        ({"tensor_model_parallel_size": 4}, [3, 2, 2]),
+        ({"use_dynamic_batch_size": True}, [3, 2, 2]),
+        ({"virtual_pipeline_model_parallel_size": 2, "global_batch_size": 3}, [3, 2, 4]),
+    ],
+)
+def test_rows_of_fixed_micro_batches_go_evenly_into_the_ranks(changes: dict[str, Any], rows: list[int]) -> None:
+    """slime asserts it of each step, after everything was played and acknowledged. Seven rows; four ranks."""
+    sizes = {"global_batch_size": 3, "use_dynamic_batch_size": False}
+    args = trainer_args(**{**sizes, "actor_num_nodes": 1, "actor_num_gpus_per_node": 4, **changes})
+    three_rows = (*BROKEN_PREFIX, Generation([7], [8], [-1.0]))
+    parts = [three_rows, BROKEN_PREFIX, BROKEN_PREFIX]
+    group = group_of(*(item(uid=f"u-{at}", generations=turns) for at, turns in enumerate(parts)))
+    (batch,) = finish_batch([group], 1, args)
+
+    assert [len(member) for member in batch] == rows
+    fillers = batch[2][2:]
+    assert all((row.loss_mask, row.remove_sample, row.rollout_log_probs) == ([0], True, [0.0]) for row in fillers)
+    assert {row.rollout_id for row in batch[2]} == {5}
+    assert len({tuple(row.metadata) for member in batch for row in member}) == 1
+
+
 def test_metadata_has_the_same_keys_on_every_sample() -> None:
     group = group_of(item(extra_info={"tool": 1}), item(uid="b", extra_info={"other": 2}))
     first, second = flat_samples(finish_batch([group], 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -160,6 +161,27 @@ def test_white_space_before_calls_is_kept_though_the_template_trims_it(name: str
     call = {"type": "function", "function": {"name": "tap", "arguments": {"x": 1}}}
     (output,) = trained(name, [user(), said(text, reasoning_content="so", tool_calls=[call])])
     assert output.startswith(f"so\n</think>\n\n{written}<tool_call>")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "R\n</think>\n\n"},
+        {"content": "<think>\nR\n</think>\n\n"},
+        {"reasoning_content": "R", "content": ""},
+    ],
+    ids=["as sampled", "with the marker", "a field"],
+)
+def test_a_call_right_after_a_thought_closes_it_once(message: Message) -> None:
+    """Qwen3's thinking models open the block in every prompt and know no prompt that closes it."""
+    tokenizer = copy.deepcopy(chat_tokenizers.load("small-hybrid"))
+    prompt = "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif -%}"
+    tokenizer.chat_template = tokenizer.chat_template.rpartition("{%- if add_generation_prompt -%}")[0] + prompt
+    call = {"type": "function", "function": {"name": "tap", "arguments": {"x": 1}}}
+    (row,) = MultiTurnLossMaskGenerator(tokenizer).rebuild_rows([user(), said(**message, tool_calls=[call])]).rows
+
+    (written,) = MultiTurnLossMaskGenerator(tokenizer).get_text_from_loss_mask(row.token_ids, row.loss_mask)
+    assert written == ('R\n</think>\n\n<tool_call>\n{"name": "tap", "arguments": {"x": 1}}\n</tool_call><|im_end|>')
 
 
 @pytest.mark.parametrize("name", OPENED)
