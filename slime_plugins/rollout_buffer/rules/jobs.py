@@ -90,11 +90,13 @@ class Resumption:
     """What a resumed trainer's skip list changes, as group keys."""
 
     ready_again: list[int]
-    """Leased or delivered, but not consumed: they are delivered once more."""
+    """Handed out, but not consumed: they are delivered once more, also those that have come back by themselves."""
     reported_again: list[int]
     """Filtered or failed, and the report of it was lost: they are reported once more."""
     skipped: list[int]
     """Still to come, but consumed already."""
+    consumed: list[int]
+    """Consumed, though their lease ran out unacknowledged: they do not come back."""
     not_skipped: list[int] = field(default_factory=list)
     """Skipped by an earlier list: the trainer has gone back to before it consumed them."""
 
@@ -118,12 +120,16 @@ def wanted_again(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str])
     not_skipped = [group.key for group in skipped_before if not use_entry(group) and group.by_skip_list]
     gone_out = sorted((group for group in groups if group.delivery_key is not None), key=_delivery_order)
     unused = [group for group in gone_out if group.state is not GroupState.SKIPPED and not use_entry(group)]
+    not_consumed = {group.key for group in unused}
+    came_back = [group.key for group in gone_out if group.state is GroupState.READY]
     to_come = (group for group in groups if group.state in (GroupState.OPEN, GroupState.READY))
-    skipped = [group.key for group in to_come if use_entry(group)]
+    skipped = [group.key for group in to_come if group.delivery_key is None and use_entry(group)]
+    handed_out = (GroupState.LEASED, GroupState.DELIVERED, GroupState.READY)
     return Resumption(
-        ready_again=[group.key for group in unused if group.state in (GroupState.LEASED, GroupState.DELIVERED)],
+        ready_again=[group.key for group in unused if group.state in handed_out],
         reported_again=[group.key for group in unused if group.state in (GroupState.FILTERED, GroupState.FAILED)],
         skipped=skipped,
+        consumed=[key for key in came_back if key not in not_consumed],
         not_skipped=not_skipped,
     )
 

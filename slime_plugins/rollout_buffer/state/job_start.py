@@ -176,6 +176,7 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     delivery_rows.unskip_groups(connection, resumption.not_skipped)
     _go_on_if_finished(connection, job.key)
     # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
+    delivery_rows.count_as_delivered(connection, resumption.consumed, IN_SKIP_LIST)
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
 
 

@@ -45,6 +45,14 @@ def test_the_delivery_that_went_out_first_was_consumed_first_whatever_its_epoch(
     assert resumption.skipped == []
 
 
+def test_a_consumed_group_whose_lease_ran_out_does_not_come_back() -> None:
+    groups = [known(1, GroupState.READY, 1), known(2, GroupState.READY)]
+    resumption = wanted_again(groups, ["a"])
+    assert (resumption.consumed, resumption.ready_again, resumption.skipped) == ([1], [], [])
+    assert wanted_again(groups, ["a", "a"]).skipped == [2]
+    assert wanted_again(groups, []).ready_again == [1]
+
+
 def test_a_filtered_group_uses_up_an_entry_only_if_it_was_reported() -> None:
     groups = [known(1, GroupState.FILTERED), known(2, GroupState.DELIVERED, 1)]
     assert wanted_again(groups, ["a"]).ready_again == []
@@ -60,7 +68,7 @@ def test_a_filtered_group_uses_up_an_entry_only_if_it_was_reported() -> None:
 def test_every_group_handed_out_is_either_consumed_or_comes_again(
     rows: list[tuple[GroupState, int, str]], skip: list[str]
 ) -> None:
-    gone_out = {GroupState.DELIVERED, GroupState.LEASED, GroupState.FILTERED, GroupState.FAILED}
+    gone_out = {*GroupState} - {GroupState.OPEN, GroupState.SKIPPED}
     groups = [known(key, state, at if state in gone_out else None, name) for key, (state, at, name) in enumerate(rows)]
     resumption = wanted_again(groups, skip)
     for name in IDS:
@@ -69,10 +77,7 @@ def test_every_group_handed_out_is_either_consumed_or_comes_again(
         used = [
             group
             for group in of_name
-            if group.state is not GroupState.OPEN
-            and group.state is not GroupState.READY
-            and group.key not in again
-            and group.delivery_key is not None
+            if group.state is not GroupState.OPEN and group.key not in again and group.delivery_key is not None
         ]
         skipped = [group for group in of_name if group.key in resumption.skipped]
         already = sum(group.state is GroupState.SKIPPED for group in of_name)

@@ -52,6 +52,42 @@ def test_a_job_is_not_exhausted_while_somebody_else_may_lose_his_lease(buffer: B
     assert buffer.empty_meta_info(job)["exhausted"] is True
 
 
+def test_what_a_resumed_trainer_consumed_does_not_come_again_though_its_lease_ran_out(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, ids=("a", "b"))
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in ("a", "b") for i in (0, 1)))
+    lost_ack = poll(buffer, job, lease_s=10)
+    clock.advance(11)
+    buffer.expire_leases()
+
+    start_external(buffer, ids=("a", "b"), skip_instance_ids=["a"])
+    again = poll(buffer, job, lease_s=10)
+
+    assert lost_ack is not None
+    assert again is not None
+    assert uids(buffer, again) == ["b0", "b1"]
+    answers = buffer.acknowledge([lost_ack.delivery_id, again.delivery_id])
+    assert (answers["expired"], answers["acked"]) == ([lost_ack.delivery_id], [again.delivery_id])
+    assert poll(buffer, job, lease_s=10) is None
+
+
+def test_groups_that_gave_nothing_are_reported_once_after_a_resumption(buffer: Buffer, clock: SettableClock) -> None:
+    job = start_external(buffer, ids=("a", "b", "dull"))
+    write(buffer, job, *(written(f"dull{i}", "dull", reward=1) for i in (0, 1)))
+    write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in ("a", "b") for i in (0, 1)))
+    poll(buffer, job, lease_s=10)
+    clock.advance(11)
+    buffer.expire_leases()
+
+    start_external(buffer, ids=("a", "b", "dull"), skip_instance_ids=[])
+    first, second = (poll(buffer, job, lease_s=10, max_groups=1) for _ in range(2))
+
+    assert first is not None
+    assert second is not None
+    assert [*first.meta_info["finished_groups"], *second.meta_info["finished_groups"]] == ["dull", "a", "b"]
+
+
 def test_the_last_delivery_says_that_nothing_comes_after_it(buffer: Buffer) -> None:
     job = start_external(buffer, ids=("a",))
     write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))

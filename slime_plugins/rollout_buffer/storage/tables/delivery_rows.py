@@ -218,6 +218,12 @@ def stale_ready_groups(
     return [int(row[0]) for row in rows]
 
 
+def count_as_delivered(connection: Connection, group_keys: Sequence[int], cause: str) -> None:
+    """Ends groups that came back, as if their delivery had been acknowledged."""
+    rows = [(cause, key) for key in group_keys]
+    connection.executemany("UPDATE groups SET state = 'delivered', cause = ? WHERE key = ?", rows)
+
+
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:
     """Moves the groups of a delivery from one state to another."""
     connection.execute(
