@@ -36,6 +36,9 @@ _DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MEDIA_TYPE_BY_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"RIFF", "image/webp"))
 
+WRITTEN_OUTCOMES = (Outcome.COMPLETED, Outcome.TRUNCATED)
+"""How an attempt ended that may have earned a reward."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartReply:
@@ -344,14 +347,18 @@ def _largest_id(entry: Mapping[str, Any]) -> int:
 
 def _outcome(item: Mapping[str, Any], extra_info: Mapping[str, Any], where: str) -> tuple[Outcome, StopReason]:
     """slime's own generators say only ``extra_info.finish_reason``; ours say the outcome."""
-    truncated = extra_info.get("finish_reason") == "length"
-    outcome = item.get("outcome", Outcome.TRUNCATED.value if truncated else Outcome.COMPLETED.value)
+    finish_reason = extra_info.get("finish_reason")
+    truncated = finish_reason == "length"
+    aborted = Outcome.ABORTED if finish_reason == "abort" else Outcome.COMPLETED
+    outcome = item.get("outcome", (Outcome.TRUNCATED if truncated else aborted).value)
     stop_reason = item.get("stop_reason", StopReason.MAX_TOKENS.value if truncated else StopReason.STOP.value)
-    allowed = [member.value for member in Outcome if member is not Outcome.FAILED]
-    if outcome not in allowed:
+    if outcome not in list(WRITTEN_OUTCOMES):
         raise InvalidPayloadError(
-            f"{where}.outcome is {_short(outcome)}; a written item has one of {', '.join(allowed)}"
+            f"{where}.outcome is {_short(outcome)}; a written item has one of {', '.join(WRITTEN_OUTCOMES)}: what a "
+            "failed or aborted attempt earned is unknown, and it is not written"
         )
+    if item.get("remove_sample") is True:
+        raise InvalidPayloadError(f"{where}.remove_sample is true: what is not to be trained is not written")
     if stop_reason not in list(StopReason):  # not a set: what came may not be hashable
         raise InvalidPayloadError(f"{where}.stop_reason is {_short(stop_reason)}; use one of {', '.join(StopReason)}")
     return Outcome(outcome), StopReason(stop_reason)

@@ -40,7 +40,7 @@ class CloseBody(Body):
     scoring_url: HttpUrl | None = None
     """In place of a reward: who is asked for it. Its host must be allowed with ``--scoring-host``."""
     outcome: Outcome | None = None
-    """``completed``, ``truncated`` or ``aborted``; told by the last turn's finish reason when it is left out."""
+    """``completed`` or ``truncated``; told by the last turn's finish reason when it is left out."""
     stop_reason: StopReason | None = None
     """Why the episode stopped."""
     extra_info: dict[str, Any] = Field(default={})
@@ -50,8 +50,8 @@ class CloseBody(Body):
     def _has_one_reward(self) -> CloseBody:
         if (self.reward is None) == (self.scoring_url is None):
             raise ValueError("give reward or scoring_url, one of the two")
-        if self.outcome is Outcome.FAILED:
-            raise ValueError("outcome: a session that failed is abandoned, and has no reward")
+        if self.outcome in (Outcome.FAILED, Outcome.ABORTED):
+            raise ValueError("outcome: a session that failed or was aborted is abandoned, and has no reward")
         if is_deeper_than(self.extra_info, MAX_NESTING):
             raise ValueError(f"extra_info is nested more than {MAX_NESTING} levels deep")
         return self

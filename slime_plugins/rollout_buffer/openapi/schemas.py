@@ -9,6 +9,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import MAX_ITEMS
 from slime_plugins.rollout_buffer.reporting.diagnosis import Severity
 from slime_plugins.rollout_buffer.reporting.time_series import COUNTED, MEASURED
 from slime_plugins.rollout_buffer.types import GroupState, JobState, Outcome, StopReason
+from slime_plugins.rollout_buffer.wire import WRITTEN_OUTCOMES
 
 __all__ = ["COMPONENTS", "Schema", "integer", "ref", "text"]
 
@@ -194,7 +195,7 @@ COMPONENTS: Mapping[str, Schema] = {
         reward=_number("Finite"),
         raw_reward=_nullable(_number("What the episode earned, when that differs")),
         extra_info={"type": "object", "description": "Anything; `finish_reason: length` means truncated"},
-        outcome=text("completed when left out", enum=[o.value for o in Outcome if o is not Outcome.FAILED]),
+        outcome=text("completed when left out", enum=[outcome.value for outcome in WRITTEN_OUTCOMES]),
         stop_reason=text("stop when left out", enum=[reason.value for reason in StopReason]),
         generations={"type": ["array", "null"], "items": ref("Generation"), "description": "Token ids as sampled"},
         timings_s={"type": "object", "description": "Seconds by phase of the episode"},

@@ -148,9 +148,9 @@ class EndBody(_Body):
     raw_reward: Number | None = None
     """What the episode earned, where that is something else."""
     status: str | None = None
-    """``COMPLETED`` or ``ERROR``; an error makes no trajectory."""
+    """``COMPLETED`` or ``ERROR``; an error or an abort makes no trajectory."""
     finish_reason: Annotated[str, StringConstraints(max_length=256)] | None = None
-    """``stop``, ``max_turns``, ``max_tokens``, ``error``, or another word, which counts as ``stop``."""
+    """``stop``, ``max_turns``, ``max_tokens``, ``error``, ``abort``, or another word, which counts as ``stop``."""
     error_message: Text | None = None
     """Why it failed."""
     final_messages: Messages | None = None
@@ -181,7 +181,7 @@ class EndBody(_Body):
     @property
     def failed(self) -> bool:
         """True when the rollout server said that the rollout broke."""
-        return (self.status or "").upper() in ("ERROR", "FAILED") or self.finish_reason == "error"
+        return (self.status or "").upper() in ("ERROR", "FAILED") or self.finish_reason in ("error", "abort")
 
 
 def check_text_only(messages: list[Message]) -> None:

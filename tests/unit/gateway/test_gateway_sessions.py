@@ -182,6 +182,7 @@ async def test_a_session_without_a_turn_cannot_be_closed_but_abandoned(gateway: 
         {"reward": 1, "scoring_url": "http://h/"},
         {"reward": "nan"},
         {"reward": 1, "outcome": "failed"},
+        {"reward": 0, "outcome": "aborted"},
         {"score": 1},
     ],
 )

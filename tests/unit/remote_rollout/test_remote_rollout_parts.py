@@ -314,6 +314,7 @@ def test_the_end_takes_the_rollout_servers_answer_and_own_fields_win() -> None:
     end = parse(EndBody, {"reward": 1, "finish_reason": "stop", "final_response": final})
     assert (end.finish_reason, end.metrics, end.failed) == ("stop", {"num_llm_calls": 2}, False)
     assert parse(EndBody, {"status": "ERROR"}).failed
+    assert parse(EndBody, {"finish_reason": "abort"}).failed
 
 
 @pytest.mark.parametrize(
