@@ -26,14 +26,15 @@ JSON in, JSON out, whatever the content type says. Every POST and PUT may be sen
 nothing the second time. Bodies are sent uncompressed, up to `--max-body-bytes`. JSON must be strict: no NaN, no
 Infinity, no half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
 
-With `--token-file`, every route but `/health` needs `Authorization: Bearer TOKEN`; the examples leave it out. Without,
-the server answers only for hosts of loopback's and of `--allowed-host`. A connection may bring one request after the
-other; slow and idle ones are [closed](operations.md#what-a-stranger-can-do).
+With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/health` and the sign-in page with its files;
+the examples leave it out. Without, the server answers only for hosts of loopback's and of `--allowed-host`. A
+connection may bring one request after the other; slow and idle ones are [closed](operations.md#what-a-stranger-can-do).
 
 ## Errors
 
 `{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` is a sentence
-that says what to do, `detail` is more for programs. A 4xx changed nothing.
+that says what to do, `detail` is more for programs. A 4xx changed nothing. Beside those of the table, which every route
+names, there are HTTP's own: 405 (a method that the route does not take), 414 and 431 (a head that is too large).
 
 | status | when |
 |---|---|

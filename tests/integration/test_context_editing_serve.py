@@ -6,6 +6,7 @@ import json
 import sqlite3
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_long_document_is_stored_once_and_sent_to_nobody(start_buffer: StartBu
     items = delivered(buffer.client, stand_in_engine, buffer.folder, num_repeat_per_sample=4)
     assert len(items) == 8
     assert all(len(json.dumps(item.raw)) < 300_000 for item in items)
-    with sqlite3.connect(buffer.folder / "data" / "buffer.sqlite3") as connection:
+    with closing(sqlite3.connect(buffer.folder / "data" / "buffer.sqlite3")) as connection:
         ((lines,),) = connection.execute("SELECT sum(length(line)) FROM instances").fetchall()
     assert lines <= size
     stored = sum(path.stat().st_size for path in (buffer.folder / "data" / "packs").rglob("*") if path.is_file())

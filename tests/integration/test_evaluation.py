@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def played_so_far(output: Path) -> int:
     database = output / "buffer" / "buffer.sqlite3"
     if not database.exists():
         return 0
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         try:
             return int(connection.execute("SELECT count(*) FROM trajectories").fetchone()[0])
         except sqlite3.OperationalError:

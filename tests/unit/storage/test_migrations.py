@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,18 +18,18 @@ OLD_VERSIONS = range(OLDEST_VERSION, SCHEMA_VERSION)
 
 
 def today() -> dict[str, object]:
-    connection = sqlite3.connect(":memory:")
-    create_schema(connection, SCHEMA_VERSION)
-    return schema_of(connection)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        create_schema(connection, SCHEMA_VERSION)
+        return schema_of(connection)
 
 
 @pytest.mark.parametrize("version", OLD_VERSIONS)
 def test_every_step_leads_to_the_schema_of_the_version_after_it(version: int) -> None:
-    migrated, expected = sqlite3.connect(":memory:"), sqlite3.connect(":memory:")
-    create_schema(migrated, version)
-    migrated.executescript((MIGRATIONS / f"from_{version}_to_{version + 1}.sql").read_text("utf-8"))
-    create_schema(expected, version + 1)
-    assert schema_of(migrated) == schema_of(expected)
+    with closing(sqlite3.connect(":memory:")) as migrated, closing(sqlite3.connect(":memory:")) as expected:
+        create_schema(migrated, version)
+        migrated.executescript((MIGRATIONS / f"from_{version}_to_{version + 1}.sql").read_text("utf-8"))
+        create_schema(expected, version + 1)
+        assert schema_of(migrated) == schema_of(expected)
 
 
 @pytest.mark.parametrize("version", OLD_VERSIONS)

@@ -7,6 +7,7 @@ read; columns nobody reads are left out.
 from __future__ import annotations
 
 import sqlite3
+import weakref
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -106,6 +107,8 @@ class Database:
         self.path = path
         self._fresh = _empty_file(SCHEMAS[path] if schema is None else schema)
         self._connection = _opened(self._fresh)
+        # A phone may just be dropped, and from Python 3.13 on sqlite complains of connections that nobody closed.
+        self._closer = weakref.finalize(self, self._connection.close)
 
     def wipe(self) -> None:
         """Makes it as fresh as it was at first."""
@@ -123,8 +126,8 @@ class Database:
         """
         replacement = _opened(data)
         replacement.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        self._connection.close()
-        self._connection = replacement
+        self._closer()
+        self._connection, self._closer = replacement, weakref.finalize(self, replacement.close)
 
     def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
         """Rows as dicts by column name."""
@@ -156,7 +159,7 @@ class Database:
 
     def close(self) -> None:
         """Frees it."""
-        self._connection.close()
+        self._closer()
 
 
 def _opened(data: bytes) -> sqlite3.Connection:
