@@ -163,3 +163,16 @@ async def test_a_judge_leaves_no_process_when_it_closes_over_a_question() -> Non
     await math_judge.close()
     assert judge_pids() == []
     await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_judge_killed_while_it_starts_is_started_again() -> None:
+    math_judge = MathJudge(processes=1)
+    starting = asyncio.create_task(math_judge.start())
+    while not (pids := judge_pids()):  # noqa: ASYNC110 - another process is waited for
+        await asyncio.sleep(0.001)
+    os.kill(pids[0], signal.SIGKILL)
+    try:
+        await starting
+        assert await math_judge.are_equal("1/2", "2/4")
+    finally:
+        await math_judge.close()

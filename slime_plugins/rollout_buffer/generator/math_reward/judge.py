@@ -51,14 +51,18 @@ class MathJudge:
         """Starts the first process and lets it compare once, so that a missing library shows now.
 
         Raises:
-            ConfigError: math-verify is not installed, or the process does not start.
+            ConfigError: math-verify is not installed, or several processes in a row did not start.
         """
         for _ in range(self._processes - 1):
             self._idle.put_nowait(None)
-        try:
-            self._idle.put_nowait(await self._launch())
-        except _NoAnswerError as error:
-            raise ConfigError(f"the process that compares math answers does not start: {error}") from error
+        for tried in range(1, TRIES + 1):
+            try:
+                self._idle.put_nowait(await self._launch())
+                return
+            except _NoAnswerError as error:
+                logger.warning("the judge of math answers %s (try %d of %d)", error, tried, TRIES)
+                problem = str(error)
+        raise ConfigError(f"the process that compares math answers does not start: it {problem}")
 
     async def are_equal(self, label: str, answer: str) -> bool:
         """Returns whether ``answer`` is mathematically equal to ``label``; False if that takes too much to tell.
