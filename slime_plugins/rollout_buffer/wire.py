@@ -308,6 +308,8 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
     came = dict(images or {})
     shown: dict[str, None] = {}
     extra_info = _expect(item.get("extra_info", {}), dict, f"{where}.extra_info")
+    if item.get("tools") is not None:  # the trainer shows them to the chat template
+        extra_info = {**extra_info, "tools": _expect(item["tools"], list, f"{where}.tools")}
     outcome, stop_reason = _outcome(item, extra_info, where)
     raw_reward = item.get("raw_reward")
     generations = decode_generations(item.get("generations"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -12,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 from werkzeug.serving import make_server
 
 from slime.rollout import agent_rollout_feed
-from slime.rollout.agent_rollout import forget_jobs, start_rollout
+from slime.rollout.agent_rollout import forget_jobs, get_rollout_data, start_rollout
 from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError
+from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.wire import decode_item
 from tests.asgi_client import create_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +121,24 @@ def train_with_writer(url: str, trainer: TrainerStandIn, rollouts: int, names: l
     finally:
         over.set()
         writer.join()
+
+
+@pytest.mark.parametrize("place", ["beside the messages", "extra_info"])
+def test_the_tools_of_a_written_item_are_in_the_prompt_that_is_trained_after(
+    url: str, tmp_path: Path, place: str
+) -> None:
+    tools = [{"type": "function", "function": {"name": "tap_the_screen", "parameters": {}}}]
+    extra: dict[str, Any] = {"tools": tools} if place != "extra_info" else {"extra_info": {"tools": tools}}
+    client = RolloutBufferClient(url)
+    trainer = trainer_of(
+        url, tmp_path, rollout_batch_size=1, n_samples_per_prompt=1, hf_checkpoint=str(DEMO_TOKENIZER_PATH)
+    )
+    start_rollout(url, trainer.args, {})
+    client.write([{**written("task-0", 0, 0), "generations": [], **extra}], job_id="the-job")
+    groups, _ = asyncio.run(get_rollout_data(url, timeout=20))
+    ((sample,),) = SampleConverter(trainer.args, samples_per_group=1).groups([decode_item(groups[0])])
+
+    assert "tap_the_screen" in AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH).decode(sample.tokens)
 
 
 def test_three_rollouts_of_four_groups_of_four_are_48_samples(url: str, tmp_path: Path) -> None:

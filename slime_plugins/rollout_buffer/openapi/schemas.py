@@ -196,6 +196,7 @@ COMPONENTS: Mapping[str, Schema] = {
         raw_reward=_nullable(_number("What the episode earned, when that differs")),
         extra_info={"type": "object", "description": "Anything; `finish_reason: length` means truncated"},
         outcome=text("completed when left out", enum=[outcome.value for outcome in WRITTEN_OUTCOMES]),
+        tools={"type": ["array", "null"], "description": "Shown to the chat template; kept as `extra_info.tools`"},
         stop_reason=text("stop when left out", enum=[reason.value for reason in StopReason]),
         generations={"type": ["array", "null"], "items": ref("Generation"), "description": "Token ids as sampled"},
         timings_s={"type": "object", "description": "Seconds by phase of the episode"},
