@@ -47,7 +47,7 @@ from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, Clo
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
-from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 
 __all__ = ["create_app", "running"]
@@ -118,18 +118,19 @@ async def _life(app: web.Application) -> AsyncIterator[None]:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _check_host(request: web.Request) -> None:
-    """Refuses pages of other sites whose names lead to loopback, where there is no token that they lack."""
+def _check_browser(request: web.Request) -> None:
+    """Refuses what pages of other sites make a browser send, where there is no token that they lack."""
     settings = request.app[GATEWAY].settings
     if not request.app[TOKEN]:
         public = urlsplit(settings.public_url or "").hostname
         check_host(request.headers.get("Host"), [*settings.allowed_hosts, *([public] if public else [])])
+        check_origin(request.headers.get("Origin"), request.headers.get("Host"))
 
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
-        _check_host(request)
+        _check_browser(request)
         return await handler(request)
     except RolloutBufferError as error:
         return _error_reply(request, error)

@@ -13,9 +13,9 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedError
+from slime_plugins.rollout_buffer.protocol.hosts import check_origin
 
 __all__ = [
     "SESSION_LENGTH_S",
@@ -103,19 +103,8 @@ def _bears(environ: Mapping[str, Any], token: str) -> bool:
 
 
 def _check_origin(environ: Mapping[str, Any]) -> None:
-    origin = environ.get("HTTP_ORIGIN")
-    if origin is None or environ["REQUEST_METHOD"] in READING:
-        return
-    host = _host_of(origin)
-    if not host or host != environ.get("HTTP_HOST"):
-        raise ForbiddenError(f"a page of {origin[:200]} sent this: only the dashboard's own page may")
-
-
-def _host_of(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:  # brackets that hold no address
-        return ""
+    if environ["REQUEST_METHOD"] not in READING:
+        check_origin(environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST"))
 
 
 def _cookie(environ: Mapping[str, Any], name: str) -> str:

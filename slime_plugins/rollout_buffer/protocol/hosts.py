@@ -1,17 +1,19 @@
-"""Pure: which ``Host`` a server without a token answers for.
+"""Pure: which ``Host`` a server without a token answers for, and which pages a browser may ask it for.
 
 A page of another site can have its own name resolve to loopback, and the browser then takes the server for that site.
-Its requests still carry that name, which no program here uses.
+Its requests still carry that name, which no program here uses. It can also send to loopback without reading the reply;
+then the browser says in ``Origin`` whose page it was.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError
 
-__all__ = ["check_host"]
+__all__ = ["check_host", "check_origin"]
 
 
 def check_host(given: str | None, allowed: Collection[str]) -> None:
@@ -32,6 +34,23 @@ def check_host(given: str | None, allowed: Collection[str]) -> None:
             f"this server does not answer for the host {given[:200]!r}: ask for 127.0.0.1, or start it with "
             "--allowed-host NAME or --token-file FILE"
         )
+
+
+def check_origin(origin: str | None, host: str | None) -> None:
+    """Lets a request pass that no page of another site made a browser send; the two are headers of it.
+
+    Raises:
+        ForbiddenError: ``origin`` is another site than ``host``.
+    """
+    if origin is not None and (not (site := _site_of(origin)) or site != host):
+        raise ForbiddenError(f"a page of {origin[:200]} sent this: only this server's own page may")
+
+
+def _site_of(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # brackets that hold no address
+        return ""
 
 
 def _without_port(host: str) -> str:

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnauthorizedError,
 )
 from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
-from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.session_views import coloured, described, listed, shown_page
@@ -67,6 +67,7 @@ def _answering_for(allowed: Collection[str]) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         async def checked(request: web.Request) -> web.StreamResponse:
             check_host(request.headers.get("Host"), allowed)
+            check_origin(request.headers.get("Origin"), request.headers.get("Host"))
             return await handler(request)
 
         return await _answered(checked)(request)

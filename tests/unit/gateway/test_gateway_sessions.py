@@ -523,3 +523,10 @@ async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone
         for host, status in (("evil.example", 403), ("agents.lan:8890", 200), ("proxy.lan", 200), ("localhost", 200)):
             async with session.get(f"{gateway.url}/health", headers={"Host": host}) as reply:
                 assert reply.status == status, host
+
+
+async def test_without_a_token_no_page_of_another_site_makes_a_browser_open_sessions(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, talkative()) as gateway, aiohttp.ClientSession() as session:
+        for origin, status in (("http://evil.example", 403), ("http://[", 403), (gateway.url, 400)):
+            async with session.post(f"{gateway.url}/sessions", data="{}", headers={"Origin": origin}) as reply:
+                assert reply.status == status, origin

@@ -51,6 +51,8 @@ async def test_a_remote_rollout_server_answers_for_its_own_names_alone() -> None
         for path in ("/health", "/tools", "/nope"):
             async with session.get(f"{url}{path}", headers={"Host": "evil.example"}) as reply:
                 assert (reply.status, (await reply.json())["error"]["code"]) == (403, "forbidden")
+        async with session.post(f"{url}/rollout", json={}, headers={"Origin": "http://evil.example"}) as reply:
+            assert reply.status == 403
         for host in ("agents.lan", "127.0.0.1:80"):
             async with session.get(f"{url}/tools", headers={"Host": host}) as reply:
                 assert reply.status == 200
