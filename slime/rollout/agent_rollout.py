@@ -107,6 +107,8 @@ if (_advice := advice_on_two_slimes()) is not None:
 
 _progress_by_job: dict[tuple[str, str], JobProgress] = {}
 """What this process started, per (URL, job). Losing it costs one more start, which attaches to the job."""
+_last_started: dict[str, str] = {}
+"""The job that ``start_rollout`` started last, per URL: the one that ``get_rollout_data`` is meant to fetch."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -150,6 +152,7 @@ async def get_rollout_data(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns the items that are ready, at most ``num`` of them (whole groups), and the meta information beside them.
 
+    Of the job that ``start_rollout`` started last in this process at that address, else of the only one there is.
     A group comes whole where all its members could be played; ``meta_info["short_groups"]`` names the others. A ``num``
     below one group is rounded up, and ``meta_info["note"]`` says so.
 
@@ -159,25 +162,32 @@ async def get_rollout_data(
     Raises:
         aiohttp.ClientError: the network failed, or the buffer refuses the request; then it is a RolloutBufferError too.
         ValueError: the reply, or one of its items, is not what the protocol says.
-        asyncio.TimeoutError: nothing was ready within ``timeout`` seconds.
+        asyncio.TimeoutError: nothing was ready within ``timeout`` seconds; says what the buffer said last.
         RequestError: the buffer refuses the request and says why, for instance because several jobs are open.
     """
-    poll_s = min(LONGEST_WAIT_OF_ONE_POLL_S, timeout)
-    async with (
-        asyncio.timeout(timeout),
-        AsyncRolloutBufferClient(api_base_url, token=buffer_token(None), timeout_s=timeout) as client,
-    ):
-        while True:
-            asked = time.monotonic()
-            data = await client.get_rollout_data(
-                batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout), dummies=False
-            )
-            if data.items:
-                _check_items(data)
-                if data.delivery_id is not None and (await client.ack([data.delivery_id])).get("expired"):
-                    continue  # the lease ran out on the way, and somebody else has them now
-                return [dict(item.raw) for item in data.items], dict(data.meta_info)
-            await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
+    poll_s = min(LONGEST_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # the first one is answered in time to say what is
+    job_id, said = _last_started.get(api_base_url.rstrip("/")), "the buffer has not answered"
+    try:
+        async with (
+            asyncio.timeout(timeout) as limit,
+            AsyncRolloutBufferClient(api_base_url, token=buffer_token(None), timeout_s=timeout) as client,
+        ):
+            while True:
+                asked = time.monotonic()
+                data = await client.get_rollout_data(
+                    job_id=job_id, batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout), dummies=False
+                )
+                if data.items:
+                    _check_items(data)
+                    if data.delivery_id is not None and (await client.ack([data.delivery_id])).get("expired"):
+                        continue  # the lease ran out on the way, and somebody else has them now
+                    return [dict(item.raw) for item in data.items], dict(data.meta_info)
+                said = data.message
+                await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"no group came within {timeout:g} s: {said}") from error
 
 
 def start_rollout(
@@ -208,7 +218,9 @@ def start_rollout(
         fresh=fresh,
         start_id=start_id or uuid.uuid4().hex,
     )
-    return send_start(settings, payload)
+    reply = send_start(settings, payload)
+    _last_started[settings.buffer_url.rstrip("/")] = reply["job_id"]
+    return reply
 
 
 def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
@@ -233,6 +245,7 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
 def forget_jobs() -> None:
     """Makes the next rollout start its job again, as in a new process."""
     _progress_by_job.clear()
+    _last_started.clear()
 
 
 class _TrainingRollout:

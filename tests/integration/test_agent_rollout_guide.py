@@ -216,8 +216,32 @@ async def test_nothing_ready_in_time_is_a_timeout(start_buffer: StartBuffer) -> 
     buffer = start_buffer()
     buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1})
 
-    with pytest.raises(asyncio.TimeoutError):
-        await get_rollout_data(api_base_url=buffer.url, timeout=1.0)
+    with pytest.raises(asyncio.TimeoutError, match=r"no group came within 2 s: nothing is ready yet"):
+        await get_rollout_data(api_base_url=buffer.url, timeout=2.0)
+
+
+async def test_a_timeout_says_how_its_job_ended(start_buffer: StartBuffer, stand_in_engine: int) -> None:
+    buffer = start_buffer()
+    unlabelled = buffer.folder / "unlabelled.jsonl"
+    unlabelled.write_text('{"instance_id": "math_001", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
+    args = arguments(buffer, stand_in_engine, prompt_data=str(unlabelled))
+    await asyncio.to_thread(start_rollout, buffer.url, args, {})
+
+    with pytest.raises(asyncio.TimeoutError, match=r"is failed: .*attempts failed: instance math_001 needs a label"):
+        await get_rollout_data(buffer.url, None, 20.0)
+
+
+async def test_a_loop_gets_the_job_that_it_started_beside_others(
+    start_buffer: StartBuffer, stand_in_engine: int
+) -> None:
+    buffer = start_buffer()
+    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "of-somebody-else"})
+    buffer.client.write([written("theirs")], job_id="of-somebody-else")
+    told = await asyncio.to_thread(start_rollout, buffer.url, arguments(buffer, stand_in_engine), {})
+
+    data, meta_info = await get_rollout_data(buffer.url, 1, timeout=100.0)
+    assert meta_info["job_id"] == told["job_id"]
+    assert {record["instance_id"].split("_")[0] for record in data} == {"math"}
 
 
 # --- refused on purpose ----------------------------------------------------------------------------------------------

@@ -125,7 +125,11 @@ class Database:
             sqlite3.Error: the bytes are no database.
         """
         replacement = _opened(data)
-        replacement.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        try:
+            replacement.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            replacement.close()
+            raise
         self._closer()
         self._connection, self._closer = replacement, weakref.finalize(self, replacement.close)
 
