@@ -114,6 +114,11 @@ class Buffer:
         with self.store.read() as connection:
             return job_rows.all_jobs(connection)
 
+    def last_job(self) -> JobRecord | None:
+        """Returns the newest job; None when there was none yet."""
+        with self.store.read() as connection:
+            return job_rows.last_job(connection)
+
     def unfinished_jobs(self) -> list[JobRecord]:
         """Returns jobs that are running or paused, oldest first."""
         with self.store.read() as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
@@ -111,7 +111,9 @@ def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(
-    job_id: Annotated[str | None, typer.Argument(help="One job; all open ones when left out.")] = None,
+    job_id: Annotated[
+        str | None, typer.Argument(help="One job; all open ones and the last that ended when left out.")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
     watch: Annotated[
@@ -122,8 +124,7 @@ def status(
     client = connect(url)
 
     def read() -> list[dict[str, Any]]:
-        found = [client.job(job_id)] if job_id is not None else client.jobs()
-        shown = [job for job in found if job_id is not None or job["state"] in ("running", "paused")]
+        shown = [client.job(job_id)] if job_id is not None else _open_and_last(client.jobs())
         return [{**job, "now": client.explanation(job["job_id"])} for job in shown]
 
     with report_errors():
@@ -133,6 +134,13 @@ def status(
             _watch(read)
         else:
             console.print(job_table(read()))
+
+
+def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of jobs, newest first: the open ones, and the one that ended last, for how it ended."""
+    is_open = [job["state"] in ("running", "paused") for job in jobs]
+    ended = [job for job, still in zip(jobs, is_open, strict=True) if not still]
+    return [job for job, still in zip(jobs, is_open, strict=True) if still] + ended[:1]
 
 
 def _tell_in_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:

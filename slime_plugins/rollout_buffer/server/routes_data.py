@@ -151,12 +151,20 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
     if poll.delivery is not None:
         return Answer(delivery_chunks(context.buffer, poll.delivery, poll.payload, poll.acknowledged))
     meta_info = context.buffer.empty_meta_info(poll.job)
-    message = "no job is open" if poll.job is None else "nothing is ready yet"
+    message = _nothing_open(context) if poll.job is None else "nothing is ready yet"
     if cause := meta_info.get("job_cause"):
         message = f"nothing is ready, and job {meta_info['job_id']} is {meta_info['job_state']}: {cause}"
     if poll.acknowledged is not None:
         meta_info["acknowledged"] = poll.acknowledged
     return Answer(as_json({"success": False, "message": message, "data": {"data": [], "meta_info": meta_info}}))
+
+
+def _nothing_open(context: ServerContext) -> str:
+    last = context.buffer.last_job()
+    ending = (
+        f"; the last, {last.job_id}, is {last.state.value}: {last.cause}" if last is not None and last.cause else ""
+    )
+    return f"no job is open{ending}"
 
 
 # --- how the server is -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from rich.console import Console
 from typer.testing import CliRunner, Result
 from werkzeug.serving import make_server
@@ -354,3 +355,16 @@ def test_the_shell_completes_commands() -> None:
     words = {"COMP_WORDS": "rollout-buffer skip", "COMP_CWORD": "1", "_ROLLOUT_BUFFER_COMPLETE": "complete_bash"}
     result = CliRunner().invoke(command_line, [], prog_name="rollout-buffer", env=words)
     assert result.stdout.split() == ["skip-list"]
+
+
+def poll_plainly(url: str) -> Any:
+    """A poll that names no job, as an old trainer's."""
+    return requests.post(f"{url}/get_rollout_data", json={}, timeout=10).json()
+
+
+def test_status_shows_the_job_that_ended_last_with_its_cause(served: Served) -> None:
+    served.buffer.fail_job(served.buffer.job("j").key, "144 of 144 attempts failed: the item has no label")
+    assert "the item has no label" in " ".join(served.said("status").split())
+    said = [poll_plainly(served.url)["message"] for _ in range(3)]
+    assert said[0] == "groups delivered"
+    assert said[-1] == "no job is open; the last, j, is failed: 144 of 144 attempts failed: the item has no label"

@@ -82,6 +82,12 @@ def get_job(connection: Connection, key: int) -> JobRecord:
     return as_job(connection.execute("SELECT * FROM jobs WHERE key = ?", (key,)).fetchone())
 
 
+def last_job(connection: Connection) -> JobRecord | None:
+    """Returns the newest job; None when there was none yet."""
+    row = connection.execute("SELECT * FROM jobs ORDER BY key DESC LIMIT 1").fetchone()
+    return None if row is None else as_job(row)
+
+
 def all_jobs(connection: Connection) -> list[JobRecord]:
     """Returns every job, newest first."""
     return [as_job(row) for row in connection.execute("SELECT * FROM jobs ORDER BY key DESC")]
