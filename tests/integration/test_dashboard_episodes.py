@@ -119,7 +119,7 @@ def test_a_rollout_of_a_server_elsewhere_says_so(
         lines = [{"instance_id": "7+8", "prompt": "Calculate 7 + 8", "label": "15"}]
         job_id = played(buffer, stand_in_engine, task_type="remote_rollout", instances=lines, **options)
         here = show(buffer, job_id)
-        here.page.get_by_text("a rollout server elsewhere ran the agent, in 1 turn").wait_for()
+        here.page.get_by_text("a rollout server elsewhere ran the agent, in 2 turns").wait_for()
         here.check()
     finally:
         remote.stop(20)

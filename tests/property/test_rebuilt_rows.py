@@ -17,6 +17,9 @@ from tests.example_counts import examples
 every_family = pytest.mark.parametrize("name", list(played_conversations.FAMILIES))
 
 
+pytestmark = pytest.mark.timeout(300)  # conversations are rendered turn by turn, hundreds of them
+
+
 @functools.cache
 def generator_of(name: str) -> MultiTurnLossMaskGenerator:
     return MultiTurnLossMaskGenerator(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].tokenizer_type)
@@ -39,7 +42,7 @@ def turns_of(tokenizer: Any, rows: list[TrainingRow]) -> list[tuple[str, str]]:
 
 
 @every_family
-@examples(120, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_written_character_is_trained_once_after_what_was_shown(name: str, data: st.DataObject) -> None:
     tokenizer = chat_tokenizers.load(name)

@@ -4,8 +4,8 @@ Two steps. First the purpose: while training and evaluation both wait, each is b
 ``evaluation_share`` and the rest. Then, within the purpose, the owner: whoever holds fewest, and among equals whoever
 was served longest ago. A purpose or owner that does not wait takes nothing, and leaves its share to the others.
 
-So nobody waits for ever. Who holds nothing comes before all who hold something, and among those who hold nothing each
-is served once before any of them is served again.
+So nobody waits for ever. Within a purpose, who holds nothing comes before all who hold something, and each of them
+is served once before any is served again.
 """
 
 from __future__ import annotations

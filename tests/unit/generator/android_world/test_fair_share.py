@@ -65,8 +65,9 @@ def test_nobody_waits_for_ever_and_no_device_idles(
     for claimant in claimants:
         farm.line.join(claimant, farm.now)
     unserved = dict.fromkeys(claimants, 0)
-    # Among those who hold nothing, a purpose with the smaller share has a turn at least once in so many.
-    patience = len(claimants) * (2 + int(max(share, 1 - share) / min(share, 1 - share)))
+    # Among those who hold nothing, a purpose with the smaller share has a turn at least once in so many; one that
+    # holds more than its share has none until it has returned devices.
+    patience = len(claimants) * (2 + int(max(share, 1 - share) / min(share, 1 - share))) + 3 * devices
     for duration in seconds:
         before = len(farm.grants)
         farm.lend_all(duration)
