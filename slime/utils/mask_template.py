@@ -502,7 +502,9 @@ def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dia
     user_close = _after(asked, question)
     header = _between(went_on, question, answer).removeprefix(user_close)
     close = _between(went_on, answer, follow_up)
-    shared_close = _common_prefix(_after(answered, answer), close)
+    last_close = _after(answered, answer)
+    ends = {_leading_token(text, added_tokens) for text in (last_close, close)} - {None}
+    shared_close = _common_prefix(last_close, close) if len(ends) < 2 else ""  # two tokens that only begin alike
     user_header = close.removeprefix(shared_close)
     end_marker = _leading_token(shared_close, added_tokens) or shared_close.rstrip()
     if not header.strip() or not end_marker:

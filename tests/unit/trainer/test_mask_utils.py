@@ -236,6 +236,19 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
         one.get_loss_mask([user("one"), said("two")])
 
 
+def test_a_template_that_ends_its_last_turn_otherwise_is_refused() -> None:
+    """As gpt-oss's: ``<|return|>`` at the end of a conversation, ``<|end|>`` within."""
+    one = MultiTurnLossMaskGenerator(
+        with_template(
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+            "{{ '<|im_end|>' if not loop.last or m.role != 'assistant' else '<|endoftext|>' }}{% endfor %}"
+        ),
+        "qwen",
+    )
+    with pytest.raises(ValueError, match="register_loss_mask_type"):
+        one.get_loss_mask([user("one"), said("two")])
+
+
 # Attacks.
 
 
