@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 EXPECTED = {
-    r"ROLLOUT_BUFFER_TEST_(ENGINE|TEXT|VISION)|needs? .*engine|_URL=|_URL and .*_MODEL": "a running SGLang server",
+    r"ROLLOUT_BUFFER_TEST_(ENGINE|TEXT|VISION)|_URL=|_URL and .*_MODEL|SLIME_TEST_MODEL": "a running SGLang server",
     r"ROLLOUT_BUFFER_TEST_SLIME": "a checkout of slime and its requirements",
     r"android_world|ANDROID_WORLD": "the android_world package, which is on no package index",
     r"ROLLOUT_BUFFER_TEST_AGENTS_PYTHON": "an environment with agent frameworks",
