@@ -42,7 +42,7 @@ def turns_of(tokenizer: Any, rows: list[TrainingRow]) -> list[tuple[str, str]]:
 
 
 @every_family
-@examples(60, suppress_health_check=list(HealthCheck))
+@examples(120, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_written_character_is_trained_once_after_what_was_shown(name: str, data: st.DataObject) -> None:
     tokenizer = chat_tokenizers.load(name)
