@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.cli import (
     commands_prune,
     commands_serve,
     commands_skip_list,
+    commands_start,
 )
 from slime_plugins.rollout_buffer.cli.commands_serve import set_android_settings
 from slime_plugins.rollout_buffer.cli.common import (
@@ -75,6 +76,26 @@ class RolloutModeName(StrEnum):
 
     INCREMENTAL = "incremental"
     HISTORY = "history"
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        try:
+            typer.echo(f"rollout-buffer {importlib.metadata.version('slime-rollout-buffer')}")
+        except importlib.metadata.PackageNotFoundError as error:
+            typer.echo("rollout-buffer, from files that were not installed: their version is what their checkout says")
+            raise typer.Exit from error
+        raise typer.Exit
+
+
+@app.callback()
+def _before_any_command(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None: ...
 
 
 commands_serve.register(app)
@@ -287,7 +308,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
-    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, examine
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, examine, verdict
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     with report_errors():
@@ -303,6 +324,7 @@ def doctor(
         for finding in findings:
             table.add_row(*map(escape, (finding.name, finding.state.value, finding.detail, finding.remedy)))
         console.print(table)
+        console.print(verdict(findings, settings.device))
     if any(finding.state is State.MISSING for finding in findings):
         raise typer.Exit(1)
 
@@ -341,5 +363,5 @@ def demo(
         run_demo(settings, console)
 
 
-for room in (commands_inspect, commands_export, commands_skip_list, commands_prune, commands_eval):
+for room in (commands_start, commands_inspect, commands_export, commands_skip_list, commands_prune, commands_eval):
     room.register(app)

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     GeneratorDirs,
     RayAddress,
     RayCpus,
+    assignments,
     console,
     errors,
     print_json,
@@ -162,10 +163,10 @@ def evaluate_policy(
                 "max_tokens": max_tokens,
                 "temperature": temperature,
                 "top_p": top_p,
-                **_assignments("--sampling", sampling),
+                **assignments("--sampling", sampling),
             },
             seed=seed,
-            options=_assignments("--option", option),
+            options=assignments("--option", option),
             concurrency=concurrency,
             max_attempts=max_attempts,
             retry_given_up=retry_given_up,
@@ -193,20 +194,6 @@ def _demo_tasks(task_type: str) -> str:
     if task_type != ANDROID_WORLD:
         raise ConfigError(f"--tasks is missing: the file with the tasks of type {task_type}")
     return str(DEMO_TASKS)
-
-
-def _assignments(flag: str, texts: Sequence[str] | None) -> dict[str, Any]:
-    """Reads KEY=JSON; what is no JSON is a string."""
-    values: dict[str, Any] = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"{flag} {text!r} is not KEY=VALUE")
-        try:
-            values[key] = json.loads(value)
-        except ValueError:
-            values[key] = value
-    return values
 
 
 def _checked_ks(pass_k: Sequence[int] | None, samples_per_task: int) -> list[int]:

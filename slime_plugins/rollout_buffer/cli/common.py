@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "RayCpus",
     "Url",
     "answer_in_json",
+    "assignments",
     "connect",
     "console",
     "ended",
@@ -266,3 +268,21 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
     """Raises ``ConfigError`` when the output is there already and may not be replaced."""
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists: give another --output, or --overwrite to replace it")
+
+
+def assignments(flag: str, texts: Sequence[str] | None) -> dict[str, Any]:
+    """Reads ``KEY=JSON``; what is no JSON is a string.
+
+    Raises:
+        ConfigError: a text has no key or no ``=``.
+    """
+    values: dict[str, Any] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{flag} {text!r} is not KEY=VALUE")
+        try:
+            values[key] = json.loads(value)
+        except ValueError:
+            values[key] = value
+    return values

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -31,6 +32,7 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.config import DEFAULT_PORT
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
@@ -43,8 +45,11 @@ __all__ = ["DemoError", "DemoSettings", "run_demo"]
 INPUT_FILE = Path(__file__).resolve().parents[1] / "assets" / "demo_android_world.jsonl"
 GROUPS_PER_ROLLOUT = 4
 SAMPLES_PER_GROUP = 4
+PACKAGE = "slime_plugins.rollout_buffer"
 START_PATIENCE_S = 120.0
 REFRESH_S = 0.5
+NUM_EPOCH = 20
+"""Of 24 tasks: enough for the most rollouts that may be asked for, also where some groups are filtered."""
 JOB_ID = "demo"
 END_OF_TURN = "<|im_end|>"
 
@@ -108,8 +113,10 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     with _processes(settings, run, input_file, console) as (engine_port, buffer_url):
         args = _trainer_args(settings, run, input_file, engine_port, buffer_url)
         trainer = _Trainer(settings, args)
-        _watch(trainer, RolloutBufferClient(buffer_url), console, settings)
-        job = RolloutBufferClient(buffer_url).job(JOB_ID)
+        client = RolloutBufferClient(buffer_url)
+        _watch(trainer, client, console, settings)
+        job = client.job(JOB_ID)
+        client.cancel(JOB_ID)  # who looks at it later opens what there is, and plays nothing
     result_file = _write_results(trainer.records, run)
     console.print(_summary(trainer.records))
     _check(trainer, job)
@@ -148,7 +155,7 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
     buffer_url = f"http://127.0.0.1:{buffer_port}"
     config = run / "android_world.yaml"
     config.write_text(f"device: simulated\nnum_workers: {settings.phones}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
+    command = [sys.executable, "-m", PACKAGE]
     engine_command = [*command, "engine", "--port", str(engine_port), "--skill", str(settings.skill)]
     serve_command = [
         *command, "serve", "--port", str(buffer_port), "--data-dir", str(run / "data"),
@@ -166,8 +173,8 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
             _wait_until_healthy(f"{buffer_url}/health", children[1])
         console.print(f"engine  http://127.0.0.1:{engine_port}   log {run / 'engine.log'}", soft_wrap=True)
         console.print(f"buffer  {buffer_url}   log {run / 'buffer.log'}", soft_wrap=True)
-        console.print(f"while it runs: curl {buffer_url}/jobs, or rollout-buffer status --watch --url {buffer_url}",
-                      soft_wrap=True)  # fmt: skip
+        console.print(f"while it runs: open {buffer_url} in a browser, or {_command_line()} status --watch --url "
+                      f"{buffer_url}", soft_wrap=True)  # fmt: skip
         yield engine_port, buffer_url
     finally:
         with console.status("stopping …"):
@@ -195,6 +202,7 @@ def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_po
         rollout_buffer_job_id=JOB_ID,
         rollout_task_type=settings.task,
         prompt_data=str(input_file),
+        num_epoch=NUM_EPOCH,
         rollout_batch_size=GROUPS_PER_ROLLOUT,
         n_samples_per_prompt=SAMPLES_PER_GROUP,
         rollout_num_process=16,
@@ -376,8 +384,19 @@ def _say_where(console: Console, folder: Path, run: Path, result_file: Path) -> 
     else:
         table.add_row("screenshots", f"{run / 'data' / 'images'} (each once, named by its sha256)")
     table.add_row("logs", f"{run}/*.log and {run / 'data' / 'logs'}")
-    table.add_row("look again", f"rollout-buffer serve --data-dir {run / 'data'}   then   rollout-buffer jobs")
     console.print(table, soft_wrap=True)
+    command = f"{_command_line()} serve --data-dir {shlex.quote(str(run / 'data'))}"
+    console.print(f"look at it again: {command}", soft_wrap=True, highlight=False)
+    console.print(f"and open http://127.0.0.1:{DEFAULT_PORT} in a browser", soft_wrap=True, highlight=False)
+
+
+def _command_line() -> str:
+    """What to type for this command line: its name where a shell finds this very one, else its path."""
+    script = Path(sys.executable).with_name("rollout-buffer")
+    on_path = shutil.which(script.name)
+    if on_path is not None and Path(on_path).resolve() == script.resolve():
+        return script.name
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m {PACKAGE}"
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,7 +1,7 @@
 """``rollout-buffer doctor``: what this machine has, what it lacks for the devices that are asked for, and the remedy.
 
-Every check looks and changes nothing. What is needed depends on ``device`` in the Android World settings: a simulated
-phone needs no SDK. Checks of what is not needed are still shown, so that one call tells the whole story.
+Every check looks and changes nothing. What is examined depends on ``device`` in the Android World settings: a simulated
+phone needs no SDK, so nothing is said of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.generator.android_world.host_ports import free
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 from slime_plugins.rollout_buffer.redaction import redacted
 
-__all__ = ["Examination", "Finding", "State", "examine"]
+__all__ = ["Examination", "Finding", "State", "examine", "verdict"]
 
 _PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
@@ -100,11 +100,19 @@ class Examination:
 
 def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
+    emulators = (_memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg) if examination.real_devices else ()
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _two_slimes, _extras, _ray, _ray_cluster, _disk, _memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg,
-        _engine,
+        _python, _two_slimes, _extras, _ray, _ray_cluster, _disk, *emulators, _engine,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
+
+
+def verdict(findings: Sequence[Finding], device: str) -> str:
+    """Returns the examination in one sentence: what is missing, or that nothing is."""
+    missing = [finding.name for finding in findings if finding.state is State.MISSING]
+    if not missing:
+        return f"Nothing is missing for device: {device}."
+    return f"Missing for device: {device}: {', '.join(missing)}. The remedies stand beside them."
 
 
 def _found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:
@@ -194,14 +202,14 @@ def _memory(examination: Examination) -> list[Finding]:
     wanted = examination.emulators * (settings.resources_per_worker.memory or _MEMORY_PER_EMULATOR)
     detail = f"{there / 1024**3:.0f} GB here, {wanted / 1024**3:.0f} GB wanted by {examination.emulators} emulators"
     remedy = "set num_workers lower, or spread the devices over a Ray cluster"
-    return _found("memory", there >= wanted, detail, remedy, needed=examination.real_devices)
+    return _found("memory", there >= wanted, detail, remedy, needed=True)
 
 
 def _kvm(examination: Examination) -> list[Finding]:
     problem = _kvm_problem(examination.kvm)
     detail = f"{examination.kvm} {problem or 'can be used'}"
     remedy = "use a host with hardware virtualisation, load the module kvm_intel or kvm_amd, join the group kvm"
-    return _found("KVM", not problem, detail, remedy, needed=examination.real_devices)
+    return _found("KVM", not problem, detail, remedy, needed=True)
 
 
 def _kvm_problem(path: Path) -> str:
@@ -224,7 +232,7 @@ def _ports(examination: Examination) -> list[Finding]:
     free = free_console_ports(base)
     detail = f"{free} pairs of console ports are free from {base} on, {wanted} wanted"
     remedy = "end other emulators or set base_console_port lower; a host has 64 pairs at most: spread the rest over Ray"
-    return _found("ports of the emulators", free >= wanted, detail, remedy, needed=examination.real_devices)
+    return _found("ports of the emulators", free >= wanted, detail, remedy, needed=True)
 
 
 def _sdk(examination: Examination) -> list[Finding]:
@@ -234,7 +242,7 @@ def _sdk(examination: Examination) -> list[Finding]:
         there = path.is_file() and os.access(path, os.X_OK)
         detail = f"{path}" if there else f"no program at {path}"
         remedy = f"install the Android SDK package {part} with sdkmanager, or set {key}"
-        findings += _found(f"Android SDK: {part}", there, detail, remedy, needed=examination.real_devices)
+        findings += _found(f"Android SDK: {part}", there, detail, remedy, needed=True)
     return findings
 
 
@@ -247,9 +255,7 @@ def _avd(examination: Examination) -> list[Finding]:
         "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder "
         f"({FORWARDER_PACKAGE}) up in it once, stop it; or set avd_name and android_avd_home"
     )
-    return _found(
-        f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=examination.real_devices
-    )
+    return _found(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
 
 
 def _package(examination: Examination) -> list[Finding]:
@@ -260,7 +266,7 @@ def _package(examination: Examination) -> list[Finding]:
         problem = _import_problem(python, module)
         detail = f"{python} cannot import {module}: {problem}" if problem else f"{python} can import it"
         remedy = f"{remedy}; or name a Python that has it in android_world_python"
-        findings += _found(f"package {name}", not problem, detail, remedy, needed=examination.real_devices)
+        findings += _found(f"package {name}", not problem, detail, remedy, needed=True)
     return findings
 
 
@@ -277,7 +283,7 @@ def _import_problem(python: str, module: str) -> str:
 def _ffmpeg(examination: Examination) -> list[Finding]:
     path = shutil.which("ffmpeg")
     remedy = "install ffmpeg: tasks with music and videos make their files with it"
-    return _found("ffmpeg", path is not None, path or "not on PATH", remedy, needed=examination.real_devices)
+    return _found("ffmpeg", path is not None, path or "not on PATH", remedy, needed=True)
 
 
 def _engine(examination: Examination) -> list[Finding]:

@@ -95,6 +95,48 @@ def served(tmp_path: Path) -> Iterator[Served]:
     buffer.store.close()
 
 
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(served: Served, tmp_path: Path) -> None:
+    payload = tmp_path / "job.yaml"
+    payload.write_text(
+        "task_type: external\nnum_repeat_per_sample: 4\nsampling_params: {top_p: 0.9}\n", encoding="utf-8"
+    )
+    call = ("start", str(payload), "--job-id", "k", "--samples", "2", "--set", "sampling_params.temperature=0.5")
+    assert "k starts" in served.said(*call)
+    job = served.client.job("k")
+    assert job["group_size"] == 2
+    assert job["settings"]["sampling_params"] | {"top_p": 0.9, "temperature": 0.5} == job["settings"]["sampling_params"]
+    assert "k was there already" in served.said(*call)
+    assert json.loads(served.said(*call, "--json"))["attached"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--task-type", "external", "--set", "temprature"), "is not KEY=VALUE"),
+        (("--task-type", "external", "--set", "num_epochs=2"), "num_epoch"),
+        (("--task-type", "external", "--set", "job_id=k", "--set", "job_id.a=1"), "is no section"),
+        ((), "say what to start"),
+        (("FILE",), "does not hold an object"),
+    ],
+)
+def test_a_job_that_cannot_be_started_is_a_wrong_call(
+    served: Served, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "list").write_text("[1, 2]")
+    result = served.run("start", *(str(tmp_path / "list") if one == "FILE" else one for one in arguments))
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
+
+
+def test_the_version_is_said() -> None:
+    result = CliRunner().invoke(command_line, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("rollout-buffer")
+
+
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,92 @@
+"""``rollout-buffer start``: a job from a file, from flags, or from both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slime_plugins.rollout_buffer.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    Url,
+    assignments,
+    connect,
+    console,
+    print_json,
+    report_errors,
+)
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+    app.command("start")(start)
+
+
+def start(
+    payload: Annotated[
+        Path | None, typer.Argument(help="A start payload: JSON or YAML, as POST /start_rollout takes it.")
+    ] = None,
+    task_type: Annotated[str | None, typer.Option(help="Which generator plays it, like `math`.")] = None,
+    input_file: Annotated[
+        str | None, typer.Option(help="JSONL or Parquet under the server's data roots, one instance a line.")
+    ] = None,
+    engine_url: Annotated[str | None, typer.Option(help="The SGLang server or router that samples.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of each group.")] = None,
+    job_id: Annotated[str | None, typer.Option(help="Names the job; without it, the payload itself does.")] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=JSON", help="Any other key of the payload; repeatable. Sections with dots."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Start a job, or attach to it when it is there: the same payload is the same job. Flags come before the file."""
+    given = {
+        "task_type": task_type,
+        "input_file": input_file,
+        "remote_engine_url": engine_url,
+        "num_repeat_per_sample": samples,
+        "job_id": job_id,
+    }
+    with report_errors():
+        body = {} if payload is None else _payload(payload)
+        body |= {key: value for key, value in given.items() if value is not None}
+        for key, value in assignments("--set", setting).items():
+            _put(body, key.split("."), value)
+        if not body:
+            raise ConfigError("say what to start: a payload file, or --task-type with what that task type needs")
+        reply = connect(url).start_rollout(body)
+    if as_json:
+        print_json(asdict(reply))
+        return
+    what = "was there already, and goes on" if reply.attached else "starts"
+    console.print(f"{reply.job_id} {what}. How far it is: rollout-buffer status {reply.job_id}", soft_wrap=True)
+
+
+def _payload(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        body = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is neither JSON nor YAML: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{path} does not hold an object with the keys of a start payload")
+    return body
+
+
+def _put(body: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *sections, last = path
+    for section in sections:
+        inner = body.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {'.'.join(path)}: {section} is no section, it is {inner!r}")
+        body = inner
+    body[last] = value
