@@ -4,7 +4,7 @@
     begin_attempt        a runner starts to fill a slot; the number fences late results
     add_trajectory       a runner's result, idempotent by uid and fenced
     write_items          results that come over HTTP, from any generator anywhere
-    close_group          a group's verdict, once
+    judge_and_close      a group's verdict, once
     take / acknowledge   groups go out under a lease, and are delivered when that is acknowledged
     expire_leases        what was not acknowledged in time comes back
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -27,13 +26,14 @@ from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
-from slime_plugins.rollout_buffer.rules.groups import Member, Verdict
-from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
+from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
 from slime_plugins.rollout_buffer.state import deliveries, job_start, large_starts, transitions
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
+from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
+from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -324,30 +324,16 @@ class Buffer:
             return WriteResult(uid=trajectory.uid, status="duplicate")
         now = self._clock()
         late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
-        kept.record(connection, now)
-        trajectory_rows.insert_trajectory(
-            connection,
+        filled = SlotOfTrajectory(
             job_key=group.job_key,
-            uid=trajectory.uid,
             group_key=group.key,
+            instance_id=group.instance_id,
             slot=slot,
             attempt=attempt,
-            instance_id=group.instance_id,
-            outcome=trajectory.outcome.value,
-            stop_reason=trajectory.stop_reason.value,
-            reward=trajectory.reward,
-            raw_reward=trajectory.raw_reward,
-            **transitions.note_versions(
-                connection,
-                group.job_key,
-                trajectory.generations,
-                sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
-            ),
-            **facts_of(trajectory.extra_info, trajectory.timings_s, trajectory.generations).columns(),
             late=late,
-            created_at=now,
-            **kept.columns(),
+            sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
         )
+        insert_trajectory(connection, now, filled, trajectory, kept)
         attempt_rows.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
         group_rows.update_group(connection, group.key, last_write_at=now)
         return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
@@ -371,18 +357,6 @@ class Buffer:
                 error = (code, redacted(message)[:2000])
                 attempt_rows.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
 
-    def members(self, group: GroupRecord, *, with_items: bool) -> list[Member]:
-        """Returns the trajectories of a group; with their whole items for functions that need them."""
-        with self.store.read() as connection:
-            found = trajectory_rows.members_of(connection, group.key)
-            if not with_items:
-                return found
-            bodies = [trajectory_rows.body_of(connection, group.job_key, member.uid) for member in found]
-        return [
-            replace(member, item=self._item(member, self.store.get_payload(*body)))
-            for member, body in zip(found, bodies, strict=True)
-        ]
-
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item), one at a time."""
         with self.store.read() as connection:
@@ -392,43 +366,40 @@ class Buffer:
                 body = trajectory_rows.body_of(connection, job.key, uid)
             yield uid, orjson.loads(self.store.get_payload(*body))
 
-    def _item(self, member: Member, body: bytes) -> dict[str, Any]:
-        light = {"uid": member.uid, "instance_id": member.instance_id, "reward": member.reward}
-        return {**light, "raw_reward": member.raw_reward, **orjson.loads(body)}
-
     def begun_open_groups(self, job_key: int) -> list[tuple[GroupRecord, int]]:
         """Returns open groups that something was written to, each with its number of members."""
         with self.store.read() as connection:
             begun = group_rows.begun_open_groups(connection, job_key)
             return [(group, trajectory_rows.count_members(connection, group.key)) for group in begun]
 
-    def close_group(
-        self, group: GroupRecord, verdict: Verdict, *, fence: int | None = None, judged: int | None = None
-    ) -> bool:
-        """Closes an open group with its verdict, once; returns False when it was closed already.
+    def judge_and_close(
+        self,
+        group: GroupRecord,
+        policy: GroupPolicy,
+        functions: GroupFunctions | None = None,
+        *,
+        timed_out: bool = False,
+        fence: int | None = None,
+    ) -> Verdict | None:
+        """Judges an open group by all members it has and closes it, once; None when it was closed already.
 
-        ``judged`` is how many members the verdict knows. With another one in the meantime the group stays open, and
-        False says that it is to be judged again: a member that was told "stored" is never left out.
+        ``functions`` are a generator's own. What its ``get_group_data_meta_info`` says is told with the next delivery.
 
         Raises:
             StaleAttemptError: ``fence`` is given and another runner has taken over the job.
         """
-        with self.store.write() as connection:
+
+        def check(connection: Connection) -> None:
             if fence is not None:
                 self._check_fence(connection, group.job_key, fence)
-            if judged is not None and trajectory_rows.count_members(connection, group.key) != judged:
-                return False
-            return transitions.close_group(connection, group.key, verdict, self._clock())
 
-    def is_open(self, group: GroupRecord) -> bool:
-        """Tells whether a group still waits for its verdict."""
-        with self.store.read() as connection:
-            return group_rows.get_group(connection, group.key).state is GroupState.OPEN
-
-    def set_meta_info(self, job_key: int, meta_info: Mapping[str, Any]) -> None:
-        """Keeps what a generator's own ``get_group_data_meta_info`` said last; the next delivery carries it."""
+        if functions is not None:
+            return judge_and_close_outside(
+                self.store, self._clock, group, policy, functions, timed_out=timed_out, check=check
+            )
         with self.store.write() as connection:
-            job_rows.update_job(connection, job_key, meta_info=orjson.dumps(dict(meta_info)).decode())
+            check(connection)
+            return judge_and_close(connection, self._clock(), group.key, policy, timed_out=timed_out)
 
     def _check_fence(self, connection: Connection, job_key: int, fence: int) -> JobRecord:
         job = job_rows.get_job(connection, job_key)
@@ -621,9 +592,7 @@ class Buffer:
             deadline = self._clock() - float(job.settings["group_timeout_seconds"])
             for group, _ in self.begun_open_groups(job.key):
                 if group.last_write_at is not None and group.last_write_at < deadline:
-                    members = self.members(group, with_items=False)
-                    verdict = group_rules.judge_group(members, transitions.group_policy(job), timed_out=True)
-                    closed += self.close_group(group, verdict, judged=len(members))
+                    closed += self.judge_and_close(group, transitions.group_policy(job), timed_out=True) is not None
         return closed
 
     def restart_group_clocks(self) -> None:

@@ -122,6 +122,16 @@ class WrittenItem:
     largest_id: int = -1
     """Of all token ids that came; -1 when none did."""
 
+    @property
+    def extra_info(self) -> Mapping[str, Any]:
+        """What the generator says of it."""
+        return self.body["extra_info"]  # type: ignore[no-any-return]  # the body is JSON, checked when it came
+
+    @property
+    def timings_s(self) -> Mapping[str, Any]:
+        """Seconds by phase."""
+        return self.body["timings_s"]  # type: ignore[no-any-return]  # as above
+
 
 # --- generations -----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
-from slime_plugins.rollout_buffer.rules.groups import judge_group
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.jobs import attempt_uid
 from slime_plugins.rollout_buffer.state.transitions import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -146,23 +146,31 @@ class PlayedJobMachine(RuleBasedStateMachine):
         with pytest.raises(StaleAttemptError):
             self.buffer.fail_attempt(fence, group, slot, 1, code="device", message="it is gone")
         with pytest.raises(StaleAttemptError):
-            self.buffer.close_group(group, judge_group([], group_policy(self.job), timed_out=True), fence=fence)
+            self.buffer.judge_and_close(group, group_policy(self.job), timed_out=True, fence=fence)
+        if self.states[name] == "open":
+            functions = DEFAULT_FUNCTIONS
+            with pytest.raises(StaleAttemptError):
+                self.buffer.judge_and_close(group, group_policy(self.job), functions, timed_out=True, fence=fence)
 
-    @rule(name=st.sampled_from(NAMES), timed_out=st.booleans())
-    def close(self, name: str, timed_out: bool) -> None:
+    @rule(name=st.sampled_from(NAMES), timed_out=st.booleans(), own_functions=st.booleans())
+    def close(self, name: str, timed_out: bool, own_functions: bool) -> None:
         settled = all(
             (name, slot) in self.filled or self.failures.get((name, slot), 0) >= self.max_attempts
             for slot in range(GROUP_SIZE)
         )
         if not settled and not timed_out:
             return
-        members = self.buffer.members(self.groups[name], with_items=False)
-        verdict = judge_group(members, group_policy(self.job), timed_out=not settled)
-        closed = self.buffer.close_group(self.groups[name], verdict, fence=self.fences[-1], judged=len(members))
-        assert closed == (self.states[name] == "open")
-        if closed:
+        verdict = self.buffer.judge_and_close(
+            self.groups[name],
+            group_policy(self.job),
+            DEFAULT_FUNCTIONS if own_functions else None,
+            timed_out=not settled,
+            fence=self.fences[-1],
+        )
+        assert (verdict is not None) == (self.states[name] == "open")
+        if verdict is not None:
             expected = [self.filled[(name, slot)] for slot in range(GROUP_SIZE) if (name, slot) in self.filled]
-            assert [member.uid for member in members] == expected
+            assert [member.uid for member in verdict.members if not member.remove_sample] == expected
             self.states[name] = "ready" if expected else "failed"
             self.ready_uids[name] = expected
 

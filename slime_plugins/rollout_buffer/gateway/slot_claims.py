@@ -17,7 +17,6 @@ import orjson
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
-from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.state.transitions import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -170,10 +169,8 @@ class SlotClaims:
             members = trajectory_rows.count_members(connection, group.key)
         limit = job.settings["max_attempts"]
         spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
-        if members + spent < job.group_size:
-            return
-        found = self._buffer.members(group, with_items=False)
-        self._buffer.close_group(group, group_rules.judge_group(found, group_policy(job)), judged=len(found))
+        if members + spent >= job.group_size:
+            self._buffer.judge_and_close(group, group_policy(job))
 
 
 def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:

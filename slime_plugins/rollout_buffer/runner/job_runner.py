@@ -1,6 +1,6 @@
 """A job's event loop: plays the episodes of one job and closes its groups. One process per job.
 
-    open groups, in order → slots → attempt → generator.play → buffer.add_trajectory → group functions → close_group
+    open groups, in order → slots → attempt → generator.play → buffer.add_trajectory → buffer.judge_and_close
 
 Thousands of episodes are coroutines of one loop. What the loop knows it can always read again from the store: after a
 crash the next runner takes a higher fencing number, gives up the attempts of the last one, and goes on with the slots
@@ -46,7 +46,6 @@ from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTracer, Tracer, traced_by
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
@@ -441,27 +440,12 @@ class JobRunner:
             await self._stored(self._judge_and_close, group.record, timed_out)
 
     def _judge_and_close(self, record: GroupRecord, timed_out: bool) -> None:
-        functions = self._plugin.functions
-        while True:
-            members = self._buffer.members(record, with_items=functions.needs_items)
-            if functions.get_group_data_meta_info is not None:
-                self._update_meta_info(members)
-            verdict = group_rules.judge_group(members, self._policy, functions, timed_out=timed_out)
-            if self._buffer.close_group(record, verdict, fence=self._fence, judged=len(members)):
-                break
-            if not self._buffer.is_open(record):
-                return
-        logger.info("job %s: group %s of epoch %d is %s %s",
-                    self._job.job_id, record.instance_id, record.epoch, verdict.state.value, verdict.cause)  # fmt: skip
-
-    def _update_meta_info(self, members: group_rules.Members) -> None:
-        assert self._plugin.functions.get_group_data_meta_info is not None
-        try:
-            meta_info = self._plugin.functions.get_group_data_meta_info([members])
-            self._buffer.set_meta_info(self._job.key, meta_info)
-        except Exception:
-            # A generator's statistics must not cost it a group.
-            logger.exception("job %s: get_group_data_meta_info raised", self._job.job_id)
+        verdict = self._buffer.judge_and_close(
+            record, self._policy, self._plugin.functions, timed_out=timed_out, fence=self._fence
+        )
+        if verdict is not None:
+            of = f"group {record.instance_id} of epoch {record.epoch}"
+            logger.info("job %s: %s is %s %s", self._job.job_id, of, verdict.state.value, verdict.cause)
 
     # --- slime's plain form ------------------------------------------------------------------------------------------
 

@@ -20,17 +20,11 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.protocol.request_models import generation_cap
-from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
-from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
-from slime_plugins.rollout_buffer.state.transitions import (
-    close_group,
-    find_job,
-    group_policy,
-    note_versions,
-    several_jobs,
-)
+from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
+from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
+from slime_plugins.rollout_buffer.state.transitions import find_job, group_policy, several_jobs
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, trajectory_rows
@@ -190,30 +184,20 @@ class ItemWriter:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
         group, members = self._group_for(connection, job, item.instance_id)
         now = self._clock()
-        kept.record(connection, now)
-        trajectory_rows.insert_trajectory(
-            connection,
+        slot = SlotOfTrajectory(
             job_key=job.key,
-            uid=item.uid,
             group_key=None if group is None else group.key,
+            instance_id=item.instance_id,
             slot=members,
             attempt=1,
-            instance_id=item.instance_id,
-            outcome=item.outcome.value,
-            stop_reason=item.stop_reason.value,
-            reward=item.reward,
-            raw_reward=item.raw_reward,
-            **note_versions(connection, job.key, item.generations),
-            **facts_of(item.body["extra_info"], item.body["timings_s"], item.generations).columns(),
             late=group is None,
-            created_at=now,
-            **kept.columns(),
         )
+        insert_trajectory(connection, now, slot, item, kept)
         if group is None:
             return WriteResult(uid=item.uid, status="late")
         group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
         if not job.has_runner and members + 1 >= job.group_size:
-            self._close_complete(connection, job, group)
+            judge_and_close(connection, now, group.key, group_policy(job))
         return WriteResult(uid=item.uid, status="stored")
 
     def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
@@ -232,10 +216,6 @@ class ItemWriter:
                 if members < job.group_size:
                     return group, members
         return None, 0
-
-    def _close_complete(self, connection: Connection, job: JobRecord, group: GroupRecord) -> None:
-        members = trajectory_rows.members_of(connection, group.key)
-        close_group(connection, group.key, group_rules.judge_group(members, group_policy(job)), self._clock())
 
 
 def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:

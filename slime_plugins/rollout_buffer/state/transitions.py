@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError
-from slime_plugins.rollout_buffer.rules.groups import GroupPolicy, Verdict
+from slime_plugins.rollout_buffer.rules.groups import GroupPolicy
 from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of, versions_of
-from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import Generation, GroupState
+from slime_plugins.rollout_buffer.types import Generation
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord:
@@ -53,24 +53,6 @@ def note_versions(
         job_rows.note_lone_version(connection, job_key, newest)
         return columns
     return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
-
-
-def close_group(connection: Connection, group_key: int, verdict: Verdict, now: float) -> bool:
-    """Closes an open group with its verdict; returns False when it was closed already."""
-    if group_rows.get_group(connection, group_key).state is not GroupState.OPEN:
-        return False
-    ready = verdict.state is GroupState.READY
-    group_rows.update_group(
-        connection,
-        group_key,
-        state=verdict.state.value,
-        cause=verdict.cause[:500],
-        closed_at=now,
-        sequence=group_rows.next_sequence(connection) if ready else None,
-    )
-    if ready:
-        trajectory_rows.insert_members(connection, group_key, verdict.members)
-    return True
 
 
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:

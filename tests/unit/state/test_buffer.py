@@ -10,7 +10,6 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
-from slime_plugins.rollout_buffer.rules.groups import judge_group
 from slime_plugins.rollout_buffer.state.deliveries import STALE
 from slime_plugins.rollout_buffer.state.transitions import group_policy
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -273,9 +272,8 @@ def test_a_runner_fills_slots_and_closes_the_group(buffer: Buffer) -> None:
         assert attempt == 1
         result = buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
         assert result.status == "stored"
-    verdict = judge_group(buffer.members(group, with_items=True), group_policy(job))
-    assert buffer.close_group(group, verdict, fence=fence)
-    assert not buffer.close_group(group, verdict, fence=fence)
+    assert buffer.judge_and_close(group, group_policy(job), fence=fence) is not None
+    assert buffer.judge_and_close(group, group_policy(job), fence=fence) is None
     assert uids(buffer, poll(buffer, job)) == ["t0", "t1"]
 
 
@@ -317,7 +315,7 @@ def test_a_failed_attempt_has_an_error_and_no_reward(buffer: Buffer) -> None:
     buffer.fail_attempt(fence, group, 0, attempt, code="device", message="it hung")
     assert buffer.slot_progress(group.key) == {0: (False, 1)}
     assert buffer.describe(job)["attempts"] == {"failed": 1, "failed:device": 1}
-    assert buffer.members(group, with_items=False) == []
+    assert buffer.count_trajectories(job.key) == 0
 
 
 def test_cancelling_gives_up_open_slots_and_keeps_what_is_ready(buffer: Buffer) -> None:
@@ -400,7 +398,7 @@ def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: B
         buffer.add_trajectory(fence, group, slot, attempt, trajectory(f"t{slot}", reward=slot))
     clock.advance(61)
     assert buffer.pause_idle_jobs() == []  # nothing is ready yet: nobody has reason to poll
-    buffer.close_group(group, judge_group(buffer.members(group, with_items=False), group_policy(job)))
+    buffer.judge_and_close(group, group_policy(job))
     assert buffer.pause_idle_jobs() == [job.job_id]
     assert buffer.job(job.job_id).state.value == "paused"
     buffer.polled(job)

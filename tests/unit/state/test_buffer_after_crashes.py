@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
-from slime_plugins.rollout_buffer.rules.groups import judge_group
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.state.transitions import group_policy
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
@@ -101,7 +103,7 @@ def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> N
     fence = buffer.begin_running(job.key)
     group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
     assert buffer.begin_attempt(fence, group, 0) == 1
-    buffer.close_group(group, judge_group([], group_policy(job), timed_out=True), fence=fence)
+    buffer.judge_and_close(group, group_policy(job), timed_out=True, fence=fence)
     # The runner is killed before it gives the attempt up.
     buffer.begin_running(job.key)
     assert buffer.describe(job)["attempts"] == {"given_up": 1}
@@ -121,28 +123,37 @@ def test_a_group_whose_runner_died_before_closing_it_is_found_by_the_next(buffer
     assert buffer.count_trajectories(job.key) == 2
 
 
+def while_judging(happens: Callable[[], object]) -> GroupFunctions:
+    """Functions of a generator, during whose first call something happens."""
+    left = [happens]
+
+    def filter_item(member: Member, policy: GroupPolicy) -> bool:
+        if left:
+            left.pop()()
+        return True
+
+    return replace(DEFAULT_FUNCTIONS, filter_item=filter_item)
+
+
 def test_a_member_that_came_after_the_judging_is_not_left_out(buffer: Buffer) -> None:
     job = start_external(buffer, n=4, ids=("a",))
     write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(3)))
     ((group, _),) = buffer.begun_open_groups(job.key)
-    judged = buffer.members(group, with_items=False)
-    write(buffer, job, written("a3", "a"))  # and with it the group is complete
-    assert not buffer.close_group(group, judge_group(judged, group_policy(job), timed_out=True), judged=len(judged))
+    functions = while_judging(lambda: write(buffer, job, written("a3", "a")))  # and with it the group is complete
+    assert buffer.judge_and_close(group, group_policy(job), functions, timed_out=True) is None
     assert len(uids(buffer, poll(buffer, job))) == 4
 
 
-def test_a_verdict_that_knows_too_few_members_leaves_the_group_open(buffer: Buffer) -> None:
+def test_a_verdict_that_knows_too_few_members_is_no_verdict(buffer: Buffer) -> None:
     job = start_external(buffer, n=4, ids=("a",))
     write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(2)))
     ((group, _),) = buffer.begun_open_groups(job.key)
-    judged = buffer.members(group, with_items=False)
-    write(buffer, job, written("a2", "a"))
-    verdict = judge_group(judged, group_policy(job), timed_out=True)
-    assert not buffer.close_group(group, verdict, judged=len(judged))
-    assert buffer.is_open(group)
-    judged = buffer.members(group, with_items=False)
-    assert buffer.close_group(group, judge_group(judged, group_policy(job), timed_out=True), judged=len(judged))
-    assert not buffer.is_open(group)
+    functions = while_judging(lambda: write(buffer, job, written("a2", "a")))
+    policy = replace(group_policy(job), min_timeout_group_size_ratio=0.5)
+    verdict = buffer.judge_and_close(group, policy, functions, timed_out=True)
+    assert verdict is not None
+    assert [member.uid for member in verdict.members if not member.remove_sample] == ["a0", "a1", "a2"]
+    assert buffer.judge_and_close(group, policy) is None
 
 
 def test_groups_do_not_time_out_by_the_time_that_no_server_ran(buffer: Buffer, clock: SettableClock) -> None:

@@ -21,7 +21,6 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.rules import groups
 from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.state import transitions
@@ -43,8 +42,7 @@ def start_padded(client: FlaskClient, **changes: Any) -> None:
     context: ServerContext = client.application.extensions["rollout_buffer"]
     found = context.buffer.job("j")
     ((group, _),) = context.buffer.begun_open_groups(found.key)
-    members = context.buffer.members(group, with_items=False)
-    context.buffer.close_group(group, groups.judge_group(members, transitions.group_policy(found), timed_out=True))
+    context.buffer.judge_and_close(group, transitions.group_policy(found), timed_out=True)
 
 
 def items_of(reply: Any) -> list[dict[str, Any]]:

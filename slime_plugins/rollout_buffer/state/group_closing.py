@@ -1,0 +1,116 @@
+"""How a group is judged and closed: once, by the members it has at that moment. The only place that does both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.rules.groups import (
+    GroupFunctions,
+    GroupPolicy,
+    Member,
+    Members,
+    Verdict,
+    judge_group,
+)
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["judge_and_close", "judge_and_close_outside"]
+
+logger = logging.getLogger(__name__)
+
+
+def judge_and_close(
+    connection: Connection, now: float, group_key: int, policy: GroupPolicy, *, timed_out: bool = False
+) -> Verdict | None:
+    """Judges an open group by the default functions and closes it, in the caller's transaction.
+
+    Returns the verdict; None when the group was closed already.
+    """
+    if group_rows.get_group(connection, group_key).state is not GroupState.OPEN:
+        return None
+    verdict = judge_group(trajectory_rows.members_of(connection, group_key), policy, timed_out=timed_out)
+    _close(connection, now, group_key, verdict)
+    return verdict
+
+
+def judge_and_close_outside(
+    store: Store,
+    clock: Callable[[], float],
+    group: GroupRecord,
+    policy: GroupPolicy,
+    functions: GroupFunctions,
+    *,
+    timed_out: bool = False,
+    check: Callable[[Connection], object] = lambda _: None,
+) -> Verdict | None:
+    """As ``judge_and_close`` by a generator's own functions: they may take long, so they run outside a transaction.
+
+    When a member came while they ran, the group is judged again: a member that was told "stored" is never left out.
+    ``check`` runs in the closing transaction and raises what forbids it.
+    """
+    while True:
+        members = _members(store, group, with_items=functions.needs_items)
+        verdict = judge_group(members, policy, functions, timed_out=timed_out)
+        meta_info = _meta_info(functions, members)
+        with store.write() as connection:
+            check(connection)
+            if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
+                return None
+            if trajectory_rows.count_members(connection, group.key) != len(members):
+                continue
+            if meta_info is not None:
+                job_rows.update_job(connection, group.job_key, meta_info=meta_info)
+            _close(connection, clock(), group.key, verdict)
+            return verdict
+
+
+def _close(connection: Connection, now: float, group_key: int, verdict: Verdict) -> None:
+    ready = verdict.state is GroupState.READY
+    group_rows.update_group(
+        connection,
+        group_key,
+        state=verdict.state.value,
+        cause=verdict.cause[:500],
+        closed_at=now,
+        sequence=group_rows.next_sequence(connection) if ready else None,
+    )
+    if ready:
+        trajectory_rows.insert_members(connection, group_key, verdict.members)
+
+
+def _members(store: Store, group: GroupRecord, *, with_items: bool) -> list[Member]:
+    """The trajectories of a group; with their whole items for functions that read them."""
+    with store.read() as connection:
+        found = trajectory_rows.members_of(connection, group.key)
+        if not with_items:
+            return found
+        bodies = [trajectory_rows.body_of(connection, group.job_key, member.uid) for member in found]
+    return [
+        replace(member, item=_item(member, store.get_payload(*body)))
+        for member, body in zip(found, bodies, strict=True)
+    ]
+
+
+def _item(member: Member, body: bytes) -> dict[str, Any]:
+    columns = {"uid": member.uid, "instance_id": member.instance_id, "reward": member.reward}
+    return {**columns, "raw_reward": member.raw_reward, **orjson.loads(body)}
+
+
+def _meta_info(functions: GroupFunctions, members: Members) -> str | None:
+    """What the generator's own statistics say of a group, as JSON; they must not cost it the group."""
+    if functions.get_group_data_meta_info is None:
+        return None
+    try:
+        return orjson.dumps(dict(functions.get_group_data_meta_info([members]))).decode()
+    except Exception:
+        logger.exception("get_group_data_meta_info raised")
+        return None

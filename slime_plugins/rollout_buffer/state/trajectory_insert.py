@@ -1,0 +1,82 @@
+"""The row of a trajectory: built here alone, whoever brings it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
+from slime_plugins.rollout_buffer.state.transitions import note_versions
+from slime_plugins.rollout_buffer.storage.payload_store import StoredPayload
+from slime_plugins.rollout_buffer.storage.tables import trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason
+
+__all__ = ["Played", "SlotOfTrajectory", "insert_trajectory"]
+
+
+class Played(Protocol):
+    """What a row tells of a trajectory: a ``Trajectory`` of a runner has it, and a ``WrittenItem``."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def stop_reason(self) -> StopReason: ...
+    @property
+    def reward(self) -> float: ...
+    @property
+    def raw_reward(self) -> float | None: ...
+    @property
+    def generations(self) -> Sequence[Generation]: ...
+    @property
+    def extra_info(self) -> Mapping[str, Any]: ...
+    @property
+    def timings_s(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotOfTrajectory:
+    """The slot that a trajectory fills; ``late`` when its group had closed, or (no group) has no free slot.
+
+    ``sampled_from`` is when its attempt began, None when nobody told.
+    """
+
+    job_key: int
+    group_key: int | None
+    instance_id: str
+    slot: int
+    attempt: int
+    late: bool
+    sampled_from: float | None = None
+
+
+def insert_trajectory(
+    connection: Connection, now: float, filled: SlotOfTrajectory, played: Played, payload: StoredPayload
+) -> None:
+    """Makes a payload known and adds the row that names it; tells the job of the weights that sampled it.
+
+    Raises:
+        UnavailableError: a screenshot that was there has just been forgotten; the same write brings it again.
+    """
+    payload.record(connection, now)
+    trajectory_rows.insert_trajectory(
+        connection,
+        job_key=filled.job_key,
+        uid=played.uid,
+        group_key=filled.group_key,
+        slot=filled.slot,
+        attempt=filled.attempt,
+        instance_id=filled.instance_id,
+        outcome=played.outcome.value,
+        stop_reason=played.stop_reason.value,
+        reward=played.reward,
+        raw_reward=played.raw_reward,
+        **note_versions(connection, filled.job_key, played.generations, sampled_from=filled.sampled_from),
+        **facts_of(played.extra_info, played.timings_s, played.generations).columns(),
+        late=filled.late,
+        created_at=now,
+        **payload.columns(),
+    )
