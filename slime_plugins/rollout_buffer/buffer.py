@@ -32,6 +32,7 @@ from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
+from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
@@ -51,10 +52,13 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     ENGINE_AWAY_CAUSE,
+    AckResult,
+    AttemptState,
     GroupState,
     Instance,
     JobState,
     Trajectory,
+    WriteStatus,
 )
 
 __all__ = ["Buffer", "Delivery", "StartedJob"]
@@ -135,7 +139,7 @@ class Buffer:
             job = transitions.find_job(connection, job_id)
             target = job_rules.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
-                job_start.end_job(connection, self._clock(), job, target, "cancelled by request")
+                cancel_job(connection, self._clock(), job.key, "cancelled by request")
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
@@ -169,11 +173,7 @@ class Buffer:
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
             if job.state in job_rules.OPEN_STATES:
-                now = self._clock()
-                attempt_rows.give_up_running_attempts(connection, job_key, now)
-                job_rows.update_job(
-                    connection, job_key, state=JobState.FAILED.value, cause=cause, updated_at=now, finished_at=now
-                )
+                end_job(connection, self._clock(), job_key, JobState.FAILED, cause)
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
         """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries anew."""
@@ -195,16 +195,12 @@ class Buffer:
             fed_from_outside = not job.has_input
             if fed_from_outside or delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
                 return False
-            now = self._clock()
-            attempt_rows.give_up_running_attempts(connection, job_key, now)  # others have filled their slots
             state, cause = job_rules.ending_of(
                 group_rows.count_groups(connection, job_key),
                 group_rows.count_causes(connection, job_key),
                 attempt_rows.failed_attempts(connection, job_key),
             )
-            job_rows.update_job(
-                connection, job_key, state=state.value, cause=cause[:2000], updated_at=now, finished_at=now
-            )
+            end_job(connection, self._clock(), job_key, state, cause[:2000])
             return True
 
     # --- runners -----------------------------------------------------------------------------------------------------
@@ -289,7 +285,7 @@ class Buffer:
         with self.store.read() as connection:
             # Before its bytes are kept: what is refused anyway takes no place on the disk.
             if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
-                return WriteResult(uid=trajectory.uid, status="duplicate")
+                return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
         body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
         images = {image.sha256: image for image in trajectory.images}
         needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
@@ -306,7 +302,7 @@ class Buffer:
         if trajectory_rows.has_trajectory(connection, group.job_key, uid):
             return True
         self._check_fence(connection, group.job_key, fence)
-        if attempt_rows.attempt_state(connection, group.key, slot, attempt) != "running":
+        if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
             raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
         return False
 
@@ -321,7 +317,7 @@ class Buffer:
         kept: StoredPayload,
     ) -> WriteResult:
         if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
-            return WriteResult(uid=trajectory.uid, status="duplicate")
+            return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
         now = self._clock()
         late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
         filled = SlotOfTrajectory(
@@ -334,9 +330,9 @@ class Buffer:
             sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
         )
         insert_trajectory(connection, now, filled, trajectory, kept)
-        attempt_rows.end_attempt(connection, group.key, slot, attempt, "finished", now, None)
+        attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)
         group_rows.update_group(connection, group.key, last_write_at=now)
-        return WriteResult(uid=trajectory.uid, status="late" if late else "stored")
+        return WriteResult(uid=trajectory.uid, status=WriteStatus.LATE if late else WriteStatus.STORED)
 
     def fail_attempt(
         self,
@@ -352,8 +348,8 @@ class Buffer:
         """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward."""
         with self.store.write() as connection:
             self._check_fence(connection, group.job_key, fence)
-            if attempt_rows.attempt_state(connection, group.key, slot, attempt) == "running":
-                state = "given_up" if given_up else "failed"
+            if attempt_rows.attempt_state(connection, group.key, slot, attempt) is AttemptState.RUNNING:
+                state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
                 error = (code, redacted(message)[:2000])
                 attempt_rows.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
 
@@ -550,10 +546,9 @@ class Buffer:
     def acknowledge(self, delivery_ids: Sequence[str]) -> dict[str, list[str]]:
         """Counts deliveries as received; doing it twice changes nothing.
 
-        Returns the ids by what they were: ``acked`` (now or earlier), ``expired`` (their groups went to somebody else
-        in the meantime) and ``unknown``.
+        Returns the ids by what they were, each an ``AckResult``.
         """
-        result: dict[str, list[str]] = {"acked": [], "expired": [], "unknown": []}
+        result: dict[str, list[str]] = {was.value: [] for was in AckResult}
         with self.store.write() as connection:
             deliveries.expire_leases(connection, self._clock())
             for delivery_id in delivery_ids:

@@ -16,6 +16,9 @@ from slime.utils.mask_generator import Generation, TrainingRow, WeightVersionSpa
 
 __all__ = [
     "ENGINE_AWAY_CAUSE",
+    "AckResult",
+    "AttemptState",
+    "DeliveryState",
     "EpisodeRequest",
     "Generation",
     "GroupState",
@@ -29,6 +32,7 @@ __all__ = [
     "TrainingRow",
     "Trajectory",
     "WeightVersionSpan",
+    "WriteStatus",
 ]
 
 Message = dict[str, Any]
@@ -59,6 +63,40 @@ class GroupState(StrEnum):
     FILTERED = "filtered"  # closed, and refused by a group function
     FAILED = "failed"  # too few slots could be filled, or a group function raised
     SKIPPED = "skipped"  # the trainer has trained it already, or its job was cancelled
+
+
+class AttemptState(StrEnum):
+    """Where one try to fill a slot stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"  # it brought a trajectory
+    FAILED = "failed"  # its surroundings broke; it counts against the slot's max_attempts
+    GIVEN_UP = "given_up"  # stopped from outside, or its runner died; a result of it is refused, and it counts nothing
+
+
+class DeliveryState(StrEnum):
+    """Where a set of groups stands that a poll was given."""
+
+    LEASED = "leased"  # until it is acknowledged, or its lease runs out
+    ACKED = "acked"
+    POPPED = "popped"  # handed out for good, to a client that does not acknowledge
+    EXPIRED = "expired"  # its lease ran out: its groups are ready again, and come back together
+
+
+class AckResult(StrEnum):
+    """What an acknowledged delivery was."""
+
+    ACKED = "acked"  # now or earlier
+    EXPIRED = "expired"  # its groups went to somebody else in the meantime
+    UNKNOWN = "unknown"
+
+
+class WriteStatus(StrEnum):
+    """What became of a trajectory that was brought."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"  # one of its uid was there: nothing changed
+    LATE = "late"  # its group had closed, or has no free slot: it is kept, and not delivered
 
 
 class Outcome(StrEnum):

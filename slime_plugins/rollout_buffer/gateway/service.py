@@ -48,11 +48,13 @@ from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
 from slime_plugins.rollout_buffer.gateway.tool_calls import ParsedReply, cut_at_stop, parse_reply
 from slime_plugins.rollout_buffer.types import (
+    AttemptState,
     Image,
     Message,
     Outcome,
     StopReason,
     Trajectory,
+    WriteStatus,
 )
 
 __all__ = ["Answer", "Gateway", "ScoreAsked"]
@@ -214,7 +216,7 @@ class Gateway:
         session = self._sessions.get(session_id)
         if session is None:
             state = await self._past(session_id)
-            if state.state == "finished":
+            if state.state is AttemptState.FINISHED:
                 raise GoneError(_what_became_of(state))
             return {"session_id": session_id, "status": state.state}
         async with session.closing:
@@ -380,9 +382,9 @@ class Gateway:
         return state
 
     def _closed_before(self, state: ClaimState) -> dict[str, Any]:
-        if state.state != "finished":
+        if state.state is not AttemptState.FINISHED:
             raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
-        return {"session_id": state.uid, "status": "duplicate", "reward": state.reward}
+        return {"session_id": state.uid, "status": WriteStatus.DUPLICATE, "reward": state.reward}
 
     def _score_asked(self, session: Session, url: str) -> ScoreAsked:
         described = self.describe(session)
@@ -478,9 +480,9 @@ def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Ma
 
 
 def _what_became_of(state: ClaimState) -> str:
-    if state.state == "finished":
+    if state.state is AttemptState.FINISHED:
         return f"session {state.uid} is closed, with the reward {state.reward:g}"
-    if state.state == "running":
+    if state.state is AttemptState.RUNNING:
         return f"session {state.uid} belongs to another gateway"
     why = state.error_message or "its job is over"
     return f"session {state.uid} is over without a reward ({state.error_code or state.state}): {why}"

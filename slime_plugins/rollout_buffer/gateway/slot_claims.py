@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
@@ -30,7 +29,7 @@ from slime_plugins.rollout_buffer.storage.tables.attempt_rows import AttemptReco
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState, Trajectory
+from slime_plugins.rollout_buffer.types import AttemptState, GroupState, Instance, JobState, Trajectory, WriteStatus
 
 __all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
 
@@ -57,11 +56,11 @@ class SlotClaim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimState:
-    """How a claim stands in the store. ``state``: running, finished, failed or given_up."""
+    """How a claim stands in the store."""
 
     uid: str
     job_id: str
-    state: str
+    state: AttemptState
     error_code: str | None = None
     error_message: str | None = None
     reward: float | None = None
@@ -109,7 +108,7 @@ class SlotClaims:
         instance = Instance(instance_id=group.instance_id, data=line)
         return SlotClaim(job=job, group=group, instance=instance, slot=slot, attempt=attempt)
 
-    def finish(self, claim: SlotClaim, trajectory: Trajectory) -> str:
+    def finish(self, claim: SlotClaim, trajectory: Trajectory) -> WriteStatus:
         """Keeps what a claim brought, and closes its group when that was the last; returns ``stored`` or ``late``.
 
         The same claim finished twice is one trajectory (``duplicate``).
@@ -149,7 +148,8 @@ class SlotClaims:
         """Tells of each claim whether its attempt still runs; a cancelled job's do not."""
         with self._buffer.store.read() as connection:
             return [
-                attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt) == "running"
+                attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt)
+                is AttemptState.RUNNING
                 for claim in claims
             ]
 
@@ -228,5 +228,12 @@ def _has_open_group(connection: Connection, job: JobRecord, instance_id: str | N
 
 
 def _claim_state(uid: str, job_id: str, found: AttemptRecord) -> ClaimState:
-    facts: dict[str, Any] = {name: getattr(found, name) for name in AttemptRecord.__slots__}
-    return ClaimState(uid=uid, job_id=job_id, **{**facts, "late": None if found.late is None else bool(found.late)})
+    return ClaimState(
+        uid=uid,
+        job_id=job_id,
+        state=found.state,
+        error_code=found.error_code,
+        error_message=found.error_message,
+        reward=found.reward,
+        late=found.late,
+    )

@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
 __all__ = ["CONTAINS", "Inspection", "JobCounts", "StoreCounts", "StoredTrajectory", "find_job", "like_pattern"]
 
@@ -52,7 +52,7 @@ class JobCounts:
     groups: dict[str, int]
     causes: dict[tuple[str, str], int]
     """(state, cause) of groups that were filtered or failed."""
-    attempts: dict[tuple[str, str], int]
+    attempts: dict[tuple[AttemptState, str], int]
     """(state, error code); the code is empty for attempts without an error."""
     outcomes: dict[str, int]
     late: int

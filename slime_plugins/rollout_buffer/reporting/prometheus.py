@@ -21,11 +21,11 @@ from prometheus_client.registry import Collector
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection, JobCounts
 from slime_plugins.rollout_buffer.state.device_reports import fresh_farms
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.types import DeliveryState
 
 __all__ = ["METRICS", "MetricName", "cause_class", "metrics_page"]
 
 JOB_LABELS = ("job_id", "task_type")
-DELIVERY_STATES = ("leased", "acked", "popped", "expired")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +259,7 @@ def _samples_of(job: JobCounts) -> Iterator[Sample]:
     for (state, cause), count in _by_class(job.causes).items():
         yield GROUP_CAUSES, (*this, state, cause), count
     for (state, code), count in job.attempts.items():
-        yield ATTEMPTS, (*this, state, code), count
+        yield ATTEMPTS, (*this, state.value, code), count
     for outcome, count in job.outcomes.items():
         yield TRAJECTORIES, (*this, outcome), count
     yield LATE, this, job.late
@@ -267,8 +267,8 @@ def _samples_of(job: JobCounts) -> Iterator[Sample]:
     for measured, statistics in job.measures.items():
         for statistic, value in statistics.items():
             yield MEASURES[measured], (*this, statistic), value
-    for state in DELIVERY_STATES:
-        yield DELIVERIES, (*this, state), job.deliveries.get(state, 0)
+    for state in DeliveryState:
+        yield DELIVERIES, (*this, state.value), job.deliveries.get(state.value, 0)
     if job.poll_age_s is not None:
         yield POLL_AGE, this, job.poll_age_s
     yield OLDEST_READY, this, job.oldest_ready_age_s

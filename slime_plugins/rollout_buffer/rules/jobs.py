@@ -30,18 +30,9 @@ _TRANSITIONS: Mapping[str, tuple[frozenset[JobState], JobState]] = {
     "pause": (frozenset({JobState.RUNNING}), JobState.PAUSED),
     "resume": (frozenset({JobState.PAUSED}), JobState.RUNNING),
     "cancel": (OPEN_STATES, JobState.CANCELLED),
-    "finish": (OPEN_STATES, JobState.FINISHED),
-    "fail": (OPEN_STATES, JobState.FAILED),
     "reopen": (frozenset({JobState.FAILED}), JobState.RUNNING),
 }
-_DONE = {
-    "pause": "paused",
-    "resume": "resumed",
-    "cancel": "cancelled",
-    "finish": "finished",
-    "fail": "failed",
-    "reopen": "reopened",
-}
+_DONE = {"pause": "paused", "resume": "resumed", "cancel": "cancelled", "reopen": "reopened"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervi
 from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.device_reports import devices_of_job
-from slime_plugins.rollout_buffer.types import Image, Instance
+from slime_plugins.rollout_buffer.types import AckResult, Image, Instance
 
 __all__ = ["SUPERVISOR", "ServerContext", "create_app"]
 
@@ -134,7 +134,7 @@ def ack() -> Response:
     """Counts deliveries as received."""
     payload = request_models.parse(AckPayload, read_body())
     result = the_buffer().acknowledge(payload.all_ids)
-    if result["unknown"] and not result["acked"] and not result["expired"]:
+    if result[AckResult.UNKNOWN] and not result[AckResult.ACKED] and not result[AckResult.EXPIRED]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
     return json_reply(result)
 

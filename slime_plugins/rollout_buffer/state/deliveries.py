@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import AckResult, DeliveryState, GroupState
 
 STALE = "stale: sampled by weights more than max_weight_version_lag versions old"
 
@@ -88,13 +88,13 @@ def _repeated(connection: Connection, now: float, job: JobRecord, poll: PollPayl
     earlier = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
     if earlier is None:
         return None
-    if earlier.state == "expired":
+    if earlier.state is DeliveryState.EXPIRED:
         if not _all_still_waiting(connection, earlier):
             # Its groups went to somebody else: this poll starts over.
             delivery_rows.update_delivery(connection, earlier.key, poll_id=None)
             return None
         _lease_again(connection, now, earlier, poll)
-    elif earlier.state == "leased":
+    elif earlier.state is DeliveryState.LEASED:
         _renew(connection, now, earlier, poll)
     return _as_delivery(earlier)
 
@@ -143,8 +143,8 @@ def _renew(connection: Connection, now: float, delivery: DeliveryRecord, poll: P
 
 def _lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
     if poll.lease_s is None:
-        return {"state": "popped", "lease_s": None, "lease_expires_at": None}
-    return {"state": "leased", "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}
+        return {"state": DeliveryState.POPPED.value, "lease_s": None, "lease_expires_at": None}
+    return {"state": DeliveryState.LEASED.value, "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}
 
 
 def _new_delivery(
@@ -232,25 +232,25 @@ def is_exhausted(connection: Connection, job_key: int, *, but_for: int | None = 
     return all(delivery.key == but_for for delivery in delivery_rows.leased_deliveries(connection, job_key))
 
 
-def acknowledge(connection: Connection, delivery_id: str) -> str:
-    """Counts one delivery as received and returns ``acked``, ``expired`` or ``unknown``; see ``Buffer.acknowledge``."""
+def acknowledge(connection: Connection, delivery_id: str) -> AckResult:
+    """Counts one delivery as received; see ``Buffer.acknowledge``."""
     delivery = delivery_rows.find_delivery(connection, delivery_id)
     if delivery is None:
-        return "unknown"
-    if delivery.state in ("acked", "popped"):
-        return "acked"
-    if delivery.state == "expired" and not _all_still_waiting(connection, delivery):
-        return "expired"
+        return AckResult.UNKNOWN
+    if delivery.state in (DeliveryState.ACKED, DeliveryState.POPPED):
+        return AckResult.ACKED
+    if delivery.state is DeliveryState.EXPIRED and not _all_still_waiting(connection, delivery):
+        return AckResult.EXPIRED
     for state in (GroupState.LEASED, GroupState.READY):
         delivery_rows.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
-    delivery_rows.update_delivery(connection, delivery.key, state="acked")
-    return "acked"
+    delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.ACKED.value)
+    return AckResult.ACKED
 
 
 def expire_leases(connection: Connection, now: float) -> None:
     """Makes what was not acknowledged in time ready again, each delivery as a whole."""
     for delivery in delivery_rows.lapsed_deliveries(connection, now):
-        delivery_rows.update_delivery(connection, delivery.key, state="expired")
+        delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
         delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
 
 

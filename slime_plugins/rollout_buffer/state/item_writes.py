@@ -31,17 +31,17 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, tr
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
 
 __all__ = ["ItemWriter", "Write", "WriteResult", "Written"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteResult:
-    """What became of an item: ``stored``, ``duplicate`` (nothing changed) or ``late`` (kept, not delivered)."""
+    """What became of an item."""
 
     uid: str
-    status: str
+    status: WriteStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ItemWriter:
         self, connection: Connection, job: JobRecord, item: wire.WrittenItem, kept: StoredPayload | None
     ) -> WriteResult:
         if trajectory_rows.has_trajectory(connection, job.key, item.uid):
-            return WriteResult(uid=item.uid, status="duplicate")
+            return WriteResult(uid=item.uid, status=WriteStatus.DUPLICATE)
         if kept is None:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
         group, members = self._group_for(connection, job, item.instance_id)
@@ -194,11 +194,11 @@ class ItemWriter:
         )
         insert_trajectory(connection, now, slot, item, kept)
         if group is None:
-            return WriteResult(uid=item.uid, status="late")
+            return WriteResult(uid=item.uid, status=WriteStatus.LATE)
         group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
         if not job.has_runner and members + 1 >= job.group_size:
             judge_and_close(connection, now, group.key, group_policy(job))
-        return WriteResult(uid=item.uid, status="stored")
+        return WriteResult(uid=item.uid, status=WriteStatus.STORED)
 
     def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
         """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""

@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     StartPayload,
 )
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.state.job_end import cancel_job
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
     content_rows,
@@ -29,9 +30,9 @@ from slime_plugins.rollout_buffer.storage.tables import (
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import IN_SKIP_LIST
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import GroupState, Instance, JobState
+from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, Instance, JobState
 
-__all__ = ["StartedJob", "creates_job", "end_job", "start_job"]
+__all__ = ["StartedJob", "creates_job", "start_job"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,9 +137,9 @@ def _create_job(
 def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
     """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
     if job.state in job_rules.OPEN_STATES:
-        end_job(connection, now, job, JobState.CANCELLED, "a fresh start took its id")
+        cancel_job(connection, now, job.key, "a fresh start took its id")
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
-        delivery_rows.update_delivery(connection, delivery.key, state="expired")
+        delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
     for state in (GroupState.READY, GroupState.LEASED):
         group_rows.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
     job_rows.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
@@ -168,7 +169,7 @@ def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: 
     known = group_rows.known_groups(connection, job.key)
     resumption = job_rules.wanted_again(known, skip_instance_ids)
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
-        delivery_rows.update_delivery(connection, delivery.key, state="expired")
+        delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
     # What retention has forgotten cannot be delivered again: it stays delivered.
     delivery_rows.make_ready_again(connection, content_rows.with_payloads(connection, resumption.ready_again))
     delivery_rows.make_unreported(connection, resumption.reported_again)
@@ -212,12 +213,6 @@ def _go_on_if_finished(connection: Connection, job_key: int) -> None:
     job = job_rows.get_job(connection, job_key)
     if job.state is JobState.FINISHED and delivery_rows.count_in_state(connection, job_key, GroupState.OPEN):
         job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)
-
-
-def end_job(connection: Connection, now: float, job: JobRecord, state: JobState, cause: str) -> None:
-    attempt_rows.give_up_running_attempts(connection, job.key, now)
-    group_rows.move_groups(connection, job.key, GroupState.OPEN, GroupState.SKIPPED, cause)
-    job_rows.update_job(connection, job.key, state=state.value, cause=cause, updated_at=now, finished_at=now)
 
 
 def _difference(job: JobRecord, payload: StartPayload) -> str:

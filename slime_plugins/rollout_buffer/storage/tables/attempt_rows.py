@@ -8,6 +8,7 @@ from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
 from slime_plugins.rollout_buffer.storage.tables import group_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.types import AttemptState
 
 
 def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int, now: float) -> int:
@@ -21,11 +22,11 @@ def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int
     return attempt
 
 
-def attempt_state(connection: Connection, group_key: int, slot: int, attempt: int) -> str | None:
+def attempt_state(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptState | None:
     """Returns the state of an attempt."""
     query = "SELECT state FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
-    return None if row is None else str(row[0])
+    return None if row is None else AttemptState(row[0])
 
 
 def began_at(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
@@ -40,7 +41,7 @@ def end_attempt(
     group_key: int,
     slot: int,
     attempt: int,
-    state: str,
+    state: AttemptState,
     now: float,
     error: tuple[str, str] | None,
 ) -> None:
@@ -49,7 +50,7 @@ def end_attempt(
     connection.execute(
         "UPDATE attempts SET state = ?, ended_at = ?, error_code = ?, error_message = ? "
         "WHERE group_key = ? AND slot = ? AND attempt = ?",
-        (state, now, code, message, group_key, slot, attempt),
+        (state.value, now, code, message, group_key, slot, attempt),
     )
 
 
@@ -97,7 +98,7 @@ def find_group(connection: Connection, job_key: int, epoch: int, position: int) 
 class AttemptRecord:
     """How one attempt stands; ``reward`` and ``late`` are of what it brought, None when it brought nothing."""
 
-    state: str
+    state: AttemptState
     error_code: str | None
     error_message: str | None
     reward: float | None
@@ -112,7 +113,16 @@ def find_attempt(connection: Connection, group_key: int, slot: int, attempt: int
         "WHERE a.group_key = ? AND a.slot = ? AND a.attempt = ?"
     )
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
-    return None if row is None else AttemptRecord(**{name: row[name] for name in AttemptRecord.__slots__})
+    if row is None:
+        return None
+    late = None if row["late"] is None else bool(row["late"])
+    return AttemptRecord(
+        state=AttemptState(row["state"]),
+        error_code=row["error_code"],
+        error_message=row["error_message"],
+        reward=row["reward"],
+        late=late,
+    )
 
 
 def end_running_attempts(connection: Connection, job_key: int, now: float, code: str, message: str) -> int:
@@ -140,16 +150,16 @@ def most_failures(connection: Connection, job_key: int) -> int:
     return int(connection.execute(query, (job_key,)).fetchone()[0])
 
 
-def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[str, str], int]:
+def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[AttemptState, str], int]:
     """Counts the attempts of a job by (state, error code); the code is empty where there was no error."""
     query = "SELECT state, error_code, attempts FROM attempt_counts WHERE job_key = ? AND attempts > 0"
-    return {(row[0], row[1]): row[2] for row in connection.execute(query, (job_key,))}
+    return {(AttemptState(row[0]), row[1]): row[2] for row in connection.execute(query, (job_key,))}
 
 
 def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
     """Returns how many attempts of a job failed, and the commonest error; None when none did."""
     counted = attempts_by_error(connection, job_key)
-    by_code = {code: count for (state, code), count in counted.items() if state == "failed"}
+    by_code = {code: count for (state, code), count in counted.items() if state is AttemptState.FAILED}
     if not by_code:
         return None
     code = max(by_code, key=lambda name: by_code[name])
@@ -160,7 +170,7 @@ def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | No
     )
     row = connection.execute(query, (code, job_key)).fetchone()
     failed = sum(by_code.values())
-    finished = sum(count for (state, _), count in counted.items() if state == "finished")
+    finished = sum(count for (state, _), count in counted.items() if state is AttemptState.FINISHED)
     message = "" if row is None else str(row[0] or "")
     return FailedAttempts(
         failed=failed, ended=failed + finished, code=code, of_code=by_code[code], message=message[:500]
@@ -171,7 +181,7 @@ def count_attempts(connection: Connection, job_key: int) -> dict[str, int]:
     """Counts the attempts of a job by state, and those that ended with an error also by its code."""
     counted: dict[str, int] = {}
     for (state, code), count in attempts_by_error(connection, job_key).items():
-        counted[state] = counted.get(state, 0) + count
+        counted[state.value] = counted.get(state.value, 0) + count
         if code:
-            counted[f"{state}:{code}"] = count
+            counted[f"{state.value}:{code}"] = count
     return counted

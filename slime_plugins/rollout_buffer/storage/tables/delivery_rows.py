@@ -11,7 +11,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.storage.tables import group_rows, portion_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class DeliveryRecord:
     key: int
     delivery_id: str
     job_key: int
-    state: str
+    state: DeliveryState
     lease_s: float | None
     meta_info: dict[str, Any]
 
@@ -269,7 +269,7 @@ def as_delivery(row: sqlite3.Row) -> DeliveryRecord:
         key=row["key"],
         delivery_id=row["delivery_id"],
         job_key=row["job_key"],
-        state=row["state"],
+        state=DeliveryState(row["state"]),
         lease_s=row["lease_s"],
         meta_info=json.loads(row["meta_info"]),
     )
