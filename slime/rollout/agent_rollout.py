@@ -23,25 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from slime.rollout.agent_rollout_eval import evaluate
-from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
-from slime.rollout.agent_rollout_image_fetch import ImageFetcher, process_cache
-from slime.rollout.agent_rollout_ledger import (
-    GroupStore,
-    JobProgress,
-    consumed_before,
-    consumed_metadata,
-    pass_before,
-    skip_list,
-)
-from slime.rollout.agent_rollout_masks import check_masks, read_mask_settings
-from slime.rollout.agent_rollout_metrics import batch_metrics, job_metrics, no_filter_metrics
-from slime.rollout.agent_rollout_multimodal import VisionFamily, load_vision
+from slime.rollout.agent_rollout_ledger import GroupStore
+from slime.rollout.agent_rollout_metrics import batch_metrics
 from slime.rollout.agent_rollout_samples import (
     Group,
     SampleConverter,
     finish_batch,
     group_normalized_rewards,
-    images_of,
     trajectories_of,
 )
 from slime.rollout.agent_rollout_settings import (
@@ -49,21 +37,30 @@ from slime.rollout.agent_rollout_settings import (
     RolloutSettings,
     buffer_token,
     read_image_settings,
+    read_mask_settings,
     read_settings,
-    start_payload,
-)
-from slime.rollout.agent_rollout_tracking import (
-    STEP,
-    chosen_examples,
-    example_of,
     read_tracking_settings,
-    tracker_for,
+    start_payload,
 )
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
+from slime_plugins.rollout_buffer.trainer.consumed import (
+    JobProgress,
+    consumed_before,
+    consumed_metadata,
+    pass_before,
+    skip_list,
+)
+from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher, process_cache
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
+from slime_plugins.rollout_buffer.trainer.masks import check_masks
+from slime_plugins.rollout_buffer.trainer.metrics import job_metrics, no_filter_metrics
+from slime_plugins.rollout_buffer.trainer.rows import images_of
+from slime_plugins.rollout_buffer.trainer.tracking import STEP, chosen_examples, example_of, tracker_for
+from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
@@ -357,8 +354,11 @@ class _TrainingRollout:
         self._record(batch)
         await self._feed.settle()
         self._progress.lose(self._feed.lost)
-        self._received = [group for group in self._received if self._progress.owns(group)]
-        return [group for group in batch if self._progress.owns(group)]
+        self._received = [group for group in self._received if self._owns(group)]
+        return [group for group in batch if self._owns(group)]
+
+    def _owns(self, group: Group) -> bool:
+        return self._progress.owns((_first_members([group])[0][0].metadata or {}).get("delivery_id"))
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         try:

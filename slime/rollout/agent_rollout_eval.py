@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from slime.rollout.agent_rollout_feed import InputExhaustedError, JobFeed, send_start, with_patience
 from slime.rollout.agent_rollout_samples import Group, SampleConverter, finish_batch, trajectories_of
 from slime.rollout.agent_rollout_settings import EvalSet, RolloutSettings, eval_payload, eval_sets
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_patience
 
 __all__ = ["evaluate"]
 

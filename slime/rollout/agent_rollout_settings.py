@@ -37,9 +37,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
 
 __all__ = [
     "EvalSet",
@@ -49,8 +52,12 @@ __all__ = [
     "buffer_token",
     "eval_payload",
     "eval_sets",
+    "log_probs_wanted_by",
     "read_image_settings",
+    "read_mask_settings",
+    "read_row_settings",
     "read_settings",
+    "read_tracking_settings",
     "start_payload",
 ]
 
@@ -61,6 +68,7 @@ DEFAULT_NUM_EPOCH = 3
 DEFAULT_NUM_PROCESS = 100
 DEFAULT_IMAGE_CACHE_MB = 512.0
 DEFAULT_IMAGE_FETCHES = 16
+DEFAULT_EXAMPLE_INTERVAL = 10
 PIXEL_DTYPES = ("float32", "bfloat16")
 
 
@@ -83,35 +91,13 @@ class OnExhausted(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolloutSettings:
-    """What one trainer wants of the buffer. ``max_failures`` None is unlimited."""
+class RolloutSettings(FeedSettings):
+    """What one trainer wants of the buffer."""
 
-    buffer_url: str
-    token: str | None
-    job_id: str
     groups_per_rollout: int
     samples_per_group: int
-    max_failures: int | None
     on_exhausted: OnExhausted
-    wait_s: float
-    lease_s: float
-    timeout_s: float
     pause_between_rollouts: bool
-
-    @property
-    def consumer_id(self) -> str:
-        """Names this trainer to the buffer; the same after a restart."""
-        return f"trainer-{hashlib.sha256(self.job_id.encode()).hexdigest()[:16]}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSettings:
-    """How screenshots reach the trainer. ``pixel_dtype`` None leaves pixels as the image processor makes them."""
-
-    cache_bytes: int
-    fetches_at_once: int
-    keep_pictures: bool
-    pixel_dtype: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,9 +154,72 @@ def read_image_settings(args: Any) -> ImageSettings:
     return ImageSettings(
         cache_bytes=int(1e6 * (DEFAULT_IMAGE_CACHE_MB if cache_mb is None else float(cache_mb))),
         fetches_at_once=max(1, int(getattr(args, "rollout_buffer_image_fetches", None) or DEFAULT_IMAGE_FETCHES)),
-        keep_pictures=bool(getattr(args, "rollout_buffer_keep_images", False)),
         pixel_dtype=pixel_dtype,
     )
+
+
+def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
+    """Reads from slime's arguments how trajectories become training rows.
+
+    Raises:
+        ConfigError: ``rollout_buffer_loss_mask`` is no text.
+    """
+    return RowSettings(
+        samples_per_group=samples_per_group,
+        masks=read_mask_settings(args),
+        max_row_tokens=getattr(args, "rollout_buffer_max_row_tokens", None),
+        report_drift=bool(getattr(args, "rollout_buffer_report_drift", True)),
+        keep_pictures=bool(getattr(args, "rollout_buffer_keep_images", False)),
+        log_probs_wanted_by=log_probs_wanted_by(args),
+    )
+
+
+def read_mask_settings(args: Any) -> MaskSettings:
+    """Reads from slime's arguments how masks are made; a type that names a class is one of the user's own.
+
+    Raises:
+        ConfigError: ``rollout_buffer_loss_mask`` is no text.
+    """
+    loss_mask_type = getattr(args, "loss_mask_type", None) or "qwen"
+    source = getattr(args, "rollout_buffer_loss_mask", None) or None
+    if source is not None and not isinstance(source, str):
+        raise ConfigError(f"rollout_buffer_loss_mask is {source!r}; name a class: module:Class or /path/file.py:Class")
+    if source is None and (":" in loss_mask_type or loss_mask_type.endswith(".py")):
+        source, loss_mask_type = loss_mask_type, "qwen"
+    options = getattr(args, "apply_chat_template_kwargs", None) or {}
+    return MaskSettings(
+        tokenizer_path=getattr(args, "hf_checkpoint", None),
+        loss_mask_type=loss_mask_type,
+        source=source,
+        chat_template_kwargs=json.dumps(options, sort_keys=True, default=str),
+    )
+
+
+def read_tracking_settings(args: Any) -> TrackingSettings:
+    """Reads from slime's arguments where metrics go.
+
+    Raises:
+        ConfigError: the interval is no number from 0 on.
+    """
+    interval = getattr(args, "rollout_buffer_example_interval", None)
+    interval = DEFAULT_EXAMPLE_INTERVAL if interval is None else interval
+    if not isinstance(interval, int) or interval < 0:
+        raise ConfigError(f"rollout_buffer_example_interval is {interval!r}; use a number of rollouts, or 0 for none")
+    json_lines = getattr(args, "rollout_buffer_metrics_file", None)
+    tensorboard = getattr(args, "rollout_buffer_tensorboard_dir", None)
+    return TrackingSettings(
+        use_wandb=bool(getattr(args, "use_wandb", False)),
+        json_lines=Path(json_lines) if json_lines else None,
+        tensorboard=Path(tensorboard) if tensorboard else None,
+        example_interval=interval,
+    )
+
+
+def log_probs_wanted_by(args: Any) -> str | None:
+    """Returns the flag with which slime computes its loss from the engine's log-probs; None where it does not."""
+    given = (getattr(args, name, False) for name in ("use_rollout_logprobs", "use_tis", "get_mismatch_metrics"))
+    flags = ("--use-rollout-logprobs", "--use-tis", "--get-mismatch-metrics")
+    return next((flag for flag, is_set in zip(flags, given, strict=True) if is_set), None)
 
 
 def buffer_token(args: Any) -> str | None:

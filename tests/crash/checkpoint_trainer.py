@@ -13,8 +13,8 @@ import os
 import sys
 from argparse import Namespace
 
-from slime.rollout.agent_rollout_feed import InputExhaustedError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError
 from tests.crash.workload import PLAYED_JOB, PLAYED_TASK_TYPE, Journal, Plan, load_plan
 
 

@@ -20,8 +20,6 @@ import pytest
 from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
-from slime.rollout.agent_rollout_image_fetch import FetchedImages
-from slime.rollout.agent_rollout_multimodal import QwenVision
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -32,6 +30,8 @@ from slime_plugins.rollout_buffer.generator.android_world_generator import creat
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.simulation.trainer import flat_samples, trainer_args
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.vision import QwenVision
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
 from tests.android_world_expert import expert_replies, turn_of
 

@@ -25,8 +25,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slime.rollout.agent_rollout_image_fetch import FetchedImages
-from slime.rollout.agent_rollout_multimodal import load_vision
 from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
@@ -34,6 +32,8 @@ from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRep
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
 from tests.android_world_expert import expert_replies
 

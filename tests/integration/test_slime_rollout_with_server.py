@@ -16,9 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 from werkzeug.serving import make_server
 
-from slime.rollout import agent_rollout_feed
 from slime.rollout.agent_rollout import forget_jobs, get_rollout_data, start_rollout
-from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -27,6 +25,8 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.trainer import job_feed
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError
 from slime_plugins.rollout_buffer.wire import decode_item
 from tests.asgi_client import create_app
 
@@ -37,7 +37,7 @@ SAMPLES = 4
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rollout_feed, "SHORTEST_POLL_S", 0.05)
+    monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.05)
     forget_jobs()
 
 

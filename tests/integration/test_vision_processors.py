@@ -11,12 +11,12 @@ import pytest
 from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
-from slime.rollout.agent_rollout_image_fetch import FetchedImages
-from slime.rollout.agent_rollout_multimodal import RowImages, load_vision
 from slime.utils.mask_utils import Generation, pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.vision import RowImages, load_vision
 
 torch: Any = pytest.importorskip("torch", reason="the processors of vision models need torch")
 pytest.importorskip("torchvision", reason="the processors of vision models need torchvision")
@@ -93,7 +93,7 @@ def test_pixels_may_be_halved_as_a_bfloat16_model_would_read_them(tmp_path: Path
 def test_a_family_that_nobody_wrote_is_an_error_that_names_those_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slime.rollout.agent_rollout_multimodal.FAMILIES", {"OtherProcessor": None})
+    monkeypatch.setattr("slime_plugins.rollout_buffer.trainer.vision.FAMILIES", {"OtherProcessor": None})
 
     with pytest.raises(ConfigError, match="Qwen3VLProcessor is not among OtherProcessor"):
         load_vision(checkpoint(tmp_path, ImageFamily.QWEN3_VL))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ LAYERS = [
     "config rules observability chat_tokens",
     "engine wire",
     "client storage testing sglang_server",
-    "protocol embedded_engine",
+    "protocol embedded_engine trainer",
     "state",
     "reporting",
     "buffer openapi",
@@ -117,7 +118,7 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         (("slime", "slime_plugins"), ("opentelemetry",), ("observability.opentelemetry",)),
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),
         # torch is for the images of a batch and the embedded engine; engines to develop with, for the command line.
-        (("slime", "slime_plugins"), ("torch",), ("slime.rollout.agent_rollout_multimodal", "embedded_engine")),
+        (("slime", "slime_plugins"), ("torch",), ("trainer.vision", "embedded_engine")),
         (("slime", "slime_plugins"), ("simulation", "embedded_engine"), ("simulation", "embedded_engine", "cli")),
     ],
 )
@@ -133,15 +134,23 @@ def _full(name: str) -> str:
 def test_the_trainers_side_imports_no_more_than_a_client() -> None:
     names = ("client", "wire", "types", "errors", "redaction", "overlay_advice", "rules.backoff", "rules.vocabulary")
     allowed = tuple(f"{BUFFER}.{name}" for name in names)
-    found = offenders(("slime.rollout",), (BUFFER,), but=("slime.rollout.agent_rollout_probe",))
-    assert [line for line in found if not within(line.split(" imports ")[1], *allowed)] == []
+    trainer = f"{BUFFER}.trainer"
+    found = offenders(("slime.rollout", trainer), (BUFFER,), but=("slime.rollout.agent_rollout_probe",))
+    assert [line for line in found if not within(line.split(" imports ")[1], trainer, *allowed)] == []
+
+
+def test_the_core_of_the_trainers_side_knows_no_trainer() -> None:
+    trainer = (f"{BUFFER}.trainer",)
+    assert offenders(trainer, ("slime.rollout", "slime.utils.types", "slime.ray", "slime.backends")) == []
+    core = (ROOT / "slime_plugins" / "rollout_buffer" / "trainer").glob("*.py")
+    assert [path.name for path in core if re.search(r"\bargs\.|\bSample\b", path.read_text(encoding="utf-8"))] == []
 
 
 def test_a_client_needs_nothing_that_the_trainer_does_not_have() -> None:
     third_party = {"flask", "pydantic", "orjson", "typer", "rich", "gunicorn", "tenacity", "yaml", "numpy", "PIL"}
-    names = ("client", "wire", "types", "errors", "redaction", "rules")
+    names = ("client", "wire", "types", "errors", "redaction", "rules", "trainer")
     modules = tuple(f"{BUFFER}.{name}" for name in names)
-    with_more = tuple(f"slime.rollout.agent_rollout_{name}" for name in ("probe", "multimodal", "tracking"))
+    with_more = ("slime.rollout.agent_rollout_probe", f"{BUFFER}.trainer.vision", f"{BUFFER}.trainer.tracking")
     assert offenders((*modules, "slime"), tuple(third_party), but=with_more) == []
 
 

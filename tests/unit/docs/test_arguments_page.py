@@ -12,8 +12,14 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_settings import KEYS, read_image_settings, read_settings, start_payload
-from slime.rollout.agent_rollout_tracking import read_tracking_settings
+from slime.rollout.agent_rollout_settings import (
+    KEYS,
+    read_image_settings,
+    read_row_settings,
+    read_settings,
+    read_tracking_settings,
+    start_payload,
+)
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,7 +128,8 @@ def test_the_defaults_in_the_table_are_those_that_are_used(monkeypatch: pytest.M
         if table[name][1].strip("`") != (f"{value:g}" if isinstance(value, int | float) else str(value))
     }
     assert wrong == {}
-    assert (images.keep_pictures, images.pixel_dtype, settings.token, tracking.use_wandb) == (False, None, None, False)
+    assert (images.pixel_dtype, settings.token, tracking.use_wandb) == (None, None, False)
+    assert read_row_settings(args, 1).keep_pictures is False
 
 
 @pytest.mark.slime

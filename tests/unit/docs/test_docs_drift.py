@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import typer.main
 
-from slime.rollout import agent_rollout_metrics, agent_rollout_settings
+from slime.rollout import agent_rollout_settings
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
+from slime_plugins.rollout_buffer.trainer import metrics as trainer_metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 Text = str
@@ -83,7 +84,7 @@ def lacking_metrics(text: Text) -> list[str]:
 
 
 def lacking_trainer_metrics(text: Text) -> list[str]:
-    names = set(re.findall(r'"(rollout/[\w/]+\w)"', Path(agent_rollout_metrics.__file__ or "").read_text("utf-8")))
+    names = set(re.findall(r'"(rollout/[\w/]+\w)"', Path(trainer_metrics.__file__ or "").read_text("utf-8")))
     return [name for name in sorted(names) if f"`{name}" not in text]
 
 

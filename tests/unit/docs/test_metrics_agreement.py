@@ -24,7 +24,6 @@ from werkzeug.serving import make_server
 
 from slime.rollout.agent_rollout import forget_jobs
 from slime.rollout.agent_rollout_metrics import job_metrics
-from slime.rollout.agent_rollout_tracking import STEP
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
@@ -39,6 +38,7 @@ from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.server.app import SUPERVISOR
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.trainer.tracking import STEP
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime.rollout.agent_rollout_metrics import METRICS
-from slime.rollout.agent_rollout_tracking import EXAMPLES, STEP
+from slime_plugins.rollout_buffer.trainer.tracking import EXAMPLES, STEP
 from tools import wandb_dashboard
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from slime.rollout import agent_rollout, agent_rollout_feed
+from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import (
     forget_jobs,
     generate_agent_rollout,
@@ -22,8 +22,6 @@ from slime.rollout.agent_rollout import (
     log_raw_info,
     start_rollout,
 )
-from slime.rollout.agent_rollout_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
-from slime.rollout.agent_rollout_image_fetch import ImageFetcher
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
@@ -35,6 +33,9 @@ from slime_plugins.rollout_buffer.simulation.trainer import (
     flat_samples,
     trainer_args,
 )
+from slime_plugins.rollout_buffer.trainer import job_feed
+from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
 from tests.wandb_runs import logged_in, offline_run
 
 LOST = ScriptedReply(lost=True)
@@ -43,8 +44,8 @@ UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable",
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rollout_feed, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(agent_rollout_feed, "SHORTEST_POLL_S", 0.01)
+    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.01)
     forget_jobs()
 
 
@@ -283,9 +284,9 @@ def test_a_failed_job_is_started_again_by_the_next_call(buffer: LoopbackBuffer) 
 def test_waiting_is_noted_with_the_jobs_progress(
     buffer: LoopbackBuffer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_rollout_feed, "SECONDS_BETWEEN_NOTES", 0.0)
+    monkeypatch.setattr(job_feed, "SECONDS_BETWEEN_NOTES", 0.0)
     buffer.empty_polls = 2
-    with caplog.at_level(logging.INFO, logger=agent_rollout_feed.__name__):
+    with caplog.at_level(logging.INFO, logger=job_feed.__name__):
         trainer_of(buffer).train(1)
 
     assert "for 2 more groups of job math-" in caplog.text
@@ -340,7 +341,7 @@ def test_a_job_that_is_about_to_fail_is_heard_out_before_more_epochs_are_advised
 
 
 def test_a_job_that_never_says_how_it_ended_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rollout_feed, "JOB_END_PATIENCE_S", 0.1)
+    monkeypatch.setattr(job_feed, "JOB_END_PATIENCE_S", 0.1)
     with LoopbackBuffer([]) as empty:
         empty.looks_before_end = 10_000
         with pytest.raises(InputExhaustedError, match="raise --num-epoch"):

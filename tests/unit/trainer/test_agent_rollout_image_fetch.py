@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.rollout import agent_rollout_feed
-from slime.rollout.agent_rollout_feed import RetriesUsedUpError
-from slime.rollout.agent_rollout_image_fetch import ImageCache, ImageFetcher, process_cache
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import DamagedError, NotFoundError, RolloutBufferError, UnauthorizedError
+from slime_plugins.rollout_buffer.trainer import job_feed
+from slime_plugins.rollout_buffer.trainer.image_fetch import ImageCache, ImageFetcher, process_cache
+from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError
 
 
 def name_of(data: bytes) -> str:
@@ -65,7 +65,7 @@ def fetcher(
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(agent_rollout_feed, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.0)
     yield
     process_cache(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,25 +11,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-TRAINER_FILES = sorted((ROOT / "slime" / "rollout").glob("agent_rollout*.py"))
-CORRIDOR = (
-    "slime.rollout.agent_rollout",
-    "slime.rollout.base_types",
-    "slime.utils.mask_generator",
-    "slime.utils.types",
+BINDING = sorted((ROOT / "slime" / "rollout").glob("agent_rollout*.py"))
+CORE = sorted((ROOT / "slime_plugins" / "rollout_buffer" / "trainer").glob("*.py"))
+ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.rules.backoff",
     "slime_plugins.rollout_buffer.client",
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.overlay_advice",
     "slime_plugins.rollout_buffer.rules.vocabulary",
+    "slime_plugins.rollout_buffer.trainer",
+    "slime_plugins.rollout_buffer.types",
     "slime_plugins.rollout_buffer.wire",
 )
+OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.utils.types")
+MASKS = ("slime.utils.mask_generator",)
 PACKAGES = {"aiohttp", "requests", "transformers"}
-MORE_PACKAGES = {
-    "agent_rollout_multimodal": {"PIL", "torch"},
-    "agent_rollout_tracking": {"PIL", "tensorboardX", "wandb"},
+MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
+"""What single modules may import beside them, each where it is used."""
+FORWARDED = {
+    "agent_rollout_feed": "job_feed",
+    "agent_rollout_image_fetch": "image_fetch",
+    "agent_rollout_masks": "masks",
+    "agent_rollout_multimodal": "vision",
+    "agent_rollout_tracking": "tracking",
 }
-"""What single rooms may import beside them, each where it is used."""
 
 
 def imported_by(path: Path) -> set[str]:
@@ -37,17 +43,28 @@ def imported_by(path: Path) -> set[str]:
     return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
-@pytest.mark.parametrize("path", TRAINER_FILES, ids=lambda path: path.stem)
-def test_the_trainer_side_keeps_to_its_corridor(path: Path) -> None:
+@pytest.mark.parametrize("path", [*BINDING, *CORE], ids=lambda path: path.stem)
+def test_the_trainer_side_imports_the_root_alone(path: Path) -> None:
+    allowed = (*ROOT_OF_THE_BUFFER, *MASKS, *(OF_SLIME if path in BINDING else ()))
     ours = {name for name in imported_by(path) if name.startswith(("slime", "slime_plugins"))}
     others = {name.split(".")[0] for name in imported_by(path) - ours} - set(sys.stdlib_module_names)
 
-    assert {name for name in ours if not name.startswith(CORRIDOR) and name != "slime.rollout"} == set()
+    assert {name for name in ours if not name.startswith(allowed) and name != "slime.rollout"} == set()
     assert others <= PACKAGES | MORE_PACKAGES.get(path.stem, set())
 
 
-def test_importing_it_loads_no_package_of_the_buffer_host() -> None:
-    program = "import sys, slime.rollout.agent_rollout; print(*{name.split('.')[0] for name in sys.modules})"
+@pytest.mark.parametrize(("old", "new"), FORWARDED.items())
+def test_names_of_the_last_release_are_still_there(old: str, new: str) -> None:
+    forwarding = importlib.import_module(f"slime.rollout.{old}")
+    package = importlib.import_module(f"slime_plugins.rollout_buffer.trainer.{new}")
+
+    assert set(package.__all__) <= set(forwarding.__all__)
+    assert all(getattr(forwarding, name) is getattr(package, name) for name in package.__all__)
+
+
+@pytest.mark.parametrize("module", ["slime.rollout.agent_rollout", "slime_plugins.rollout_buffer.trainer.rows"])
+def test_importing_it_loads_no_package_of_the_buffer_host(module: str) -> None:
+    program = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
     finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(finished.stdout.split())
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from slime.rollout import agent_rollout_masks
 from slime.rollout.agent_rollout import generate_rollout
-from slime.rollout.agent_rollout_masks import check_masks, mask_generator, read_mask_settings
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_samples import SampleConverter
+from slime.rollout.agent_rollout_settings import read_mask_settings
 from slime.utils import mask_generator as built_in
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
+from slime_plugins.rollout_buffer.trainer import masks
+from slime_plugins.rollout_buffer.trainer.masks import check_masks, mask_generator
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
@@ -53,7 +54,7 @@ register_loss_mask_type("custom_task", lambda generator, messages, tools: ([1, 2
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test loads and registers anew."""
     monkeypatch.setattr(built_in, "_registered", {})
-    cached = (agent_rollout_masks._module, agent_rollout_masks.mask_generator, agent_rollout_masks.check_masks)
+    cached = (masks._module, masks.mask_generator, masks.check_masks)
     for function in cached:
         function.cache_clear()
     yield

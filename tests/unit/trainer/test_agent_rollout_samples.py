@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime.rollout import agent_rollout_samples
-from slime.rollout.agent_rollout_masks import MaskSettings, mask_generator
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     consumed_ids,
@@ -25,6 +23,8 @@ from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.simulation.trainer import check_batch, flat_samples, trainer_args
+from slime_plugins.rollout_buffer.trainer import rows
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings, mask_generator
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
 from tests import chat_tokenizers
 
@@ -142,7 +142,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_tried_once_and_costs_nothing(caplo
 
 
 def test_without_a_tokenizer_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rollout_samples, "mask_generator", lambda *_: pytest.fail("nothing was to be loaded"))
+    monkeypatch.setattr(rows, "mask_generator", lambda *_: pytest.fail("nothing was to be loaded"))
     worker = converter(1, hf_checkpoint=None)
 
     assert not flat_samples(worker.groups([item()]))[0].remove_sample

@@ -17,8 +17,11 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
-from slime.rollout import agent_rollout_tracking
-from slime.rollout.agent_rollout_tracking import (
+from slime.rollout.agent_rollout_settings import read_tracking_settings
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
+from slime_plugins.rollout_buffer.trainer import tracking
+from slime_plugins.rollout_buffer.trainer.tracking import (
     Example,
     JsonLinesSink,
     TensorBoardSink,
@@ -26,11 +29,8 @@ from slime.rollout.agent_rollout_tracking import (
     WandbSink,
     chosen_examples,
     example_of,
-    read_tracking_settings,
     tracker_for,
 )
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.wire import RolloutItem
 from tests.wandb_runs import artifact_files_in, logged_in, metrics_defined_in, offline_run
 
@@ -85,7 +85,7 @@ class BrokenSink:
 @pytest.fixture(autouse=True)
 def _fresh_process() -> None:
     tracker_for.cache_clear()
-    agent_rollout_tracking._warn_once.cache_clear()
+    tracking._warn_once.cache_clear()
 
 
 def test_wandb_holds_numbers_and_pictures_under_the_rollouts_step(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_sink_that_fails_is_said_once_and_the_others_go_on(tmp_path: Path, cap
 def test_a_sink_that_hangs_holds_up_one_rollout_and_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(agent_rollout_tracking, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(tracking, "PATIENCE_S", 0.5)
     sink = HangingSink()
     tracker = Tracker([sink], [])
     began = time.monotonic()

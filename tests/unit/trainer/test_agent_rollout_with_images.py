@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image as PillowImage
 
-from slime.rollout import agent_rollout, agent_rollout_feed
+from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import forget_jobs
-from slime.rollout.agent_rollout_image_fetch import process_cache
-from slime.rollout.agent_rollout_multimodal import ImageFeatures
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.trainer import job_feed
+from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
+from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 
 PAD = 99
 
@@ -65,8 +66,8 @@ def item_with_images(instance_id: str, *, epoch: int, slot: int, group_index: in
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(agent_rollout_feed, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(agent_rollout_feed, "SHORTEST_POLL_S", 0.01)
+    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.01)
     forget_jobs()
     yield
     process_cache(0)

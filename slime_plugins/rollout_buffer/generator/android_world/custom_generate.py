@@ -23,8 +23,6 @@ from typing import Any
 
 from PIL import Image as PillowImage
 
-from slime.rollout.agent_rollout_image_fetch import FetchedImages
-from slime.rollout.agent_rollout_multimodal import load_vision
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
 from slime.rollout.agent_rollout_settings import read_image_settings
 from slime.utils.mask_generator import pack_training_rows
@@ -40,6 +38,8 @@ from slime_plugins.rollout_buffer.generator.android_world.interaction_env import
 from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.generator.android_world.task_runner import task_of
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,

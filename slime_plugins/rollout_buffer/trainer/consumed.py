@@ -1,0 +1,135 @@
+"""What a trainer remembers of a job: which groups it received, and consumed instance ids in its checkpoint's metadata.
+
+The metadata maps ``str(rollout_id)`` to the ids of the groups that rollout consumed, once per group. Where the input is
+played more than once (``rollout_buffer_on_exhausted: repeat``), ``rollout_buffer_passes`` says for a rollout which pass
+its last ids belong to, because only those matter to the job of that pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slime_plugins.rollout_buffer.wire import RolloutData
+
+__all__ = ["JobProgress", "consumed_before", "consumed_metadata", "pass_before", "skip_list"]
+
+PASSES_KEY = "rollout_buffer_passes"
+FINISHED_KEY = "finished_groups"
+"""Ids that were consumed before any rollout of this metadata."""
+
+
+@dataclass(kw_only=True, slots=True)
+class JobProgress:
+    """How far this process got with a job it started."""
+
+    pass_number: int = 0
+    last_returned: int | None = None
+    groups_in_pass: int = 0
+    seen_groups: set[int] = field(default_factory=set)
+    lost_deliveries: set[str] = field(default_factory=set)
+    """Received, and given to another consumer before they were acknowledged: theirs to train."""
+
+    def went_back_to(self, rollout_id: int) -> bool:
+        """Tells whether a rollout that was already returned is asked for again."""
+        return self.last_returned is not None and rollout_id <= self.last_returned
+
+    def new_part(self, delivery: RolloutData) -> RolloutData | None:
+        """Returns what of a delivery was not received before; None when that is nothing.
+
+        Groups come back when their acknowledgement was lost for longer than their lease, alone or beside others.
+        """
+        items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
+        if len(items) == len(delivery.items):
+            return delivery
+        if not items:
+            return None
+        again = {item.group_index: item.instance_id for item in delivery.items if item.group_index in self.seen_groups}
+        finished = Counter(map(str, delivery.meta_info.get("finished_groups") or ())) - Counter(again.values())
+        return replace(
+            delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": [*finished.elements()]}
+        )
+
+    def remember(self, delivery: RolloutData) -> None:
+        """Notes that the groups of a delivery are safe with the trainer."""
+        self.seen_groups |= delivery.group_numbers
+
+    def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
+        """Notes deliveries, with their groups, that are another consumer's now."""
+        self.lost_deliveries |= deliveries.keys()
+        self.seen_groups.difference_update(*deliveries.values())
+
+    def owns(self, delivery_id: str | None) -> bool:
+        """Tells whether a delivery is still this trainer's."""
+        return delivery_id not in self.lost_deliveries
+
+    def begin_next_pass(self) -> None:
+        """Forgets the groups of the pass that ended."""
+        self.pass_number += 1
+        self.groups_in_pass = 0
+        self.seen_groups.clear()
+
+
+def skip_list(metadata: Mapping[str, Any]) -> list[str]:
+    """Returns all consumed ids of the metadata, one entry per group, earliest rollout first.
+
+    A list under ``finished_groups``, the form that a trainer of one's own may keep, comes before them.
+    """
+    earlier = metadata.get(FINISHED_KEY) or ()
+    listed = [str(instance_id) for instance_id in earlier] if isinstance(earlier, list | tuple) else []
+    return [*listed, *(instance_id for _, ids in sorted(_rollouts(metadata).items()) for instance_id in ids)]
+
+
+def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: int) -> dict[str, list[str]]:
+    """Returns, by rollout, the ids of one pass that rollouts before ``rollout_id`` consumed.
+
+    A trainer that generates ahead saves ids of a rollout that it had not trained yet: those must come again.
+    """
+    earlier = {rollout: ids for rollout, ids in _rollouts(metadata).items() if rollout < rollout_id}
+    before = {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
+    if FINISHED_KEY in metadata and pass_number == 0:
+        before[FINISHED_KEY] = skip_list({FINISHED_KEY: metadata[FINISHED_KEY]})
+    return before
+
+
+def pass_before(metadata: Mapping[str, Any], rollout_id: int) -> int:
+    """Returns the pass over the input that the rollouts before ``rollout_id`` had reached, from 0."""
+    reached = [_pass_of(metadata, rollout)[0] for rollout in _rollouts(metadata) if rollout < rollout_id]
+    return max(reached, default=0)
+
+
+def consumed_metadata(
+    metadata: Mapping[str, Any], rollout_id: int, ids_by_pass: Mapping[int, Sequence[str]], pass_number: int
+) -> dict[str, Any]:
+    """Returns the metadata entries that say what a rollout consumed."""
+    ids = [instance_id for number in sorted(ids_by_pass) for instance_id in ids_by_pass[number]]
+    changes: dict[str, Any] = {str(rollout_id): ids}
+    passes = {rollout: entry for rollout, entry in metadata.get(PASSES_KEY, {}).items() if rollout != str(rollout_id)}
+    if pass_number:
+        passes[str(rollout_id)] = {"pass": pass_number, "ids": len(ids_by_pass.get(pass_number, ()))}
+    if passes or PASSES_KEY in metadata:
+        changes[PASSES_KEY] = passes
+    return changes
+
+
+def _rollouts(metadata: Mapping[str, Any]) -> dict[int, list[str]]:
+    return {
+        int(key): [str(instance_id) for instance_id in ids]
+        for key, ids in metadata.items()
+        if str(key).isdecimal() and isinstance(ids, list | tuple)
+    }
+
+
+def _of_pass(metadata: Mapping[str, Any], rollout: int, ids: list[str], pass_number: int) -> list[str]:
+    number, count = _pass_of(metadata, rollout)
+    if number != pass_number:
+        return []
+    return ids if count is None else ids[len(ids) - count :]
+
+
+def _pass_of(metadata: Mapping[str, Any], rollout: int) -> tuple[int, int | None]:
+    """Returns the pass that a rollout ended in, and how many of its ids belong to it (None: all)."""
+    entry = metadata.get(PASSES_KEY, {}).get(str(rollout))
+    return (0, None) if entry is None else (int(entry["pass"]), int(entry["ids"]))

@@ -1,0 +1,267 @@
+"""The trainer's end of one job: fetches its finished groups, each once, and never waits in silence.
+
+A delivery is leased: it comes back unless it is acknowledged. Acknowledgements ride on the next poll; ``settle`` sends
+the last ones. A poll whose reply was lost is repeated under the same id and gets the same delivery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import requests
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
+from slime_plugins.rollout_buffer.wire import RolloutData
+
+__all__ = [
+    "FailureTally",
+    "InputExhaustedError",
+    "JobEndedError",
+    "JobFeed",
+    "RetriesUsedUpError",
+    "send_start",
+]
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+MALFORMED_REPLIES_TOLERATED = 5
+SECONDS_BETWEEN_NOTES = 30.0
+SHORTEST_POLL_S = 0.5
+JOB_END_PATIENCE_S = 10.0
+"""How long a job whose last group is closed may take to say how it ended."""
+
+
+class InputExhaustedError(RolloutBufferError):
+    """Every group of the job was handed out, and the rollout needs more."""
+
+    code = "input_exhausted"
+
+
+class JobEndedError(RolloutBufferError):
+    """The job was cancelled or has failed: no group will come any more."""
+
+    code = "job_ended"
+
+
+class RetriesUsedUpError(RolloutBufferError):
+    """The buffer could not be reached as often as ``max_failures`` allows."""
+
+    code = "retries_used_up"
+
+
+class FailureTally:
+    """Counts the failures of one call in a row and decides how long to wait, or that it is enough.
+
+    What may pass by itself is tried again: the network, a server that restarts, a reply cut short. What the server
+    refuses (4xx) is the caller's to mend and is raised at once.
+    """
+
+    def __init__(self, what: str, max_failures: int | None) -> None:
+        self._what = what
+        self._max_failures = max_failures
+        self._failures = 0
+        self._malformed = 0
+
+    def pause_after(self, error: Exception) -> float:
+        """Returns the seconds to wait before the next try.
+
+        Raises:
+            RetriesUsedUpError: there is no next try.
+            Exception: ``error`` itself, when trying again cannot help.
+        """
+        if not _may_pass(error):
+            raise error
+        self._failures += 1
+        self._malformed += isinstance(error, ValueError)
+        used_up = self._max_failures is not None and self._failures > self._max_failures
+        if used_up or self._malformed > MALFORMED_REPLIES_TOLERATED:
+            raise RetriesUsedUpError(
+                f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
+                {"failures": self._failures},
+            ) from error
+        pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random())
+        logger.warning("%s failed (%s); try %d in %.1f s", self._what, _named(error), self._failures + 1, pause)
+        return pause
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, RolloutBufferError):
+        return error.http_status >= 500 and not isinstance(error, ValueError)
+    passing = (aiohttp.ClientError, requests.RequestException, TimeoutError, OSError, ValueError)
+    return isinstance(error, passing) and not isinstance(error, aiohttp.InvalidURL | requests.exceptions.InvalidURL)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+async def with_patience(what: str, max_failures: int | None, attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Returns what ``attempt`` returns, through as many failures as are tolerated.
+
+    Raises:
+        RetriesUsedUpError: it failed more often than that.
+    """
+    tally = FailureTally(what, max_failures)
+    while True:
+        try:
+            return await attempt()
+        except Exception as error:  # noqa: BLE001 - pause_after raises again what trying again cannot mend
+            await asyncio.sleep(tally.pause_after(error))
+
+
+def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Sends ``start_rollout`` until it is answered, and returns ``job_id``, ``state`` and ``message``.
+
+    Raises:
+        RequestError: the buffer refuses the payload; its sentence says what to fix.
+        RetriesUsedUpError: it could not be reached as often as is tolerated.
+    """
+    client = RolloutBufferClient(settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s)
+    tally = FailureTally("start_rollout", settings.max_failures)
+    while True:
+        try:
+            reply = client.start_rollout(payload)
+        except Exception as error:  # noqa: BLE001 - pause_after raises again what trying again cannot mend
+            time.sleep(tally.pause_after(error))
+        else:
+            return {"job_id": reply.job_id, "state": reply.state, "message": reply.message}
+
+
+class JobFeed:
+    """Fetches the groups of one job for one consumer. One call at a time."""
+
+    def __init__(self, client: AsyncRolloutBufferClient, settings: FeedSettings, job_id: str) -> None:
+        self._client = client
+        self._settings = settings
+        self.job_id = job_id
+        self._to_acknowledge: dict[str, frozenset[int]] = {}
+        self.lost: dict[str, frozenset[int]] = {}
+        """Deliveries, with their groups, that went to another consumer before they were acknowledged."""
+        self._poll_id = uuid.uuid4().hex
+        self.waited_s = 0.0
+
+    async def wake(self) -> None:
+        """Lets a paused job go on.
+
+        Raises:
+            NotFoundError: the buffer does not know the job.
+            JobEndedError: it was cancelled or has failed.
+        """
+        job = await self._job()
+        if job.get("state") == "paused":
+            await self._patiently("resume", lambda: self._client.resume(self.job_id))
+
+    async def pause(self) -> None:
+        """Stops new episodes until the next ``wake``; a job that has ended already stays as it is."""
+        job = await self._patiently("jobs", lambda: self._client.job(self.job_id))
+        if job.get("state") == "running":
+            await self._patiently("pause", lambda: self._client.pause(self.job_id))
+
+    async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
+        """Waits until groups are ready and returns at most ``max_groups``; call ``received`` when they are safe.
+
+        Raises:
+            InputExhaustedError: no group will ever be ready again; everything received is acknowledged by then.
+            JobEndedError: the job was cancelled or has failed.
+            RetriesUsedUpError: the buffer stayed out of reach.
+        """
+        began = noted = time.monotonic()
+        exhausted_at: float | None = None
+        while True:
+            asked = time.monotonic()
+            data = await self._patiently("get_rollout_data", lambda: self._poll(max_groups))
+            if data.items or data.delivery_id is not None:
+                self.waited_s += time.monotonic() - began
+                return data
+            job = await self._job()
+            if data.exhausted:
+                exhausted_at = exhausted_at or asked
+                if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_PATIENCE_S:
+                    raise _input_used_up(self.job_id, job)
+            if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
+                noted = time.monotonic()
+                _note_waiting(self.job_id, max_groups, noted - began, job)
+            # A busy server answers a long poll at once; asking again at once would only keep it busy.
+            await asyncio.sleep(max(0.0, min(SHORTEST_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
+
+    def received(self, delivery: RolloutData) -> None:
+        """Marks a delivery to be acknowledged by the next poll, or by ``settle``."""
+        self._poll_id = uuid.uuid4().hex
+        if delivery.delivery_id is not None:
+            self._to_acknowledge[delivery.delivery_id] = delivery.group_numbers
+
+    async def settle(self) -> None:
+        """Acknowledges what no poll has acknowledged yet."""
+        if self._to_acknowledge:
+            pending = list(self._to_acknowledge)
+            try:
+                self._note_acknowledged(await self._patiently("ack", lambda: self._client.ack(pending)))
+            except NotFoundError as error:
+                logger.warning("the buffer has forgotten what it delivered: %s", error)
+            self._to_acknowledge.clear()
+
+    async def _poll(self, max_groups: int | None) -> RolloutData:
+        pending = list(self._to_acknowledge)
+        data = await self._client.get_rollout_data(
+            job_id=self.job_id,
+            max_groups=max_groups,
+            wait_s=self._settings.wait_s,
+            lease_s=self._settings.lease_s,
+            ack=pending,
+            consumer_id=self._settings.consumer_id,
+            poll_id=self._poll_id,
+            images="hash",
+        )
+        self._note_acknowledged(data.meta_info.get("acknowledged"))
+        for delivery_id in pending:
+            self._to_acknowledge.pop(delivery_id, None)
+        return data
+
+    def _note_acknowledged(self, answer: Any) -> None:
+        """Keeps what came too late: after its lease ran out, it was given to somebody else."""
+        late = answer.get("expired") if isinstance(answer, Mapping) else None
+        for delivery_id in late or ():
+            logger.warning(
+                "delivery %s of job %s was acknowledged after its lease had run out and its groups had gone to another "
+                "consumer: they are left out here (rollout_buffer_lease_s is %g s)",
+                delivery_id, self.job_id, self._settings.lease_s,
+            )  # fmt: skip
+            self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
+
+    async def _job(self) -> dict[str, Any]:
+        job = await self._patiently("jobs", lambda: self._client.job(self.job_id))
+        if job.get("state") in ("cancelled", "failed"):
+            reason = job.get("cause") or job.get("message") or "the buffer gave no reason"
+            raise JobEndedError(f"job {self.job_id} is {job['state']}: {reason}", {"job_id": self.job_id})
+        return job
+
+    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        return await with_patience(what, self._settings.max_failures, attempt)
+
+
+def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
+    """Says that no group will come, and which groups gave nothing; where all did, the job's cause says it."""
+    cause, groups = str(job.get("cause") or ""), job.get("groups") or {}
+    without = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
+    told = f" (of its groups {without})" if without and not cause else ""
+    return InputExhaustedError(f"the input of job {job_id} is used up{told}", {"job_id": job_id, "cause": cause})
+
+
+def _note_waiting(job_id: str, max_groups: int | None, waited_s: float, job: dict[str, Any]) -> None:
+    wanted = "groups" if max_groups is None else f"{max_groups} more groups"
+    progress = {key: value for key, value in job.items() if key in ("slots", "groups", "running", "causes")}
+    logger.info("waited %.0f s for %s of job %s, which is %s: %s", waited_s, wanted, job_id, job.get("state"), progress)

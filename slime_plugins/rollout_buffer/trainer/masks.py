@@ -1,0 +1,279 @@
+"""Which loss mask a trainer uses for trajectories that come as messages: a built-in type, or one of the user's own.
+
+A type of one's own is a class with ``get_loss_mask(messages)``, usually a subclass of ``MultiTurnLossMaskGenerator``,
+or a method given to ``register_loss_mask_type``. slime's parser knows a fixed list of types, so that both are named in
+the file of ``--custom-config-path``:
+
+    rollout_buffer_loss_mask: my_masks:CustomTaskLossMaskGenerator    # or /path/my_masks.py:Class, or a module alone
+    loss_mask_type: custom_task                                       # the type that the class is asked for
+
+Loading it runs code that the trainer's user named, as slime does with its own ``--*-path`` arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import logging
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime.utils.mask_generator import (
+    BUILT_IN_TYPES,
+    MultiTurnLossMaskGenerator,
+    RebuiltRows,
+    TrainingRow,
+    call_with_tools,
+    get_response_lengths,
+    known_loss_mask_types,
+    register_loss_mask_type,
+)
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["ClassWithoutRows", "MaskSettings", "Masks", "check_masks", "mask_generator"]
+
+logger = logging.getLogger(__name__)
+
+DOCUMENTED_TYPE = "custom_task"
+OWN_METHOD = "gen_multi_turn_loss_mask_"
+SLIMES_MODULE = "slime.utils.mask_utils"
+HOW = (
+    "set rollout_buffer_loss_mask: module:Class (or /path/file.py:Class, or a module that calls "
+    "register_loss_mask_type) in the file of --custom-config-path"
+)
+WANTS_OTHER_MESSAGES = (KeyError, IndexError, AttributeError)
+"""What a mask for messages of its own kind raises when it is tried on plain ones."""
+PROBE: Sequence[dict[str, Any]] = (
+    {"role": "user", "content": "What is 2 + 2?"},
+    {"role": "assistant", "content": "4"},
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskSettings:
+    """What decides the mask of messages. ``source`` names the user's class or module, None where there is none."""
+
+    tokenizer_path: str | None
+    loss_mask_type: str
+    source: str | None
+    chat_template_kwargs: str = "{}"
+    """JSON, so that settings can be compared."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the user says what is trained."""
+        return self.source is not None or self.loss_mask_type not in BUILT_IN_TYPES
+
+
+class ClassWithoutRows:
+    """A class that only has ``get_loss_mask``, slime's own for instance, where rows are wanted: one for all turns."""
+
+    is_built_in = False
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.tokenizer = getattr(own, "tokenizer", None)
+
+    def get_loss_mask(self, messages: Any, tools: Any = None) -> tuple[list[int], list[int]]:
+        """Returns what the class gives, checked."""
+        return call_with_tools(self.own.get_loss_mask, messages, tools)
+
+    def rebuild_rows(self, messages: Any, tools: Any = None, **_: Any) -> RebuiltRows:
+        """Returns the one row of the class's mask."""
+        token_ids, loss_mask = self.get_loss_mask(messages, tools)
+        length = get_response_lengths([loss_mask])[0]
+        return RebuiltRows([TrainingRow(token_ids, loss_mask, None, length, ())], by_turn=False)
+
+
+Masks = MultiTurnLossMaskGenerator | ClassWithoutRows
+
+
+@functools.lru_cache(maxsize=8)
+def check_masks(settings: MaskSettings) -> None:
+    """Tries the user's own mask on a small conversation, before anything is played; built-in types need no trial.
+
+    Raises:
+        ConfigError: the class or module cannot be loaded, the type is not known, or what it gives is no mask.
+    """
+    if not settings.is_own:
+        return
+    generator = mask_generator(settings)
+    try:
+        call_with_tools(generator.get_loss_mask, list(PROBE), None)
+    except WANTS_OTHER_MESSAGES as error:
+        logger.warning("the loss mask of %s does not take a plain conversation: %r", _shown(settings), error)
+
+
+@functools.lru_cache(maxsize=4)
+def mask_generator(settings: MaskSettings) -> Masks:
+    """Returns the mask generator of these settings, loaded once per process.
+
+    Raises:
+        ConfigError: as ``check_masks``. What loading the tokenizer raises comes through for the built-in types.
+    """
+    if not settings.is_own:
+        return _made(MultiTurnLossMaskGenerator, settings, _tokenizer(settings.tokenizer_path), settings.loss_mask_type)
+    candidates = _classes(settings)
+    try:
+        tokenizer = _tokenizer(settings.tokenizer_path)
+    except Exception as error:
+        raise ConfigError(
+            f"the loss mask of {_shown(settings)} needs the tokenizer of --hf-checkpoint "
+            f"({settings.tokenizer_path}), which cannot be loaded: {error}"
+        ) from error
+    problem: Exception | None = None
+    for kind in candidates:
+        for loss_mask_type in _types_for(kind, settings.loss_mask_type):
+            try:
+                generator = _made(kind, settings, tokenizer, loss_mask_type)
+                _try(generator)
+            except Exception as error:  # noqa: BLE001 - whatever the user's class raises is told in a sentence
+                problem = problem or error
+            else:
+                return generator
+    raise ConfigError(f"the loss mask of {_shown(settings)} cannot be used: {problem}; {HOW}") from problem
+
+
+def _try(generator: Masks) -> None:
+    with contextlib.suppress(*WANTS_OTHER_MESSAGES):  # check_masks tells
+        call_with_tools(generator.get_loss_mask, list(PROBE), None)
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(path: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+
+
+def _made(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str) -> Masks:
+    options = json.loads(settings.chat_template_kwargs)
+    if not (isinstance(kind, type) and issubclass(kind, MultiTurnLossMaskGenerator)):
+        own = kind(tokenizer, loss_mask_type)
+        if not callable(getattr(own, "get_loss_mask", None)):
+            raise ConfigError(f"{kind!r} has no get_loss_mask(messages)")
+        return ClassWithoutRows(own)
+    if kind.__init__ is MultiTurnLossMaskGenerator.__init__:
+        return kind(tokenizer, loss_mask_type, chat_template_kwargs=options)
+    return kind(tokenizer, loss_mask_type)
+
+
+def _types_for(kind: Any, wanted: str) -> list[str]:
+    """Returns the types to ask a class for: those that are its own, unless one of somebody's own was set.
+
+    A class with a type of its own is never asked for a built-in one: what is wrong with it would go unsaid.
+    """
+    if wanted not in BUILT_IN_TYPES:
+        return [wanted]
+    own = [name.removeprefix(OWN_METHOD) for name in vars(kind) if name.startswith(OWN_METHOD)]
+    if hasattr(kind, "get_custom_multi_turn_loss_mask"):
+        own.append(DOCUMENTED_TYPE)
+    return [wanted] if wanted in own or not own else own
+
+
+# --- finding the class -----------------------------------------------------------------------------------------------
+
+
+def _classes(settings: MaskSettings) -> list[Any]:
+    """Returns the classes that may know the type, best first; loading a module may register it as well."""
+    if settings.source is None:
+        return _classes_of_slimes_module(settings.loss_mask_type)
+    module_name, _, class_name = _split(settings.source)
+    module = _module(module_name, settings.source)
+    if class_name:
+        kind = getattr(module, class_name, None)
+        if not callable(kind):
+            raise ConfigError(f"rollout_buffer_loss_mask is {settings.source!r}, and {module_name} has no {class_name}")
+        return [kind]
+    found = _own_classes(module)
+    if settings.loss_mask_type not in BUILT_IN_TYPES and settings.loss_mask_type in known_loss_mask_types():
+        found = [MultiTurnLossMaskGenerator]
+    if len(found) != 1:
+        names = ", ".join(kind.__name__ for kind in found) or "no class of masks"
+        raise ConfigError(
+            f"rollout_buffer_loss_mask is {settings.source!r}, which has {names} and registers no type "
+            f"{settings.loss_mask_type!r}: name the class, module:Class, or the type, loss_mask_type"
+        )
+    return found
+
+
+def _classes_of_slimes_module(loss_mask_type: str) -> list[Any]:
+    """Returns who may know a type that no source was named for: registered, or in slime's own edited module."""
+    if loss_mask_type in known_loss_mask_types():
+        return [MultiTurnLossMaskGenerator]
+    module = importlib.import_module(SLIMES_MODULE)
+    edited = getattr(module, "MultiTurnLossMaskGenerator", None)
+    found = _own_classes(module)
+    if edited is not None and edited is not MultiTurnLossMaskGenerator:
+        found = [kind for kind in found if kind is not edited] + [edited]
+    if not found:
+        known = ", ".join(known_loss_mask_types())
+        raise ConfigError(f"the loss mask type {loss_mask_type!r} is not known (known are {known}): {HOW}")
+    return found
+
+
+def _own_classes(module: ModuleType) -> list[Any]:
+    """Returns the mask classes that a module defines itself."""
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__ and hasattr(value, "get_loss_mask")
+    ]
+
+
+def _split(source: str) -> tuple[str, str, str]:
+    """Splits ``module:Class`` or ``/path/file.py:Class``; a dotted path may end in the class, as slime's own do."""
+    module_name, colon, class_name = source.rpartition(":")
+    if colon:
+        return module_name.strip(), colon, class_name.strip()
+    last = source.rpartition(".")[2]
+    if not source.endswith(".py") and last[:1].isupper():
+        return source.removesuffix(f".{last}"), ".", last
+    return source, "", ""
+
+
+@functools.lru_cache(maxsize=8)
+def _module(name: str, source: str) -> ModuleType:
+    try:
+        if name.endswith(".py"):
+            return _module_of_file(Path(name).expanduser().resolve())
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ConfigError(
+            f"rollout_buffer_loss_mask is {source!r}, and {name} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Runs a file as a module. Names that slime's own mask_utils.py has are there, so that its code can be pasted."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    name = f"rollout_buffer_loss_mask_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    for known in ("Any", "Dict", "List", "Optional", "Sequence", "Tuple", "Union"):
+        setattr(module, known, getattr(typing, known))
+    for own in (MultiTurnLossMaskGenerator, get_response_lengths, register_loss_mask_type):
+        setattr(module, own.__name__, own)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _shown(settings: MaskSettings) -> str:
+    return settings.source or f"the type {settings.loss_mask_type!r}"

@@ -1,0 +1,217 @@
+"""What a rollout says about itself, as numbers under ``rollout/``. Pure.
+
+Every trajectory counts once, however many rows it has; dummies count only where the name says so. Names with a last
+part of their own (a task, an app, a reason, a state) are shares or counts of that value. What the buffer counts has the
+name of its Prometheus metric with slashes for underscores, and the label's value as last part: ``rollout_buffer_slots``
+of state ``ready`` is ``rollout/buffer/slots/ready``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+
+__all__ = ["METRICS", "TrajectoryFacts", "batch_metrics", "facts_of", "job_metrics", "no_filter_metrics"]
+
+Metrics = dict[str, float]
+
+METRICS: Mapping[str, str] = {
+    "rollout/no_filter/total_samples": "trajectories that the buffer saw, before any filter",
+    "rollout/no_filter/avg_reward": "their mean reward",
+    "rollout/no_filter/reward_std": "their rewards' standard deviation (n - 1), mean over the replies",
+    "rollout/no_filter/reward_min": "their smallest reward",
+    "rollout/no_filter/reward_max": "their largest reward",
+    "rollout/reward/mean": "mean raw reward of the batch",
+    "rollout/reward/std": "standard deviation of the raw rewards (n - 1)",
+    "rollout/reward/min": "smallest raw reward",
+    "rollout/reward/max": "largest raw reward",
+    "rollout/success/mean": "share of trajectories that solved their task, of those that say whether they did",
+    "rollout/success/task/<task>": "the same, by task",
+    "rollout/success/app/<app>": "the same, by app",
+    "rollout/response_length/mean": "tokens from the first trained one to the end, all rows of a trajectory together",
+    "rollout/response_length/min": "the shortest",
+    "rollout/response_length/max": "the longest",
+    "rollout/trained_tokens/mean": "tokens with mask 1 of a trajectory",
+    "rollout/turns/mean": "replies of the model in an episode",
+    "rollout/turns/max": "most replies",
+    "rollout/stop_reason/<reason>": "share of trajectories that stopped for this reason",
+    "rollout/outcome/<outcome>": "share of members with this outcome, dummies included",
+    "rollout/staleness/mean": "weight versions between a trajectory's oldest token and the newest of the batch",
+    "rollout/staleness/max": "the largest such distance",
+    "rollout/token_drift/<kind>": "trajectories that re-tokenising would have changed, by how; rebuilt_turns and "
+    "rebuilt_conversation: those that came as messages only, by how their rows were made",
+    "rollout/buffer/wait_s": "seconds that the rollout waited for groups",
+    "rollout/buffer/dummies": "members that stand for one that could not be played or trained",
+    "rollout/buffer/malformed_items": "items that came malformed",
+    "rollout/buffer/surplus_items": "members beyond the group's size",
+    "rollout/buffer/untrained_trajectories": "trajectories of which no token is trained",
+    "rollout/buffer/without_log_probs": "trajectories not trained because slime computes its loss from log-probs",
+    "rollout/buffer/rows": "training rows",
+    "rollout/buffer/row_tokens": "tokens in all rows, context included",
+    "rollout/buffer/tokens_from_generations": "trajectories with the tokens that were sampled",
+    "rollout/buffer/tokens_from_messages": "trajectories rebuilt from their messages",
+    "rollout/buffer/images": "screenshots in the rows",
+    "rollout/buffer/images_fetched": "screenshots that came over the network",
+    "rollout/buffer/image_tensor_bytes": "bytes of the screenshots' tensors",
+    "rollout/buffer/images_missing": "trajectories without one of their screenshots",
+    "rollout/buffer/image_mismatches": "trajectories whose screenshots and tokens do not agree",
+    "rollout/buffer/engine_image_mismatches": "trajectories whose screenshots the engine counted otherwise",
+    "rollout/buffer/slots/<state>": "slots of the job by state",
+    "rollout/buffer/trajectories/<outcome>": "trajectories of the job by outcome",
+    "rollout/buffer/trajectories/late": "trajectories that came after their group had closed",
+    "rollout/buffer/trajectories/damaged": "trajectories whose payload could not be read",
+    "rollout/buffer/reward/<statistic>": "reward of all the job's trajectories: mean, min, max",
+    "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
+    "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
+    "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
+    "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
+}
+"""Every metric that a training rollout reports, and what it says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryFacts:
+    """What the metrics of a batch say of one trajectory. ``says`` is what its generator said beside: success, app …"""
+
+    is_dummy: bool
+    outcome: str | None
+    stop_reason: str | None
+    raw_reward: float
+    response_tokens: int
+    trained_tokens: int
+    weight_versions: Sequence[str] = ()
+    says: Mapping[str, Any] = field(default_factory=dict)
+
+
+def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
+    """Returns what counts of a trajectory."""
+    return TrajectoryFacts(
+        is_dummy=trajectory.is_dummy,
+        outcome=trajectory.outcome,
+        stop_reason=trajectory.stop_reason,
+        raw_reward=trajectory.raw_reward,
+        response_tokens=sum(row.response_length for row in trajectory.rows),
+        trained_tokens=sum(row.trained_tokens for row in trajectory.rows),
+        weight_versions=[version for row in trajectory.rows for version in row.weight_versions],
+        says=trajectory.extra_info,
+    )
+
+
+def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Returns how many samples the buffer saw and their rewards, weighted over all replies; {} when none said."""
+    said = [meta for meta in all_meta_info if meta.get("total_samples")]
+    if not said:
+        return {}
+    metrics: Metrics = {"rollout/no_filter/total_samples": sum(int(meta["total_samples"]) for meta in said)}
+    for name, join in (("avg_reward", _weighted), ("reward_std", _weighted)):
+        known = [(int(meta["total_samples"]), float(meta[name])) for meta in said if _is_number(meta.get(name))]
+        if known:
+            metrics[f"rollout/no_filter/{name}"] = join(known)
+    for name, pick in (("reward_min", min), ("reward_max", max)):
+        values = [float(meta[name]) for meta in said if _is_number(meta.get(name))]
+        if values:
+            metrics[f"rollout/no_filter/{name}"] = pick(values)
+    return metrics
+
+
+def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
+    """Returns what the trajectories of a batch have in common."""
+    members = list(trajectories)
+    trained = [member for member in members if not member.is_dummy]
+    metrics = _shares("rollout/outcome", [member.outcome for member in members])
+    if not trained:
+        return metrics
+    turns = [float(member.says["turns"]) for member in trained if _is_number(member.says.get("turns"))]
+    return {
+        **metrics,
+        **_spread("rollout/reward", [member.raw_reward for member in trained]),
+        **_pick(
+            _spread("rollout/response_length", [float(member.response_tokens) for member in trained]),
+            "mean", "min", "max",
+        ),
+        "rollout/trained_tokens/mean": statistics.fmean(member.trained_tokens for member in trained),
+        **_pick(_spread("rollout/turns", turns), "mean", "max"),
+        **_shares("rollout/stop_reason", [member.stop_reason for member in trained]),
+        **_success([member.says for member in trained]),
+        **_staleness(trained),
+    }  # fmt: skip
+
+
+def job_metrics(job: Mapping[str, Any]) -> Metrics:
+    """Returns the books of a job as ``GET /jobs/<id>`` tells them."""
+    slots = {f"rollout/buffer/slots/{state}": float(count) for state, count in (job.get("slots") or {}).items()}
+    outcomes = {
+        f"rollout/buffer/trajectories/{outcome}": float(count) for outcome, count in (job.get("outcomes") or {}).items()
+    }
+    attempts = job.get("attempts") or {}
+    failed = {key.partition(":")[2]: count for key, count in attempts.items() if key.startswith("failed:")}
+    errors = {f"rollout/buffer/attempts/failed/{code}": float(count) for code, count in failed.items()}
+    lost = {f"rollout/buffer/trajectories/{name}": float(job[name]) for name in ("late", "damaged") if name in job}
+    return {**slots, **outcomes, **errors, **lost, **_measures(job.get("measures") or {})}
+
+
+def _measures(measures: Mapping[str, Mapping[str, float]]) -> Metrics:
+    return {
+        f"rollout/buffer/{name.replace('_', '/')}/{statistic}": float(value)
+        for name, statistics_of in measures.items()
+        for statistic, value in statistics_of.items()
+    }
+
+
+def _weighted(values: Sequence[tuple[int, float]]) -> float:
+    return math.fsum(weight * value for weight, value in values) / sum(weight for weight, _ in values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _spread(name: str, values: Sequence[float]) -> Metrics:
+    if not values:
+        return {}
+    return {
+        f"{name}/mean": statistics.fmean(values),
+        f"{name}/std": statistics.stdev(values) if len(values) > 1 else 0.0,
+        f"{name}/min": min(values),
+        f"{name}/max": max(values),
+    }
+
+
+def _pick(metrics: Metrics, *names: str) -> Metrics:
+    return {name: value for name, value in metrics.items() if name.rsplit("/", 1)[1] in names}
+
+
+def _shares(name: str, values: Sequence[Any]) -> Metrics:
+    counts = Counter(str(value) for value in values if value is not None)
+    return {f"{name}/{value}": count / len(values) for value, count in sorted(counts.items())}
+
+
+def _success(facts: Sequence[Mapping[str, Any]]) -> Metrics:
+    known = [fact for fact in facts if isinstance(fact.get("success"), bool)]
+    if not known:
+        return {}
+    solved: dict[str, list[bool]] = defaultdict(list)
+    for fact in known:
+        solved["rollout/success/mean"].append(fact["success"])
+        for key, name in (("task_name", "task"), ("app", "app")):
+            if isinstance(fact.get(key), str) and fact[key]:
+                solved[f"rollout/success/{name}/{fact[key].replace('/', '_')}"].append(fact["success"])
+    return {name: statistics.fmean(values) for name, values in sorted(solved.items())}
+
+
+def _staleness(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
+    """The trainer's own version is not known here: the newest one that sampled anything stands for it."""
+    by_trajectory = [
+        [int(version) for version in member.weight_versions if str(version).isdecimal()] for member in trajectories
+    ]
+    known = [versions for versions in by_trajectory if versions]
+    if not known:
+        return {}
+    newest = max(max(versions) for versions in known)
+    return _pick(_spread("rollout/staleness", [float(newest - min(versions)) for versions in known]), "mean", "max")

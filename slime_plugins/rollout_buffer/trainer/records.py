@@ -1,0 +1,158 @@
+"""What a trainer gets, as frozen records: a batch of groups of trajectories of rows.
+
+Every trajectory of a job has as many siblings as the job plays of an instance. One that cannot be trained keeps its
+place in the group, without rows and with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from slime_plugins.rollout_buffer.types import Outcome, StopReason
+
+__all__ = ["RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory", "RowSource", "TokenSource"]
+
+
+class TokenSource(StrEnum):
+    """Where the tokens of a trajectory came from."""
+
+    GENERATIONS = "generations"  # sampled by the engine, id by id
+    MESSAGES = "messages"  # rebuilt with the tokenizer
+    DUMMY = "dummy"  # nothing of it is trained
+
+
+class RowSource(StrEnum):
+    """How the rows of a trajectory were made."""
+
+    GENERATIONS = "generations"  # of what was sampled
+    TURNS = "turns"  # rebuilt from messages turn by turn
+    CONVERSATION = "conversation"  # rebuilt from messages, one mask over the whole
+    DUMMY = "dummy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRow:
+    """One sequence with a loss.
+
+    ``token_ids`` and ``loss_mask`` have one length: 1 stands on tokens that the policy sampled and that are trained.
+    ``log_probs`` is as long, with what the engine recorded at the ones and 0.0 elsewhere; None where it recorded
+    nothing. ``response_start`` is the place of the first trained token, never 0. ``reward`` is the trajectory's, which
+    its rows share: a loss counts each trajectory once, by ``uid``.
+
+    ``images`` names the screenshot (sha256) of each placeholder run in order. ``train_inputs`` holds what the model's
+    own processor made of them (``pixel_values``, ``image_grid_thw``, joined along dimension 0), None without images or
+    without a processor. ``weight_versions`` are those that sampled the row's turns, in order.
+    """
+
+    uid: str
+    group_index: int
+    number: int
+    token_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    log_probs: Sequence[float] | None
+    response_start: int
+    reward: float
+    weight_versions: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    train_inputs: Mapping[str, Any] | None = None
+    pictures: tuple[Any, ...] = ()
+
+    @property
+    def response_length(self) -> int:
+        """Tokens from the first trained one to the end."""
+        return len(self.token_ids) - self.response_start
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens with mask 1."""
+        return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutTrajectory:
+    """One member of a group. ``rows`` is empty where it cannot be trained, and ``dummy_reason`` says why.
+
+    ``reward`` is what the loss sees, ``raw_reward`` what the episode earned; those of a member that cannot be trained
+    are the means of its group's others, so that it moves no mean. ``weight_version`` is the oldest that sampled some
+    token of it. ``extra_info`` is what its generator says beside.
+    """
+
+    uid: str
+    instance_id: str
+    group_index: int
+    epoch: int
+    slot: int
+    reward: float
+    raw_reward: float
+    outcome: str = Outcome.COMPLETED.value
+    stop_reason: str = StopReason.STOP.value
+    rows: tuple[RolloutRow, ...] = ()
+    token_source: TokenSource = TokenSource.DUMMY
+    row_source: RowSource = RowSource.DUMMY
+    dummy_reason: str | None = None
+    has_images: bool = False
+    weight_version: int | None = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether nothing of it is trained."""
+        return not self.rows
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit cut it: its outcome says so, or, of slime's own generators, ``extra_info.finish_reason``."""
+        return self.outcome == Outcome.TRUNCATED.value or self.extra_info.get("finish_reason") == "length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutGroup:
+    """All members of one (job, epoch, instance), in the order of their slots as they were delivered."""
+
+    group_index: int
+    instance_id: str
+    trajectories: tuple[RolloutTrajectory, ...]
+
+    @property
+    def rows(self) -> list[RolloutRow]:
+        """The rows of all members."""
+        return [row for trajectory in self.trajectories for row in trajectory.rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutBatch:
+    """Groups for one step of a trainer, and what the buffer said beside them.
+
+    ``delivery_ids`` are what is acknowledged when the batch is safe. ``finished_elsewhere`` names the instances of
+    groups that ended without being delivered since the last batch: they are consumed as well.
+    """
+
+    groups: tuple[RolloutGroup, ...]
+    delivery_ids: tuple[str, ...] = ()
+    finished_elsewhere: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[RolloutGroup]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @property
+    def trajectories(self) -> list[RolloutTrajectory]:
+        """All members of all groups."""
+        return [trajectory for group in self.groups for trajectory in group.trajectories]
+
+    @property
+    def rows(self) -> list[RolloutRow]:
+        """All rows of all groups."""
+        return [row for group in self.groups for row in group.rows]
+
+    @property
+    def consumed(self) -> list[str]:
+        """Instance ids to put on the skip list of a resumed run, one for each group that this batch used up."""
+        return [*self.finished_elsewhere, *(group.instance_id for group in self.groups)]

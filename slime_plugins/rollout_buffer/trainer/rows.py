@@ -1,0 +1,435 @@
+"""From delivered items to training rows. Pure but for loading a tokenizer.
+
+An item becomes one row or several: from its generations, token by token as they were sampled, or rebuilt turn by turn
+from its messages when it carries none. Rows that show images get them as the model's own processor makes them, where
+there is one (``vision.py``).
+
+An item that cannot be trained keeps its place in the group, without rows. It carries the mean reward of its group's
+other members, so that it moves no mean.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slime.utils.mask_generator import (
+    Generation,
+    MultiTurnLossMaskGenerator,
+    TrainingRow,
+    UndecidedReason,
+    pack_training_rows,
+)
+from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, vocabulary_size
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.masks import Masks, MaskSettings, mask_generator
+from slime_plugins.rollout_buffer.trainer.records import (
+    RolloutGroup,
+    RolloutRow,
+    RolloutTrajectory,
+    RowSource,
+    TokenSource,
+)
+from slime_plugins.rollout_buffer.trainer.settings import RowSettings
+from slime_plugins.rollout_buffer.trainer.vision import (
+    ImageProblemError,
+    RowImages,
+    RowInputs,
+    VisionFamily,
+    shown_in_messages,
+)
+from slime_plugins.rollout_buffer.types import Outcome, StopReason
+from slime_plugins.rollout_buffer.wire import RolloutItem
+
+__all__ = ["RowBuilder", "images_of"]
+
+logger = logging.getLogger(__name__)
+
+STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
+"""Stop reasons that say that the last reply itself was cut."""
+STOPS_BETWEEN_TURNS = frozenset({StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED})
+FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
+MANY_ROW_TOKENS = 500_000
+"""Tokens in all rows of one rebuilt trajectory from which on their cost is warned of."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Packed:
+    """The rows of a trajectory with the generations that they index, and where they came from."""
+
+    rows: list[TrainingRow]
+    generations: Sequence[Generation]
+    token_source: TokenSource
+    row_source: RowSource
+
+
+class RowBuilder:
+    """Turns delivered items into groups of exactly n members, and counts what it met on the way."""
+
+    def __init__(self, settings: RowSettings) -> None:
+        self._settings = settings
+        self._row_images: RowImages | None = None
+        self.counts: Counter[str] = Counter()
+
+    def groups(
+        self, items: Iterable[RolloutItem], vision: VisionFamily | None = None, images: FetchedImages | None = None
+    ) -> list[RolloutGroup]:
+        """Returns the groups of one delivery, each filled up or cut to exactly n members.
+
+        ``vision`` gives the rows their ``images``; without it they keep one placeholder for each.
+        """
+        members_by_group, ungrouped = _by_group(items)
+        groups = []
+        for members in members_by_group:
+            # What is made of an image lives as long as its group is at work: siblings share it, and it is large.
+            self._row_images = None if vision is None else RowImages(vision, images or FetchedImages())
+            groups.append(self._group(members, ungrouped))
+        self._row_images = None
+        return groups
+
+    def _group(self, items: list[RolloutItem], ungrouped: list[RolloutItem]) -> RolloutGroup:
+        wanted = self._settings.samples_per_group
+        surplus = len(items) - wanted
+        if surplus > 0:
+            self.counts["surplus_items"] += surplus
+            logger.warning("group of %s has %d members too many; they are not trained", items[0].instance_id, surplus)
+        taken = [*items[:wanted]]
+        while ungrouped and len(taken) < wanted:
+            taken.append(ungrouped.pop())
+        members = [self._member(item) for item in taken]
+        missing = range(len(members), wanted)
+        members += [_dummy(_stand_in(items[0], slot), "the group came with too few members") for slot in missing]
+        self.counts["dummies"] += sum(member.is_dummy for member in members)
+        first = items[0]
+        return RolloutGroup(
+            group_index=first.group_index, instance_id=first.instance_id, trajectories=_with_neutral_dummies(members)
+        )
+
+    def _member(self, item: RolloutItem) -> RolloutTrajectory:
+        """Returns an item with its rows, or without any and with the reason."""
+        refusal = _refusal(item)
+        if refusal is not None:
+            self.counts["malformed_items"] += item.error is not None
+            return _dummy(item, refusal)
+        self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
+        try:
+            packed = self._packed(item)
+            rows = self._rows(item, packed)
+        except ImageProblemError as problem:
+            logger.warning("trajectory %s is not trained: %s", item.uid, problem)
+            self.counts[problem.counter] += 1
+            return _dummy(item, str(problem))
+        except Exception as error:  # one broken record must not block the delivery it came in
+            logger.exception("trajectory %s cannot be turned into tokens", item.uid)
+            self.counts["malformed_items"] += 1
+            return _dummy(item, f"{type(error).__name__}: {error}")
+        if not rows:
+            self.counts["untrained_trajectories"] += 1
+            return _dummy(item, "no token of it is trained")
+        wanted_by = self._settings.log_probs_wanted_by
+        if wanted_by is not None and any(row.log_probs is None for row in rows):
+            self.counts["without_log_probs"] += 1
+            _warn_of_missing_log_probs(wanted_by)
+            return _dummy(item, f"it has no log-probs of the engine, from which {wanted_by} computes the loss")
+        self._count(packed, rows)
+        return replace(
+            _trajectory(item), rows=tuple(rows), token_source=packed.token_source, row_source=packed.row_source
+        )
+
+    def _count(self, packed: _Packed, rows: Sequence[RolloutRow]) -> None:
+        self.counts[f"tokens_from_{packed.token_source}"] += 1
+        self.counts["rows"] += len(rows)
+        self.counts["row_tokens"] += sum(len(row.token_ids) for row in rows)
+        if self._row_images is not None:
+            self.counts["images"] += sum(len(row.images) for row in rows if row.train_inputs is not None)
+        self.counts["image_tensor_bytes"] += sum(_tensor_bytes(row) for row in rows)
+
+    def _packed(self, item: RolloutItem) -> _Packed:
+        if not item.generations:
+            return self._rebuilt(item)
+        if self._settings.masks.is_own:
+            _warn_of_unused_mask()
+        rows = _told_their_images(pack_training_rows(item.generations), item)
+        self._check_vocabulary(rows)
+        self._count_drift(item)
+        return _Packed(
+            rows=rows,
+            generations=item.generations,
+            token_source=TokenSource.GENERATIONS,
+            row_source=RowSource.GENERATIONS,
+        )
+
+    def _check_vocabulary(self, rows: Sequence[TrainingRow]) -> None:
+        """An id without an embedding would end the training of the whole batch, on the device and without a name.
+
+        Raises:
+            ValueError: the model does not have an id.
+        """
+        size = vocabulary_size(self._settings.masks.tokenizer_path) or LARGEST_VOCABULARY
+        for odd in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
+            raise ValueError(f"the token id {odd} is not in the vocabulary of {size} ids")
+
+    def _rebuilt(self, item: RolloutItem) -> _Packed:
+        """Rebuilds rows from the messages: all that the policy wrote, in every turn, unless the type says otherwise."""
+        messages = list(item.messages)
+        rebuilt = mask_generator(self._settings.masks).rebuild_rows(
+            messages,
+            _tools(item),
+            cut=_was_cut(item),
+            images_before=lambda index: shown_in_messages(messages[: index + 1]),
+            max_tokens=self._settings.max_row_tokens,
+        )
+        row_source = RowSource.TURNS if rebuilt.by_turn else RowSource.CONVERSATION
+        self.counts[f"token_drift/rebuilt_{row_source}"] += 1
+        unknown = {one.reason for one in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
+        self.counts["token_drift/undecided"] += bool(unknown)
+        rows = rebuilt.rows
+        row_tokens = sum(len(row.token_ids) for row in rows)
+        if row_tokens > MANY_ROW_TOKENS:
+            _warn_of_long_rows(len(rows), row_tokens)
+        if not rebuilt.by_turn:
+            self._check_vocabulary(rows)
+            rows = [replace(row, images=shown_in_messages(messages)) for row in rows]
+        return _Packed(
+            rows=rows, generations=rebuilt.generations, token_source=TokenSource.MESSAGES, row_source=row_source
+        )
+
+    def _rows(self, item: RolloutItem, packed: _Packed) -> list[RolloutRow]:
+        rows: list[RolloutRow] = []
+        for row in packed.rows:
+            inputs = self._with_images(row, item, packed.generations)
+            start = _response_start(inputs.row)
+            if start is not None:
+                rows.append(self._row(item, inputs, start, _versions(packed, row), number=len(rows)))
+        return rows
+
+    def _row(self, item: RolloutItem, inputs: RowInputs, start: int, versions: list[str], *, number: int) -> RolloutRow:
+        return RolloutRow(
+            uid=item.uid,
+            group_index=item.group_index,
+            number=number,
+            token_ids=list(inputs.row.token_ids),
+            loss_mask=[0, *map(int, inputs.row.loss_mask[1:])],
+            log_probs=None if inputs.row.log_probs is None else [float(value) for value in inputs.row.log_probs],
+            response_start=start,
+            reward=_reward(item.reward),
+            weight_versions=tuple(versions),
+            images=inputs.row.images or (),
+            train_inputs=inputs.train_inputs,
+            pictures=inputs.pictures if self._settings.keep_pictures else (),
+        )
+
+    def _with_images(self, row: TrainingRow, item: RolloutItem, generations: Sequence[Generation]) -> RowInputs:
+        if self._row_images is None or not images_of(item):
+            return RowInputs(row=row, train_inputs=None, pictures=())
+        return self._row_images.attach(row, generations)
+
+    def _count_drift(self, item: RolloutItem) -> None:
+        """Counts what rebuilding the tokens from messages would have changed; the sampled ones are trained anyway."""
+        if not self._settings.report_drift or not item.messages:
+            return
+        generator = self._drift_measure
+        if generator is None:
+            self.counts["token_drift/unknown"] += 1
+            return
+        try:
+            report = generator.report_drift(item.messages, item.generations, _tools(item))
+        except Exception:  # a report that fails must not cost the trajectory
+            logger.exception("the token drift of %s cannot be measured", item.uid)
+            self.counts["token_drift/unknown"] += 1
+        else:
+            self.counts.update(f"token_drift/{kind}" for kind in report.kinds or ["clean"])
+
+    @property
+    def _drift_measure(self) -> MultiTurnLossMaskGenerator | None:
+        """What drift is measured with; None where there is no tokenizer, which sampled tokens do not need."""
+        if not self._settings.masks.tokenizer_path:
+            return None
+        generator = _mask_generator_or_none(self._settings.masks)
+        return generator if isinstance(generator, MultiTurnLossMaskGenerator) else None
+
+
+def images_of(item: RolloutItem) -> list[str]:
+    """Returns the hashes of all images that a trajectory may need, each once."""
+    in_generations = (sha256 for generation in item.generations for sha256 in generation.images or ())
+    return list(dict.fromkeys([*item.images, *in_generations, *shown_in_messages(item.messages)]))
+
+
+# --- one group -------------------------------------------------------------------------------------------------------
+
+
+def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], list[RolloutItem]]:
+    """Sorts items into their groups; a malformed item that no longer says where it belongs is a stray."""
+    groups: dict[Any, list[RolloutItem]] = {}
+    ungrouped = []
+    for item in items:
+        if item.group_index >= 0:
+            groups.setdefault(item.group_index, []).append(item)
+        elif item.error is None:
+            groups.setdefault((item.instance_id, item.epoch), []).append(item)
+        else:
+            ungrouped.append(item)
+    return list(groups.values()), ungrouped
+
+
+def _refusal(item: RolloutItem) -> str | None:
+    """Says why an item is not trained, None when it may be."""
+    if item.error is not None:
+        return item.error
+    if item.remove_sample:
+        return str(item.extra_info.get("remove_reason") or "the buffer could not fill this slot")
+    if item.outcome in (Outcome.ABORTED, Outcome.FAILED):
+        return f"its outcome is {item.outcome}"
+    return None if item.reward is not None else "it has no reward"
+
+
+def _stand_in(member: RolloutItem, slot: int) -> RolloutItem:
+    """Returns a record for the missing member of a group, under a uid of its own."""
+    return RolloutItem(
+        uid=f"{member.instance_id}.{member.epoch}.{slot}.dummy",
+        instance_id=member.instance_id,
+        group_index=member.group_index,
+        epoch=member.epoch,
+        slot=slot,
+        outcome=Outcome.FAILED.value,
+        remove_sample=True,
+    )
+
+
+def _with_neutral_dummies(members: Sequence[RolloutTrajectory]) -> tuple[RolloutTrajectory, ...]:
+    """Gives members that are not trained the mean of the group's others, as reward and as raw reward."""
+    real = [member for member in members if not member.is_dummy]
+    reward, raw_reward = _mean([one.reward for one in real]), _mean([one.raw_reward for one in real])
+    return tuple(
+        replace(member, reward=reward, raw_reward=raw_reward) if member.is_dummy else member for member in members
+    )
+
+
+# --- one item --------------------------------------------------------------------------------------------------------
+
+
+def _trajectory(item: RolloutItem) -> RolloutTrajectory:
+    timings = item.raw.get("timings_s")
+    return RolloutTrajectory(
+        uid=item.uid,
+        instance_id=item.instance_id,
+        group_index=item.group_index,
+        epoch=item.epoch,
+        slot=item.slot,
+        reward=_reward(item.reward),
+        raw_reward=_reward(item.reward if item.raw_reward is None else item.raw_reward),
+        outcome=item.outcome,
+        stop_reason=item.stop_reason,
+        has_images=bool(images_of(item)),
+        weight_version=item.weight_version,
+        extra_info=item.extra_info,
+        timings_s=timings if isinstance(timings, dict) else {},
+    )
+
+
+def _dummy(item: RolloutItem, reason: str) -> RolloutTrajectory:
+    return replace(_trajectory(item), dummy_reason=reason)
+
+
+def _response_start(row: TrainingRow) -> int | None:
+    """Returns the place of the first trained token; None when nothing is trained.
+
+    The first token of all has nothing before it that could predict it, so it is always prompt.
+    """
+    token_ids, loss_mask, log_probs = row.token_ids, row.loss_mask, row.log_probs
+    if len(loss_mask) != len(token_ids) or (log_probs is not None and len(log_probs) != len(token_ids)):
+        raise ValueError(f"{len(token_ids)} tokens came with a mask or log-probs of another length")
+    return next((index for index, trained in enumerate(loss_mask) if trained and index), None)
+
+
+def _told_their_images(rows: list[TrainingRow], item: RolloutItem) -> list[TrainingRow]:
+    """Fills in, for generations that do not say it, what an append-only episode of one row saw: all it was shown."""
+    if len(rows) != 1 or rows[0].images is not None:
+        return rows
+    return [replace(rows[0], images=shown_in_messages(item.messages))]
+
+
+def _versions(packed: _Packed, row: TrainingRow) -> list[str]:
+    """Returns the weight versions that sampled the row's turns, in order; a resumed turn has several."""
+    versions: list[str] = []
+    for index in row.generation_indices:
+        generation = packed.generations[index]
+        spans = [span.weight_version for span in generation.weight_version_spans]
+        versions += spans or ([generation.weight_version] if generation.weight_version is not None else [])
+    return versions
+
+
+def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
+    tools = item.raw.get("tools") or item.extra_info.get("tools")
+    return tools if isinstance(tools, list) else None
+
+
+def _was_cut(item: RolloutItem) -> bool:
+    """Tells whether the last reply never came to its end of turn, as far as the item says so.
+
+    The buffer calls every truncated episode ``length``, also one that ran out of turns; its stop reason tells.
+    """
+    if item.stop_reason in STOPS_BETWEEN_TURNS:
+        return False
+    return item.stop_reason in STOPS_THAT_CUT or item.extra_info.get("finish_reason") in FINISH_REASONS_THAT_CUT
+
+
+def _extremes(token_ids: Sequence[int]) -> tuple[int, ...]:
+    return (min(token_ids), max(token_ids)) if token_ids else ()
+
+
+def _tensor_bytes(row: RolloutRow) -> int:
+    return sum(int(tensor.nbytes) for tensor in (row.train_inputs or {}).values())
+
+
+def _reward(value: Any) -> float:
+    return 0.0 if value is None else float(value)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+# --- said once -------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4)
+def _mask_generator_or_none(settings: MaskSettings) -> Masks | None:
+    """Returns the mask generator, or None where it cannot be loaded, which is tried once per process and said once."""
+    try:
+        return mask_generator(settings)
+    except Exception as error:  # noqa: BLE001 - a report that fails must not cost a rollout
+        logger.warning("token drift is not measured: the tokenizer cannot be loaded: %s", error)
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_unused_mask() -> None:
+    logger.warning(
+        "trajectories carry the tokens that were sampled, and exactly those are trained: the loss mask of one's own "
+        "decides only for trajectories that come as messages alone"
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_missing_log_probs(flag: str) -> None:
+    logger.warning(
+        "%s computes the loss from the engine's log-probs: trajectories without them are not trained. They come with "
+        "generations, never with messages alone",
+        flag,
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_long_rows(rows: int, tokens: int) -> None:
+    logger.warning(
+        "a trajectory rebuilt from its messages is %d rows of %d tokens in all, because its template drops earlier "
+        "reasoning: rollout_buffer_max_row_tokens bounds that, and rollout/buffer/row_tokens says what rows cost",
+        rows,
+        tokens,
+    )

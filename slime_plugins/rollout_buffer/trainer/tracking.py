@@ -1,0 +1,294 @@
+"""Where metrics and example trajectories go: W&B, TensorBoard, a JSONL file. No sink ever stops a training.
+
+slime logs what a rollout function returns by itself, to its own W&B run and TensorBoard. What goes out here is what
+slime does not log: the buffer's numbers before filtering, tables of example trajectories with screenshots, and, where
+asked for, all metrics of a rollout as a line of a file or as TensorBoard events, for runs without slime.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.settings import TrackingSettings
+from slime_plugins.rollout_buffer.wire import RolloutItem
+
+__all__ = [
+    "STEP",
+    "Example",
+    "JsonLinesSink",
+    "MetricSink",
+    "TensorBoardSink",
+    "Tracker",
+    "WandbSink",
+    "chosen_examples",
+    "example_of",
+    "tracker_for",
+]
+
+logger = logging.getLogger(__name__)
+
+STEP = "rollout/step"
+EXAMPLES = "rollout/examples"
+TEXT_LIMIT = 4000
+PATIENCE_S = 30.0
+"""How long a rollout waits for a sink to take its metrics."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One trajectory of a table: its facts, the last thing the model said, its first and its last screenshot."""
+
+    uid: str
+    instance_id: str
+    task: str
+    reward: float
+    success: bool | None
+    stop_reason: str
+    turns: int | None
+    last_words: str
+    screenshots: tuple[tuple[str, bytes], ...] = ()
+
+    @staticmethod
+    def columns() -> list[str]:
+        """The columns of a table, in the order of ``cells``."""
+        return ["uid", "instance_id", "task", "reward", "success", "stop_reason", "turns", "last_words"]
+
+    def cells(self) -> list[Any]:
+        """What stands in the columns."""
+        return [getattr(self, column) for column in self.columns()]
+
+
+class MetricSink(Protocol):
+    """Takes the metrics of a rollout, and now and then examples. May raise whatever it likes."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Takes the metrics of one step."""
+
+    def log_examples(self, examples: Sequence[Example], step: int) -> None:
+        """Takes a table of examples."""
+
+
+class Tracker:
+    """Sends to every sink what it should get. A failure, or a sink that hangs, is said once and costs nothing else."""
+
+    def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
+        self._before_filter = [_Carrier(sink) for sink in before_filter]
+        self._everything = [_Carrier(sink) for sink in everything]
+
+    def log_before_filter(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs what slime does not see: the buffer's numbers before any filter."""
+        self._send(self._before_filter, lambda sink: sink.log(metrics, step))
+
+    def log_rollout(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs all metrics of a rollout, where slime does not do it."""
+        self._send(self._everything, lambda sink: sink.log(metrics, step))
+
+    def log_examples(self, examples: Sequence[Example], step: int) -> None:
+        """Logs a table of trajectories."""
+        if examples:
+            self._send([*self._before_filter, *self._everything], lambda sink: sink.log_examples(examples, step))
+
+    def _send(self, carriers: Sequence[_Carrier], send: Callable[[MetricSink], None]) -> None:
+        for carrier in carriers:
+            carrier.carry(send)
+
+
+class _Carrier:
+    """Brings one sink its metrics, on a thread of its own: one that hangs holds up no rollout, and no process."""
+
+    def __init__(self, sink: MetricSink) -> None:
+        self._sink = sink
+        self._orders: queue.SimpleQueue[tuple[Callable[[MetricSink], None], threading.Event]] = queue.SimpleQueue()
+        self._unfinished: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def carry(self, send: Callable[[MetricSink], None]) -> None:
+        """Has the sink take something, and waits for it; a sink that still hangs with what came before gets nothing."""
+        if self._unfinished is not None and not self._unfinished.is_set():
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"metrics to {self._name}", daemon=True)
+            self._thread.start()
+        self._unfinished = threading.Event()
+        self._orders.put((send, self._unfinished))
+        if not self._unfinished.wait(PATIENCE_S):
+            _warn_once(f"{self._name} has not taken the metrics for {PATIENCE_S:g} s: it gets none until it has")
+
+    @property
+    def _name(self) -> str:
+        return type(self._sink).__name__
+
+    def _work(self) -> None:
+        while True:
+            send, done = self._orders.get()
+            try:
+                send(self._sink)
+            except Exception as error:  # noqa: BLE001 - a metric is not worth a training run
+                _warn_once(f"{self._name} did not take the metrics: {type(error).__name__}: {error}")
+            finally:
+                done.set()
+
+
+class WandbSink:
+    """Logs to the W&B run of this process, and not at all when there is none."""
+
+    def __init__(self) -> None:
+        self._defined_for: str | None = None
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Logs under ``rollout/step``; several calls may share a step."""
+        run = self._run()
+        if run is not None:
+            run.log({**metrics, STEP: step})
+
+    def log_examples(self, examples: Sequence[Example], step: int) -> None:
+        """Logs a W&B table with the screenshots in it."""
+        run = self._run()
+        if run is None:
+            return
+        import wandb
+
+        table = wandb.Table(columns=[*Example.columns(), "first_screenshot", "last_screenshot"])
+        for example in examples:
+            pictures = [wandb.Image(_picture(data)) for _, data in example.screenshots[:1] + example.screenshots[-1:]]
+            table.add_data(*example.cells(), *(pictures or [None, None]))
+        run.log({EXAMPLES: table, STEP: step})
+
+    def _run(self) -> Any:
+        import wandb
+
+        run = wandb.run
+        if run is not None and run.id != self._defined_for:
+            run.define_metric(STEP)
+            run.define_metric("rollout/*", step_metric=STEP)
+            self._defined_for = run.id
+        return run
+
+
+class TensorBoardSink:
+    """Writes event files into a folder. Needs ``tensorboardX``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Writes one scalar for each metric."""
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def log_examples(self, examples: Sequence[Example], step: int) -> None:
+        """Writes the examples as a text."""
+        lines = (" | ".join(str(cell).replace("\n", " ") for cell in example.cells()) for example in examples)
+        rule = " | ".join("---" for _ in Example.columns())
+        self._writer.add_text(EXAMPLES, "\n".join([" | ".join(Example.columns()), rule, *lines]), step)
+
+    def close(self) -> None:
+        """Writes what is still in memory; otherwise that happens every ten seconds, and at the end of the process."""
+        self._writer.close()
+
+    @functools.cached_property
+    def _writer(self) -> Any:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise ConfigError("rollout_buffer_tensorboard_dir needs tensorboardX: pip install tensorboardX") from error
+        return SummaryWriter(str(self._folder), flush_secs=10)
+
+
+class JsonLinesSink:
+    """Appends one line for each call to a file; screenshots by hash."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Appends the metrics with their step."""
+        self._append({STEP: step, **metrics})
+
+    def log_examples(self, examples: Sequence[Example], step: int) -> None:
+        """Appends the examples with their step."""
+        rows = [
+            {
+                **dict(zip(Example.columns(), example.cells(), strict=True)),
+                "screenshots": [sha256 for sha256, _ in example.screenshots],
+            }
+            for example in examples
+        ]
+        self._append({STEP: step, EXAMPLES: rows})
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+@functools.lru_cache(maxsize=8)
+def tracker_for(settings: TrackingSettings) -> Tracker:
+    """Returns the tracker of these settings, one per process: sinks keep files and definitions open."""
+    everything: list[MetricSink] = []
+    if settings.json_lines is not None:
+        everything.append(JsonLinesSink(settings.json_lines))
+    if settings.tensorboard is not None:
+        everything.append(TensorBoardSink(settings.tensorboard))
+    return Tracker([WandbSink()] if settings.use_wandb else [], everything)
+
+
+def chosen_examples(items: Sequence[RolloutItem]) -> list[RolloutItem]:
+    """Returns the worst, the middle and the best trajectory by raw reward; fewer when there are fewer."""
+    played = [item for item in items if not item.remove_sample and item.error is None]
+    ranked = sorted(played, key=lambda item: (_raw_reward(item), item.uid))
+    places = dict.fromkeys((0, len(ranked) // 2, len(ranked) - 1))
+    return [ranked[place] for place in places if ranked]
+
+
+def example_of(item: RolloutItem, screenshots: Mapping[str, bytes]) -> Example:
+    """Returns what a table shows of an item; a screenshot that could not be had is left out."""
+    shown = [sha256 for sha256 in dict.fromkeys((*item.images[:1], *item.images[-1:])) if sha256 in screenshots]
+    success, turns = item.extra_info.get("success"), item.extra_info.get("turns")
+    return Example(
+        uid=item.uid,
+        instance_id=item.instance_id,
+        task=str(item.extra_info.get("task_name") or ""),
+        reward=_raw_reward(item),
+        success=success if isinstance(success, bool) else None,
+        stop_reason=item.stop_reason,
+        turns=turns if isinstance(turns, int) else None,
+        last_words=_last_words(item),
+        screenshots=tuple((sha256, screenshots[sha256]) for sha256 in shown),
+    )
+
+
+def _raw_reward(item: RolloutItem) -> float:
+    reward = item.reward if item.raw_reward is None else item.raw_reward
+    return 0.0 if reward is None else float(reward)
+
+
+def _last_words(item: RolloutItem) -> str:
+    spoken = [message.get("content") for message in item.messages if message.get("role") == "assistant"]
+    content = spoken[-1] if spoken else ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return str(content or "")[:TEXT_LIMIT]
+
+
+def _picture(data: bytes) -> Any:
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data))
+    picture.load()
+    return picture
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_once(text: str) -> None:
+    logger.warning("%s; further failures are not reported", text)
