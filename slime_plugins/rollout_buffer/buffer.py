@@ -438,7 +438,7 @@ class Buffer:
         back as it was under an id of its own.
         """
         with self.store.write() as connection:
-            return deliveries.take(connection, self._clock(), job, poll)
+            return deliveries.take(connection, self._clock(), job_rows.get_job(connection, job.key), poll)
 
     def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
         """Tells cheaply whether ``take`` would find something."""
@@ -465,8 +465,8 @@ class Buffer:
         if job is None:
             return {**statistics, **about}
         with self.store.read() as connection:
-            exhausted = deliveries.is_exhausted(connection, job.key)
             now = job_rows.get_job(connection, job.key)
+            exhausted = deliveries.is_exhausted(connection, now)
         told = {"job_id": job.job_id, "job_state": now.state.value, "job_cause": now.cause}
         return {**statistics, **about, "exhausted": exhausted, **told}
 
@@ -489,7 +489,7 @@ class Buffer:
         """Pauses jobs whose groups nobody has asked for in ``pause_when_idle_s``: their devices are free for others."""
         paused = []
         for job in self.unfinished_jobs():
-            patience = job.settings["pause_when_idle_s"]
+            patience = job.settings.pause_when_idle_s
             asked_at = job.last_poll_at or job.created_at
             if not job.has_runner or job.state is not JobState.RUNNING or patience is None:
                 continue
@@ -584,7 +584,7 @@ class Buffer:
         for job in self.unfinished_jobs():
             if job.has_runner or job.state is not JobState.RUNNING:
                 continue
-            deadline = self._clock() - float(job.settings["group_timeout_seconds"])
+            deadline = self._clock() - job.settings.group_timeout_seconds
             for group, _ in self.begun_open_groups(job.key):
                 if group.last_write_at is not None and group.last_write_at < deadline:
                     closed += self.judge_and_close(group, transitions.group_policy(job), timed_out=True) is not None
@@ -653,5 +653,5 @@ class Buffer:
             "trainer_run": job.trainer_run,
             "measures": measures,
             "causes": causes,
-            "settings": redacted_values(job.settings),
+            "settings": redacted_values(job.settings.kept),
         }

@@ -245,7 +245,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             if self.states[name] == "open" and (name, slot) not in self.filled
         ]
         self.max_attempts = min(max(spent, default=0) + MAX_ATTEMPTS, request_models.MAX_ATTEMPTS)
-        assert self.buffer.job("j").settings["max_attempts"] == self.max_attempts
+        assert self.buffer.job("j").settings.max_attempts == self.max_attempts
 
     @rule()
     def restart(self) -> None:

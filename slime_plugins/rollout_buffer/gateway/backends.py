@@ -66,7 +66,7 @@ class JobBackend:
     """The way of one job's sessions to its engine."""
 
     def __init__(self, job: JobRecord, engine: Engine, tokenizer: Any) -> None:
-        settings = JobSettings.model_validate(job.settings)
+        settings = JobSettings.model_validate(dict(job.settings.kept))
         self.engine = engine
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
@@ -132,7 +132,7 @@ class JobBackends:
             await self._backends.pop(key).engine.close()
 
     async def _make(self, job: JobRecord) -> JobBackend:
-        path = job.settings.get("tokenizer_path")
+        path = job.settings.tokenizer_path
         if not job.engine_url or not path:
             raise ConflictError(
                 f"job {job.job_id} takes no sessions: start it with remote_engine_url and tokenizer_path, which an "

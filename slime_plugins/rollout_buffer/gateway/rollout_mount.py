@@ -64,7 +64,7 @@ class TrainerMount:
         if job.has_runner:
             raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
         backend = await self._gateway.backends.open(job)
-        path = str(job.settings["tokenizer_path"])
+        path = str(job.settings.tokenizer_path)
         if session.tokenizer_name not in (None, path):
             raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")
         if path not in self._tokens:

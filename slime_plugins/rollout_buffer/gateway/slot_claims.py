@@ -167,7 +167,7 @@ class SlotClaims:
                 return
             uses = attempt_rows.slot_uses(connection, group.key)
             members = trajectory_rows.count_members(connection, group.key)
-        limit = job.settings["max_attempts"]
+        limit = job.settings.max_attempts
         spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
         if members + spent >= job.group_size:
             self._buffer.judge_and_close(group, group_policy(job))
@@ -183,7 +183,7 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
         raise UnavailableError(f"job {job.job_id} is paused: it hands out no slots until it is resumed")
     if job.state not in job_rules.OPEN_STATES:
         raise ConflictError(f"job {job.job_id} is {job.state.value}: it has no open slot", {"state": job.state.value})
-    limit = job.settings["max_groups_ahead"]
+    limit = job.settings.max_groups_ahead
     if (
         limit is not None
         and delivery_rows.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED) >= limit
@@ -193,7 +193,7 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
 
 
 def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:
-    limit = job.settings["max_attempts"]
+    limit = job.settings.max_attempts
     for group in _open_groups(connection, job, instance_id):
         uses = attempt_rows.slot_uses(connection, group.key)
         for slot in range(job.group_size):

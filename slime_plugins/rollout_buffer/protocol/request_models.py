@@ -235,12 +235,6 @@ class JobSettings(BaseModel):
         return {**sent, "max_tokens": self.sampling().max_new_tokens}
 
 
-def generation_cap(settings: Mapping[str, Any]) -> int | None:
-    """Returns the cap of one generation that stored job settings name; None where nobody has named one."""
-    params = settings.get("sampling_params") or {}
-    return params.get("max_new_tokens") or params.get("max_tokens") or settings.get("max_tokens")
-
-
 class StartPayload(JobSettings):
     """The body of ``start_rollout``: the trainer's payload, and what this buffer understands beyond it."""
 

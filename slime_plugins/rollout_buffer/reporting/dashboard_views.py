@@ -136,10 +136,10 @@ class Views:
             supervisor_age_s=None if beat is None else abs(now - beat[0]),
             began_s=max(0.0, now - max(job.created_at, job.updated_at)),
             poll_age_s=_age(now, job.last_poll_at),
-            max_groups_ahead=job.settings.get("max_groups_ahead"),
-            pause_when_idle_s=job.settings.get("pause_when_idle_s"),
+            max_groups_ahead=job.settings.max_groups_ahead,
+            pause_when_idle_s=job.settings.pause_when_idle_s,
             stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, STALE),
-            max_weight_version_lag=job.settings.get("max_weight_version_lag"),
+            max_weight_version_lag=job.settings.max_weight_version_lag,
             trainer_run=job.trainer_run,
             weight_version=job.weight_version,
             lone_versions=job.lone_versions,
@@ -273,7 +273,7 @@ def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, A
         row["cause"],
         rewards=rewards,
         group_size=job.group_size,
-        reward_range=job.settings.get("reward_range"),
+        reward_range=job.settings.reward_range,
     )
     return {
         "group_index": row["key"],

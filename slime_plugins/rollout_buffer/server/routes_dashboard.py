@@ -189,9 +189,7 @@ def token_rows(uid: str) -> Response:
     found = the_inspection().trajectory(uid, query.job_id)
     generations = wire.decode_generations(orjson.loads(found.body).get("generations"))
     settings = context.buffer.job(found.light["job_id"]).settings
-    tokenizer, why_no_texts = (
-        context.token_texts.tokenizer(settings.get("tokenizer_path")) if generations else (None, "")
-    )
+    tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
     return _json_or_unchanged({"uid": uid, "job_id": found.light["job_id"], **described, "why_no_texts": why_no_texts})
 

@@ -37,12 +37,12 @@ class Delivery:
 
 
 def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:
-    """Hands out ready groups; see ``Buffer.take``."""
+    """Hands out ready groups; see ``Buffer.take``. ``job`` is as it is in this transaction."""
     limit = _group_limit(poll, job)
     expire_leases(connection, now)
     if poll.weight_version is not None:
-        _note_trainers_version(connection, job.key, poll.weight_version)
-    if job.settings["stale_groups"] == "drop":
+        job = _note_trainers_version(connection, job, poll.weight_version)
+    if job.settings.stale_groups == "drop":
         _drop_stale_groups(connection, now, job)
     repeated = _repeated(connection, now, job, poll) or _returned(connection, now, job, poll, limit)
     delivery = repeated or _new_delivery(connection, now, job, poll, limit)
@@ -52,23 +52,27 @@ def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) 
     return replace(delivery, meta_info={**delivery.meta_info, "note": note})
 
 
-def _note_trainers_version(connection: Connection, job_key: int, version: int) -> None:
-    known = job_rows.known_versions(connection, job_key)
-    if standing_of(version, known) is not Standing.ALONE:
-        job_rows.note_weight_versions(connection, job_key, version, version)
-    elif job_rows.get_job(connection, job_key).lone_version != version:  # each poll says it again
-        job_rows.note_lone_version(connection, job_key, version)
+def _note_trainers_version(connection: Connection, job: JobRecord, version: int) -> JobRecord:
+    """Notes what the trainer says of its weights and returns the job with it; most polls say nothing new."""
+    if version == job.weight_version:
+        return job
+    if standing_of(version, job.known_versions()) is not Standing.ALONE:
+        job_rows.note_weight_versions(connection, job.key, version, version)
+    elif job.lone_version == version:
+        return job
+    else:
+        job_rows.note_lone_version(connection, job.key, version)
+    return job_rows.get_job(connection, job.key)
 
 
 def _stale_groups(connection: Connection, job: JobRecord) -> list[int]:
     """Groups sampled by weights that are too old; those of an earlier run are as old as the present one's first."""
-    now = job_rows.get_job(connection, job.key)
-    lag = job.settings["max_weight_version_lag"]
-    if lag is None or now.weight_version is None or now.first_weight_version is None:
+    lag = job.settings.max_weight_version_lag
+    if lag is None or job.weight_version is None or job.first_weight_version is None:
         return []
-    oldest_allowed = now.weight_version - lag
+    oldest_allowed = job.weight_version - lag
     return delivery_rows.stale_ready_groups(
-        connection, job.key, now.trainer_run, oldest_allowed, version_of_earlier_runs=now.first_weight_version
+        connection, job.key, job.trainer_run, oldest_allowed, version_of_earlier_runs=job.first_weight_version
     )
 
 
@@ -180,7 +184,7 @@ def _insert(
         consumer_id=poll.consumer_id,
         poll_id=poll.poll_id,
         created_at=now,
-        waited_s=_waited_s(connection, now, job),
+        waited_s=_waited_s(now, job),
         meta_info=meta_info,
         **_lease_columns(now, poll),
     )
@@ -188,10 +192,9 @@ def _insert(
     return Delivery(key=key, delivery_id=meta_info["delivery_id"], meta_info=meta_info)
 
 
-def _waited_s(connection: Connection, now: float, job: JobRecord) -> float:
+def _waited_s(now: float, job: JobRecord) -> float:
     """How long the trainer has polled in vain until now."""
-    waiting_since = job_rows.get_job(connection, job.key).waiting_since
-    return 0.0 if waiting_since is None else max(0.0, now - waiting_since)
+    return 0.0 if job.waiting_since is None else max(0.0, now - job.waiting_since)
 
 
 def _meta_info(
@@ -209,27 +212,26 @@ def _meta_info(
     )
     return {
         **statistics,
-        **job_rows.get_job(connection, job.key).meta_info,
+        **job.meta_info,
         "finished_groups": [*ended, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,
         "outcomes": outcomes,
-        "weight_version": job_rows.get_job(connection, job.key).weight_version,
-        "exhausted": is_exhausted(connection, job.key, but_for=key),
+        "weight_version": job.weight_version,
+        "exhausted": is_exhausted(connection, job, but_for=key),
     }
 
 
-def is_exhausted(connection: Connection, job_key: int, *, but_for: int | None = None) -> bool:
+def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None = None) -> bool:
     """Nothing will ever be ready again, but for what a delivery that is just made holds itself.
 
     What is leased to somebody may come back. A job without input may still get items until somebody ends it.
     """
-    job = job_rows.get_job(connection, job_key)
     if not job.has_input and job.state in job_rules.OPEN_STATES:
         return False
-    if delivery_rows.has_groups(connection, job_key, GroupState.OPEN, GroupState.READY):
+    if delivery_rows.has_groups(connection, job.key, GroupState.OPEN, GroupState.READY):
         return False
-    return all(delivery.key == but_for for delivery in delivery_rows.leased_deliveries(connection, job_key))
+    return all(delivery.key == but_for for delivery in delivery_rows.leased_deliveries(connection, job.key))
 
 
 def acknowledge(connection: Connection, delivery_id: str) -> AckResult:

@@ -19,7 +19,6 @@ from slime_plugins.rollout_buffer.errors import (
     RewardRangeError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.protocol.request_models import generation_cap
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
@@ -159,7 +158,7 @@ class ItemWriter:
         self, connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]
     ) -> list[wire.WrittenItem]:
         """Returns the new items whose rewards the job's payload does not allow."""
-        wanted = job.settings.get("reward_range")
+        wanted = job.settings.reward_range
         if wanted is None:
             return []
         outside = [item for item in items if not wanted[0] <= item.reward <= wanted[1]]
@@ -222,12 +221,12 @@ def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
     """Holds what was sampled to the job's own tokenizer and cap, as far as it names them."""
     if not item.generations:
         return
-    size = vocabulary_size(job.settings.get("tokenizer_path"))
+    size = vocabulary_size(job.settings.tokenizer_path)
     if size is not None and item.largest_id >= size:
         raise InvalidPayloadError(
             f"item {item.uid!r} holds the token id {item.largest_id}, and the model of job {job.job_id} has {size}"
         )
-    cap = generation_cap(job.settings)
+    cap = job.settings.generation_cap
     longest = max(len(generation.output_ids) for generation in item.generations)
     if cap is not None and longest > cap:
         raise InvalidPayloadError(
@@ -236,7 +235,8 @@ def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
 
 
 def _refusal(job: JobRecord, item: wire.WrittenItem) -> RewardRangeError:
-    low, high = job.settings["reward_range"]
+    assert job.settings.reward_range is not None
+    low, high = job.settings.reward_range
     return RewardRangeError(
         f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
         f"{low:g} to {high:g}: nothing of this request was stored",

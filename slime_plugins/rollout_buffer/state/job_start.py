@@ -147,7 +147,7 @@ def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool) -> StartedJob:
     brought = {} if repeated else {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
-    settings = {**job.settings, **brought}
+    settings = {**job.settings.kept, **brought}
     changes: dict[str, Any] = {"start_id": payload.start_id, "settings": json.dumps(settings), "updated_at": now}
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
@@ -216,6 +216,6 @@ def _go_on_if_finished(connection: Connection, job_key: int) -> None:
 
 
 def _difference(job: JobRecord, payload: StartPayload) -> str:
-    new = payload.settings()
-    keys = sorted(key for key in {*new, *job.settings} - CHANGEABLE if new.get(key) != job.settings.get(key))
+    new, old = payload.settings(), job.settings.kept
+    keys = sorted(key for key in {*new, *old} - CHANGEABLE if new.get(key) != old.get(key))
     return "different: " + (", ".join(keys[:8]) or "instances")

@@ -58,15 +58,14 @@ def note_versions(
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:
     """Builds what a job's groups are measured by; the payload's reward range comes before the generator's own."""
     settings = job.settings
-    wanted = settings.get("reward_range")
     return GroupPolicy(
         group_size=job.group_size,
         task_type=job.task_type,
-        reward_range=(wanted[0], wanted[1]) if wanted else reward_range,
-        evaluation=settings["evaluation"],
-        min_valid_group_size_ratio=settings["min_valid_group_size_ratio"],
-        min_valid_item_size_ratio=settings["min_valid_item_size_ratio"],
-        min_timeout_group_size_ratio=settings["min_timeout_group_size_ratio"],
-        normalize_rewards=settings["normalize_rewards"],
-        padding=settings["padding"],
+        reward_range=settings.reward_range or reward_range,
+        evaluation=settings.evaluation,
+        min_valid_group_size_ratio=settings.min_valid_group_size_ratio,
+        min_valid_item_size_ratio=settings.min_valid_item_size_ratio,
+        min_timeout_group_size_ratio=settings.min_timeout_group_size_ratio,
+        normalize_rewards=settings.normalize_rewards,
+        padding=settings.padding,
     )

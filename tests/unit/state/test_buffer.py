@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.state.deliveries import STALE
 from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     Generation,
@@ -221,7 +223,7 @@ def test_how_fast_the_work_is_done_may_change_when_a_trainer_attaches(buffer: Bu
     job = start_math(buffer, job_id="j", num_process=4)
     again = start_math(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
     assert again.key == job.key
-    assert (again.settings["num_process"], again.settings["tokenizer_path"]) == (64, "/moved")
+    assert (again.settings.kept["num_process"], again.settings.tokenizer_path) == (64, "/moved")
 
 
 def test_another_payload_under_the_same_id_is_refused_with_what_differs(buffer: Buffer) -> None:
@@ -403,3 +405,22 @@ def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: B
     assert buffer.job(job.job_id).state.value == "paused"
     buffer.polled(job)
     assert buffer.job(job.job_id).state.value == "running"
+
+
+@pytest.mark.parametrize("brings", [{}, {"weight_version": 3}, {"weight_version": 10**9}])
+def test_a_poll_that_says_what_is_known_reads_its_job_once(
+    buffer: Buffer, brings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start_external(buffer, max_weight_version_lag=2)
+    assert poll(buffer, job, **brings) is None
+    write(buffer, job, written("a0", "a"), written("a1", "a", reward=0))
+    reads: list[str] = []
+    as_job = job_rows.as_job
+
+    def counted(row: sqlite3.Row) -> JobRecord:
+        reads.append(row["job_id"])
+        return as_job(row)
+
+    monkeypatch.setattr(job_rows, "as_job", counted)
+    assert poll(buffer, job, **brings) is not None
+    assert reads == [job.job_id]

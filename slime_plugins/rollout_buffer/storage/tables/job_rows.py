@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.rules.stored_settings import StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import JobState
@@ -27,7 +28,7 @@ class JobRecord:
     identity: str
     start_id: str | None
     engine_url: str | None
-    settings: dict[str, Any]
+    settings: StoredSettings
     has_runner: bool
     takes_items: bool
     has_input: bool
@@ -51,6 +52,15 @@ class JobRecord:
     last_poll_at: float | None
     waiting_since: float | None
     portion: int
+
+    def known_versions(self) -> KnownVersions:
+        """Returns what the job knows of the weight versions of its trainer's present run."""
+        return KnownVersions(
+            trainer_run=self.trainer_run,
+            began_at=self.run_began_at,
+            newest=self.weight_version,
+            newest_before=self.earlier_weight_version,
+        )
 
 
 def insert_job(connection: Connection, **columns: Any) -> int:
@@ -121,7 +131,7 @@ def as_job(row: sqlite3.Row) -> JobRecord:
     """Makes a row of ``jobs`` a record."""
     values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
     values["state"] = JobState(values["state"])
-    values["settings"] = orjson.loads(values["settings"])
+    values["settings"] = parse_settings(values["settings"])
     values["meta_info"] = orjson.loads(values["meta_info"])
     for name in ("has_runner", "takes_items", "has_input"):
         values[name] = bool(values[name])

@@ -1,0 +1,63 @@
+"""The settings of stored jobs are typed, and those of earlier versions open."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
+from slime_plugins.rollout_buffer.rules.stored_settings import StoredSettings, parse_settings
+
+TYPED = [one.name for one in fields(StoredSettings) if one.name not in ("generation_cap", "kept")]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_setting_that_a_stored_job_lacks_has_the_default_of_a_new_one(name: str) -> None:
+    assert getattr(parse_settings("{}"), name) == JobSettings.model_fields[name].default
+
+
+CHANGED: dict[str, Any] = {
+    "tokenizer_path": "/t",
+    "evaluation": True,
+    "min_valid_group_size_ratio": 0.5,
+    "min_valid_item_size_ratio": 0.4,
+    "min_timeout_group_size_ratio": 0.3,
+    "group_timeout_seconds": 7.5,
+    "reward_range": (-1.0, 2.0),
+    "normalize_rewards": True,
+    "padding": "copy",
+    "max_attempts": 5,
+    "max_groups_ahead": None,
+    "max_weight_version_lag": 2,
+    "stale_groups": "flag",
+    "pause_when_idle_s": None,
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_each_typed_setting_is_what_the_payload_said(name: str) -> None:
+    stored = JobSettings(task_type="math", **{name: CHANGED[name]}).model_dump_json()
+    assert getattr(parse_settings(stored), name) == CHANGED[name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "cap"),
+    [
+        ({}, None),
+        ({"max_tokens": 9}, 9),
+        ({"max_tokens": 9, "sampling_params": {"max_tokens": 8}}, 8),
+        ({"max_tokens": 9, "sampling_params": {"max_tokens": 8, "max_new_tokens": 7}}, 7),
+    ],
+)
+def test_the_cap_of_a_generation_is_the_first_that_was_named(settings: dict[str, Any], cap: int | None) -> None:
+    assert parse_settings(json.dumps(settings)).generation_cap == cap
+
+
+def test_what_only_a_generator_knows_is_kept_and_cannot_be_changed() -> None:
+    settings = parse_settings('{"bonus": 3}')
+    assert settings.kept["bonus"] == 3
+    with pytest.raises(TypeError):
+        settings.kept["bonus"] = 4  # type: ignore[index]  # that it cannot be assigned is the claim
