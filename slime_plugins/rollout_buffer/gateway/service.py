@@ -39,6 +39,7 @@ from slime_plugins.rollout_buffer.gateway.messages import (
     reply_digest,
     with_string_arguments,
 )
+from slime_plugins.rollout_buffer.gateway.parsed_reply import ParsedReply, cut_at_stop, parse_reply
 from slime_plugins.rollout_buffer.gateway.prompts import Prompt, build_prompt
 from slime_plugins.rollout_buffer.gateway.recording import Turn
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply
@@ -46,7 +47,6 @@ from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenB
 from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
-from slime_plugins.rollout_buffer.gateway.tool_calls import ParsedReply, cut_at_stop, parse_reply
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
     Image,
@@ -288,7 +288,7 @@ class Gateway:
         backend: JobBackend,
     ) -> Answer:
         text = cut_at_stop(chat.text(sampled.output_ids), body.stops)
-        parsed = parse_reply(text, with_tools=bool(body.offered_tools), separate_reasoning=body.separate_reasoning)
+        parsed = parse_reply(text, tools=body.offered_tools, separate_reasoning=body.separate_reasoning)
         message = _message(parsed)
         turn = session.recording.add(
             prompt.parent,

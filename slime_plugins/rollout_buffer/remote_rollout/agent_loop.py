@@ -75,6 +75,7 @@ class RolloutLoop:
         self._box = box
         self._settings = settings
         self._metrics = _Metrics()
+        self._tools = request.tools or box.schemas
 
     async def play(self) -> dict[str, Any]:
         """Plays until the model calls no more tools, a limit is reached, or something breaks; returns the response."""
@@ -95,7 +96,7 @@ class RolloutLoop:
             if room <= 0:
                 return FinishReason.MAX_TOKENS
             reply = await self._sample(expected, room)
-            calls = [] if reply.finish_reason == "length" else calls_of(reply.message, turn)
+            calls = [] if reply.finish_reason == "length" else calls_of(reply.message, turn, self._tools)
             if not calls:
                 return FinishReason.MAX_TOKENS if reply.finish_reason == "length" else FinishReason.STOP
             await self._answer(calls)

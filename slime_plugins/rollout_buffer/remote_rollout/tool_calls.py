@@ -1,23 +1,22 @@
-"""Tool calls in what a model wrote: found, taken apart, put into OpenAI's form. Pure.
+"""Tool calls of a message: those that a server parsed already, or those in its text; and text put into that form. Pure.
 
-Two spellings are read: the ``tool_calls`` that a server parsed already, and the text
-``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` that ChatML models write. What is thought is no call.
+``engine/tool_calls.py`` reads them; here they get ids and OpenAI's form.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine.sampled_json import read_sampled_json, said_after_thinking
+from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, read_function, read_segments
+from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall as SampledCall
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["ToolCall", "calls_of", "message_with_calls"]
 
-_MARKED = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,27 +29,32 @@ class ToolCall:
     problem: str | None = None
 
 
-def calls_of(message: Message, turn: int) -> list[ToolCall]:
+def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[ToolCall]:
     """Returns the calls in an assistant message, in order; ids that are missing name the turn and the place."""
     given = message.get("tool_calls")
     if isinstance(given, list) and given:
-        return [_read_given(call, f"call_{turn}_{place}") for place, call in enumerate(given)]
+        return [_numbered(_read_given(call), turn, place, _id_of(call)) for place, call in enumerate(given)]
     content = message.get("content")
-    marked = _MARKED.findall(said_after_thinking(content)) if isinstance(content, str) else []
-    return [_read_marked(text, f"call_{turn}_{place}") for place, text in enumerate(marked)]
+    segments = read_segments(content, tools) if isinstance(content, str) else []
+    calls = [segment.call for segment in segments if segment.call is not None]
+    return [_numbered(call, turn, place) for place, call in enumerate(calls)]
 
 
-def message_with_calls(text: str, turn: int) -> Message:
+def message_with_calls(text: str, turn: int, tools: Tools = ()) -> Message:
     """Returns the assistant message of a sampled text with its calls in OpenAI's form, and only the rest as content.
 
     Text that holds anything but complete calls at its end stays as it is.
     """
-    start = text.find("<tool_call>", len(text) - len(said_after_thinking(text)))
-    tail = text[start:] if start >= 0 else ""
-    calls = calls_of({"content": tail}, turn)
-    if not calls or any(call.problem for call in calls) or _MARKED.sub("", tail).strip():
+    segments = read_segments(text, tools)
+    places = [place for place, segment in enumerate(segments) if segment.kind is SegmentKind.CALL]
+    ending = segments[places[0] :] if places else []
+    calls = [segment.call for segment in ending if segment.call is not None]
+    beside = "".join(segment.text for segment in ending if segment.call is None)
+    if not calls or any(call.problem for call in calls) or beside.strip():
         return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text[:start].rstrip("\n"), "tool_calls": [_openai(call) for call in calls]}
+    content = "".join(segment.text for segment in segments[: places[0]]).rstrip("\n")
+    made = [_openai(_numbered(call, turn, place)) for place, call in enumerate(calls)]
+    return {"role": "assistant", "content": content, "tool_calls": made}
 
 
 def _openai(call: ToolCall) -> dict[str, Any]:
@@ -58,30 +62,15 @@ def _openai(call: ToolCall) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _read_given(call: Any, default_id: str) -> ToolCall:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return ToolCall(call_id=default_id, name="", problem="the tool call has no function")
-    return _checked(function, str(call.get("id") or default_id))
+def _read_given(call: Any) -> SampledCall:
+    return read_function(call.get("function") if isinstance(call, dict) else None)
 
 
-def _read_marked(text: str, call_id: str) -> ToolCall:
-    try:
-        function = read_sampled_json(text)
-    except ValueError as error:
-        return ToolCall(call_id=call_id, name="", problem=f"the tool call is not JSON: {error}")
-    return _checked(function, call_id)
+def _id_of(call: Any) -> str | None:
+    return str(call["id"]) if isinstance(call, dict) and call.get("id") else None
 
 
-def _checked(function: Mapping[str, Any], call_id: str) -> ToolCall:
-    name, arguments = function.get("name"), function.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        return ToolCall(call_id=call_id, name="", problem="the tool call names no tool")
-    if isinstance(arguments, str):
-        try:
-            arguments = read_sampled_json(arguments or "{}")
-        except ValueError as error:
-            return ToolCall(call_id=call_id, name=name, problem=f"the arguments are not JSON: {error}")
-    if not isinstance(arguments, dict):
-        return ToolCall(call_id=call_id, name=name, problem="the arguments are not an object")
-    return ToolCall(call_id=call_id, name=name, arguments=arguments)
+def _numbered(call: SampledCall, turn: int, place: int, call_id: str | None = None) -> ToolCall:
+    return ToolCall(
+        call_id=call_id or f"call_{turn}_{place}", name=call.name, arguments=call.arguments, problem=call.problem
+    )

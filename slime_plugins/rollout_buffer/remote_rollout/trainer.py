@@ -268,7 +268,7 @@ class TrainerSide:
             )
         )
         session.asked_messages = [dict(one) for one in asked.messages]
-        session.reply_message = self._message(session, reply, number, has_tools=bool(tools))
+        session.reply_message = self._message(session, reply, number, tools)
         session.last_tools, session.fingerprint = tools, fingerprint
         session.last_reply = _completion(session, prompt, self.settings.model)
         self._touch(session)
@@ -327,9 +327,9 @@ class TrainerSide:
             )
         return reply
 
-    def _message(self, session: TrainerSession, reply: GenerateReply, number: int, *, has_tools: bool) -> Message:
+    def _message(self, session: TrainerSession, reply: GenerateReply, number: int, tools: Tools) -> Message:
         text = session.tokens.text(reply.output_ids)
-        return message_with_calls(text, number) if has_tools else {"role": "assistant", "content": text}
+        return message_with_calls(text, number, tools) if tools else {"role": "assistant", "content": text}
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

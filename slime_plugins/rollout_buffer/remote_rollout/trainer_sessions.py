@@ -198,7 +198,7 @@ def _is_our_reply(session: TrainerSession, message: Message) -> bool:
     if session.reply_message is None or message.get("role") != "assistant":
         return False
     text = session.tokens.text(session.turns[-1].reply.output_ids)
-    taken_out = message_with_calls(text, len(session.turns))
+    taken_out = message_with_calls(text, len(session.turns), session.last_tools)
     beside = {**taken_out, "content": text}
     return any(is_same_reply(form, message) for form in (session.reply_message, taken_out, beside))
 

@@ -340,11 +340,6 @@ def test_a_call_that_is_no_json_is_a_problem_and_no_error(inside: str) -> None:
     assert "JSON" in call.problem
 
 
-def test_a_lone_surrogate_in_a_call_is_replaced() -> None:
-    (call,) = calls_of({"content": '<tool_call>{"name": "f", "arguments": {"\\ud800": "\\udfff"}}</tool_call>'}, 0)
-    assert call.arguments == {"?": "?"}
-
-
 def test_a_call_that_is_only_thought_of_is_not_made() -> None:
     thought, meant = (f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("bad", "good"))
     text = f"<think>perhaps {thought}</think>\n{meant}"

@@ -5,8 +5,8 @@ A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "
 
 Rules where the tool's description leaves room:
 
-* Exactly one ``<tool_call>`` per reply. A second one, also inside the thinking, makes the reply malformed: nobody can
-  say which was meant.
+* ``engine/tool_calls.py`` reads the call. Beside the thinking there is exactly one: of two, nobody can say which was
+  meant.
 * Coordinates from 0 to 1000 are taken and clamped to 999, because models of this family were trained on both scales.
   Anything beyond points off the screen and is malformed, not clamped: clamping would reward a guess at the edge.
 * Fields that an action does not use are ignored; fields that it needs are never guessed.
@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall, read_segments
 from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.prompts import COORDINATE_MAX, TOOL_NAME
+from slime_plugins.rollout_buffer.generator.android_world.prompts import COORDINATE_MAX, MOBILE_USE_TOOL, TOOL_NAME
 
 __all__ = ["MalformedAction", "ParsedAction", "ParsedReply", "parse_reply"]
 
@@ -93,47 +94,25 @@ def _last_tagged(text: str, tag: str) -> str:
     return inside.strip() if opened and closed else ""
 
 
-def _tool_call(text: str) -> str:
-    """Returns the JSON text of the one tool call."""
-    opened, closed = text.count("<tool_call>"), text.count("</tool_call>")
-    if opened == 0 and closed == 0:
-        _refuse("it has no <tool_call>")
-    if opened > 1 or closed > 1:
+def _tool_call(text: str) -> ToolCall:
+    """Returns the one call of the reply."""
+    calls = [segment.call for segment in read_segments(text, [MOBILE_USE_TOOL]) if segment.call is not None]
+    if not calls:
+        _refuse("it has no <tool_call>" + (" but inside its thinking" if "<tool_call>" in text else ""))
+    if len(calls) > 1:
         _refuse("it has more than one <tool_call>")
-    _, _, rest = text.partition("<tool_call>")
-    inside, closing, _ = rest.partition("</tool_call>")
-    if not (opened and closing):
-        _refuse("its <tool_call> is not closed by </tool_call>")
-    if len(inside) > MAX_TOOL_CALL_CHARACTERS:
+    if len(calls[0].raw) > MAX_TOOL_CALL_CHARACTERS:
         _refuse(f"its <tool_call> is longer than {MAX_TOOL_CALL_CHARACTERS} characters")
-    return inside
+    if calls[0].problem is not None:
+        _refuse(calls[0].problem)
+    return calls[0]
 
 
-def _read_action(call_text: str, width: int, height: int) -> ParsedAction:
-    call = _load_object(call_text)
-    if call.get("name") != TOOL_NAME:
-        _refuse(f'the function is named {_quote(call.get("name"))}, not "{TOOL_NAME}"')
-    arguments = call.get("arguments")
-    if not isinstance(arguments, dict):
-        _refuse('"arguments" is not a JSON object')
-    kind = _choice(arguments, "action", ActionKind)
-    return _READERS[kind](arguments, _Screen(width, height))
-
-
-def _load_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except _RefusedError:
-        raise
-    except (ValueError, RecursionError):  # a ValueError also comes from an integer of thousands of digits
-        _refuse("the text inside <tool_call> is not valid JSON")
-    if not isinstance(value, dict):
-        _refuse("the text inside <tool_call> is not a JSON object")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    _refuse(f"{name} is not a number")
+def _read_action(call: ToolCall, width: int, height: int) -> ParsedAction:
+    if call.name != TOOL_NAME:
+        _refuse(f'the function is named {_quote(call.name)}, not "{TOOL_NAME}"')
+    kind = _choice(call.arguments, "action", ActionKind)
+    return _READERS[kind](call.arguments, _Screen(width, height))
 
 
 # ---- one reader per action -------------------------------------------------------------------------------------------
@@ -234,18 +213,9 @@ def _text(arguments: Mapping[str, Any]) -> str:
         _refuse('"text" is empty')
     if len(text) > MAX_TEXT_CHARACTERS:
         _refuse(f'"text" is longer than {MAX_TEXT_CHARACTERS} characters')
-    if "\0" in text or not _is_unicode(text):
+    if "\0" in text:
         _refuse('"text" holds characters that no keyboard can type')
     return text
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no file, socket or keyboard takes."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _choice(arguments: Mapping[str, Any], field: str, names: type[_Name]) -> _Name:

@@ -13,9 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine.sampled_json import without_surrogates
+from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.generator.context_editing.calls import ToolCall
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document, Shelf, require_search_library
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
@@ -76,7 +75,7 @@ class DocumentBox:
         names = [str(tool.name) for tool in OFFERED]
         if name not in names:
             raise ValueError(f"there is no tool {name[:80]!r}; use one of {', '.join(names)}")
-        checked = self._tools.check(ToolCall(name=name, arguments=without_surrogates(dict(arguments))))
+        checked = self._tools.check(ToolCall(name=name, arguments=dict(arguments)))
         return checked if isinstance(checked, ToolResult) else await self._tools.run(checked)
 
     def _budget(self) -> Budget:

@@ -260,7 +260,7 @@ async def test_without_statelm_there_is_no_deleting() -> None:
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("<tool_call>{", "not valid JSON"),
+        ("<tool_call>{", "not closed by"),
         (call("teleport"), "there is no tool 'teleport'; use one of analyzeText"),
         (call("readChunk", chunk_id=[1]), "chunk_id must be a whole number"),
         (call("finish"), "finish needs the argument answer"),

@@ -70,7 +70,8 @@ def test_a_call_that_is_only_thought_of_is_none() -> None:
     "text", ['<tool_call>{"name": "a"}', '<tool_call>{"name": "a", "arguments": "{}"}</tool_call>']
 )
 def test_a_call_that_was_not_closed_or_brings_arguments_as_text_is_read(text: str) -> None:
-    assert read_calls(text) == [ToolCall(name="a", raw=read_calls(text)[0].raw)]
+    (call,) = read_calls(text)
+    assert (call.name, call.arguments, call.problem) == ("a", {}, None)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,11 @@ def test_a_call_that_was_not_closed_or_brings_arguments_as_text_is_read(text: st
     [
         ('{"name": "a", "arguments": {', "not valid JSON"),
         ("", "not valid JSON"),
-        ("[1, 2]", "one JSON object"),
-        ('{"arguments": {}}', "one JSON object"),
-        ('{"name": 3}', "one JSON object"),
+        ("[1, 2]", "not a JSON object"),
+        ('{"arguments": {}}', "does not name a function"),
+        ('{"name": 3}', "does not name a function"),
         ('{"name": "a", "arguments": [1]}', "must be a JSON object"),
-        ('{"name": "a", "arguments": "no json"}', "must be a JSON object"),
+        ('{"name": "a", "arguments": "no json"}', "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ('{"name": "a", "arguments": {"x": ' + "9" * 5000 + "}}", "not valid JSON"),
     ],
@@ -91,17 +92,12 @@ def test_what_cannot_be_read_is_a_call_that_says_why(inside: str, sentence: str)
     (call,) = read_calls(f"<tool_call>\n{inside}\n</tool_call>")
     assert call.name == UNREADABLE
     assert sentence in (call.problem or "")
+    assert call.raw == inside
 
 
-@given(st.text())
-def test_reading_never_raises(text: str) -> None:
-    read_calls(f"<tool_call>{text}</tool_call>")
-    read_calls(text)
-
-
-def test_lone_surrogates_do_not_get_in() -> None:
-    (call,) = read_calls('<tool_call>{"name": "note", "arguments": {"key": "\\ud800"}}</tool_call>')
-    assert call.arguments == {"key": "?"}
+def test_numbers_and_marks_that_a_coder_writes_into_a_text_stay_text() -> None:
+    (call,) = read_calls("<tool_call><function=note><parameter=key>\n7\n</parameter></function></tool_call>")
+    assert call.arguments == {"key": "7"}
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

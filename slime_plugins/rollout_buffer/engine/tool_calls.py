@@ -1,0 +1,341 @@
+"""The one reader of tool calls in what a model wrote. Pure; any text whatever gives an answer.
+
+A call is what stands between ``<tool_call>`` and ``</tool_call>``, in the dialect that its first characters tell:
+
+    hermes       {"name": …, "arguments": {…}}                            Hermes, Qwen2.5, Qwen3, mobile_use
+    qwen3_coder  <function=NAME><parameter=KEY>value</parameter>…</function>   Qwen3-Coder, Qwen3.5
+
+Rules where a model leaves room, the same for everybody who reads calls:
+
+* What is thought is no call. Thoughts are ``<think>`` blocks: one that was never closed goes to the end, and all that
+  stands before a ``</think>`` without a beginning was opened by the prompt. Thoughts are also the ``<thinking>`` blocks
+  that prompts ask for, once they are closed.
+* Marks inside of a string of a call that can be read belong to the string.
+* Arguments may be a string of JSON, may be called ``parameters``, and may be missing, which is none.
+* Line breaks inside of JSON strings are taken. A value of ``qwen3_coder`` is a text where the tool's schema says so;
+  otherwise it is what it is as JSON, or else a text.
+* A call whose end mark is missing counts when it is complete, and nothing but the next call or the end follows.
+* Everything else after ``<tool_call>`` is a call with a ``problem``. Nothing is mended: numbers that are none, integers
+  beyond 64 bits and halves of surrogate pairs are problems too, because nobody could send them on.
+
+What is done about a problem, or about a second call, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NoReturn
+
+__all__ = ["DIALECTS", "Dialect", "Segment", "SegmentKind", "ToolCall", "read_function", "read_segments"]
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+MAX_NESTING = 64
+
+_MARK = re.compile(r"<tool_call>|<think>|</think>|<thinking>")
+_SPACE = re.compile(r"\s*")
+_FUNCTION = re.compile(r"<function=([^>\n]+)>")
+_FUNCTION_END = re.compile(r"\s*</function>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
+_PARAMETER_END = "</parameter>"
+_LONGEST_WORD = 16
+"""What JSON cannot be told to be wrong without: ``false``, or an escape, and some room."""
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class SegmentKind(StrEnum):
+    """What a piece of a reply is."""
+
+    TEXT = "text"
+    THOUGHT = "thought"  # with its marks
+    CALL = "call"  # with its marks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """One call. ``problem`` is a clause that says why it cannot be made; ``raw`` is what stood between the marks."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    raw: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """A piece of a reply. The texts of all segments, joined, are the reply; ``call`` is set where the kind is CALL."""
+
+    kind: SegmentKind
+    text: str
+    call: ToolCall | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """A way to write a call. ``read`` returns name and arguments of what begins at an offset, and where it ends."""
+
+    name: str
+    begins: re.Pattern[str]
+    read: Callable[[str, int, Tools], tuple[dict[str, Any], int]]
+
+
+class _MalformedError(ValueError):
+    """Carries the problem of a call to the one place that makes a record of it."""
+
+
+def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
+    """Returns a reply in its pieces, in order; none is empty.
+
+    ``tools`` are the offered functions in OpenAI's form: they say which values are texts.
+    """
+    segments: list[Segment] = []
+    at = 0
+    for start, end in _thoughts(text, tools):
+        segments += _said(text[at:start], tools)
+        segments.append(Segment(kind=SegmentKind.THOUGHT, text=text[start:end]))
+        at = end
+    return [*segments, *_said(text[at:], tools)]
+
+
+def read_function(function: Any) -> ToolCall:
+    """Returns the call that ``name`` and ``arguments`` stand for, as a model writes them and a server sends them."""
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name or not _is_unicode(name):
+        return ToolCall(name="", problem="the tool call does not name a function")
+    try:
+        return ToolCall(name=name, arguments=_arguments(function.get("arguments", function.get("parameters")), name))
+    except _MalformedError as error:
+        return ToolCall(name=name, problem=str(error))
+
+
+# ---- where thoughts and calls are ------------------------------------------------------------------------------------
+
+
+def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
+    """Returns where thoughts begin and end. Marks inside of a call that can be read are no marks."""
+    spans: list[tuple[int, int]] = []
+    at, last_end = 0, text.rfind("</thinking>")
+    while (mark := _MARK.search(text, at)) is not None:
+        start, at = mark.span()
+        if mark[0] == CALL:
+            _, end, is_whole = _call_at(text, start, tools)
+            at = end if is_whole else at
+        elif mark[0] == "</think>":
+            spans = [(0, at)]  # the prompt opened it, or a thought mentioned the mark: all before it is thought
+        elif mark[0] == "<think>" or at <= last_end:
+            end = text.find(f"</{mark[0][1:]}", at)
+            at = end + len(mark[0]) + 1 if end >= 0 else len(text)
+            spans.append((start, at))
+    return spans
+
+
+def _said(text: str, tools: Tools) -> Iterator[Segment]:
+    """Yields what stands outside of thoughts: texts and calls."""
+    at = 0
+    while (start := text.find(CALL, at)) >= 0:
+        call, end, _ = _call_at(text, start, tools)
+        if start > at:
+            yield Segment(kind=SegmentKind.TEXT, text=text[at:start])
+        yield Segment(kind=SegmentKind.CALL, text=text[start:end], call=call)
+        at = end
+    if at < len(text):
+        yield Segment(kind=SegmentKind.TEXT, text=text[at:])
+
+
+def _call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int, bool]:
+    """Returns the call whose mark begins at ``start``, where its piece ends, and whether it is whole.
+
+    A call is whole when it was read to its end in its dialect; what it names and brings may be a problem still.
+    """
+    inside = start + len(CALL)
+    try:
+        function, at = _dialect_at(text, inside).read(text, inside, tools)
+        end = _end_of_call(text, at)
+    except _MalformedError as error:
+        return _broken(text, inside, str(error))
+    call = read_function(function)
+    raw = text[inside : end - len(CALL_END) if text.endswith(CALL_END, at, end) else end]
+    return ToolCall(name=call.name, arguments=call.arguments, raw=raw.strip(), problem=call.problem), end, True
+
+
+def _dialect_at(text: str, at: int) -> Dialect:
+    first = _space_end(text, at)
+    return next((one for one in DIALECTS if one.begins.match(text, first)), DIALECTS[0])
+
+
+def _end_of_call(text: str, at: int) -> int:
+    """Returns where a call ends that was read up to ``at``."""
+    after = _space_end(text, at)
+    if text.startswith(CALL_END, after):
+        return after + len(CALL_END)
+    if after < len(text) and not text.startswith(CALL, after):
+        _refuse(f"more than one tool call stands before {CALL_END}")
+    return after
+
+
+def _broken(text: str, inside: int, problem: str) -> tuple[ToolCall, int, bool]:
+    """A call that could not be read goes to its end mark, or to the next call, or to the end."""
+    following = text.find(CALL, inside)
+    limit = len(text) if following < 0 else following
+    closing = text.find(CALL_END, inside, limit)
+    if closing < 0:
+        raw, end, problem = text[inside:limit], limit, f"the tool call is not closed by {CALL_END}"
+    else:
+        raw, end = text[inside:closing], closing + len(CALL_END)
+    return ToolCall(name="", raw=raw.strip(), problem=problem), end, False
+
+
+def _space_end(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return space.end() if space else at
+
+
+# ---- dialects --------------------------------------------------------------------------------------------------------
+
+
+def _read_hermes(text: str, at: int, _tools: Tools) -> tuple[dict[str, Any], int]:
+    function, end = _decoded(text, _space_end(text, at), "the tool call")
+    if not isinstance(function, dict):
+        _refuse("the tool call is not a JSON object")
+    return function, end
+
+
+def _read_qwen3_coder(text: str, at: int, tools: Tools) -> tuple[dict[str, Any], int]:
+    opening = _FUNCTION.match(text, _space_end(text, at))
+    if opening is None:
+        _refuse("the tool call has no <function=NAME>")
+    name = opening[1].strip()
+    texts = _text_parameters(tools, name)
+    arguments: dict[str, Any] = {}
+    at = opening.end()
+    while (parameter := _PARAMETER.match(text, at)) is not None:
+        closing = text.find(_PARAMETER_END, parameter.end())
+        if closing < 0:
+            _refuse(f"a parameter is not closed by {_PARAMETER_END}")
+        key, value = parameter[1].strip(), text[parameter.end() : closing]
+        arguments[key] = _value(value, is_text=key in texts)
+        at = closing + len(_PARAMETER_END)
+    ending = _FUNCTION_END.match(text, at)
+    if ending is None:
+        _refuse("the tool call is not closed by </function>, or holds what is no <parameter=KEY>value</parameter>")
+    return {"name": name, "arguments": arguments}, ending.end()
+
+
+def _value(text: str, *, is_text: bool) -> Any:
+    """A parameter's value; the template writes one line break before and one after it."""
+    plain = text.removeprefix("\n").removesuffix("\n")
+    if is_text:
+        return plain
+    try:
+        value = _whole(text, "the value")
+        _check_value(value)
+    except _MalformedError:
+        return plain
+    return value
+
+
+def _text_parameters(tools: Tools, name: str) -> frozenset[str]:
+    """Returns the parameters of a function that its schema declares as strings."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        if not isinstance(function, Mapping) or function.get("name") != name:
+            continue
+        schema = function.get("parameters")
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if isinstance(properties, Mapping):
+            declared = {key: one.get("type") for key, one in properties.items() if isinstance(one, Mapping)}
+            return frozenset(key for key, kind in declared.items() if kind == "string")
+    return frozenset()
+
+
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect(name="hermes", begins=re.compile(r"\{"), read=_read_hermes),
+    Dialect(name="qwen3_coder", begins=re.compile(r"<function="), read=_read_qwen3_coder),
+)
+"""How calls are written. What begins like none of them is read, and refused, as the first."""
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+def _arguments(given: Any, name: str) -> dict[str, Any]:
+    if isinstance(given, str):
+        given = _whole(given, "the text of the arguments") if given.strip() else None
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        _refuse(f"the arguments of {name[:80]} must be a JSON object")
+    _check_value(given)
+    return given
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    _refuse(f"the tool call is not valid JSON ({name} is not a number)")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+
+
+def _whole(text: str, what: str) -> Any:
+    """Returns the one JSON value that a text is."""
+    value, end = _decoded(text, _space_end(text, 0), what)
+    if text[end:].strip():
+        _refuse(f"{what} is not valid JSON (more follows after it)")
+    return value
+
+
+def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, int]:
+    """Returns the JSON value that begins at ``at``, and where it ends.
+
+    It is looked for in ``window`` characters, and in more if they cut it: an error counts the lines of all that it is
+    given, and a model in a loop writes thousands of broken calls.
+    """
+    shown = text[at : at + window]
+    try:
+        value, end = _DECODER.raw_decode(shown)
+        return value, at + end
+    except _MalformedError:
+        raise
+    except json.JSONDecodeError as error:
+        if len(shown) == window and (error.pos > window - _LONGEST_WORD or error.msg.startswith("Unterminated")):
+            return _decoded(text, at, what, window * 16)
+        _refuse(f"{what} is not valid JSON ({error.msg}, at character {error.pos})")
+    except ValueError:
+        _refuse(f"{what} is not valid JSON (an integer has thousands of digits)")
+    except RecursionError:
+        _refuse(f"{what} is not valid JSON that can be read (it is nested too deeply)")
+
+
+def _check_value(value: Any, depth: int = 0) -> None:
+    """Refuses what JSON can spell and others cannot read again."""
+    if depth > MAX_NESTING:
+        _refuse(f"the arguments are nested deeper than {MAX_NESTING} levels")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_value(key, depth + 1)
+            _check_value(inner, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_value(inner, depth + 1)
+    elif isinstance(value, str):
+        if not _is_unicode(value):
+            _refuse("a text in the arguments holds half of a surrogate pair")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            _refuse("a number in the arguments is too large")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        _refuse("a number in the arguments is too large")
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, which no file, socket or keyboard takes."""
+    return text.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise _MalformedError(problem)

@@ -1,0 +1,61 @@
+"""Pure: from the text that a model sampled to the message that a client is given.
+
+``engine/tool_calls.py`` reads the calls. One with a problem stays text: nothing is mended, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.engine.tool_calls import Segment, SegmentKind, ToolCall, read_segments
+
+__all__ = ["ParsedReply", "cut_at_stop", "parse_reply"]
+
+START_OF_REASONING, END_OF_REASONING = "<think>", "</think>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedReply:
+    """A reply in its parts. ``content`` is all that is neither reasoning nor a tool call."""
+
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning: str | None = None
+
+
+def cut_at_stop(text: str, stops: tuple[str, ...]) -> str:
+    """Returns the text before the first stop sequence in it, as OpenAI's interface wants it."""
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def parse_reply(text: str, *, tools: Sequence[Mapping[str, Any]] = (), separate_reasoning: bool = False) -> ParsedReply:
+    """Reads a reply; any text whatever gives an answer. Without ``tools`` nothing in it is a call."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[ToolCall] = []
+    for segment in read_segments(text, tools):
+        if tools and segment.call is not None and segment.call.problem is None:
+            calls.append(segment.call)
+        elif separate_reasoning and _is_reasoning(segment):
+            reasoning.append(_without_marks(segment.text))
+        else:
+            content.append(segment.text)
+    said = "".join(content)
+    return ParsedReply(
+        content=said.strip() if calls or separate_reasoning else said,
+        tool_calls=tuple(calls),
+        reasoning="\n".join(filter(None, reasoning)) or None,
+    )
+
+
+def _is_reasoning(segment: Segment) -> bool:
+    """True for what a reasoning model thinks; ``<thinking>`` is what a prompt asks for, and its author reads it."""
+    marks = segment.text.startswith(START_OF_REASONING) or segment.text.endswith(END_OF_REASONING)
+    return segment.kind is SegmentKind.THOUGHT and marks
+
+
+def _without_marks(thought: str) -> str:
+    return thought.removesuffix(END_OF_REASONING).strip().removeprefix(START_OF_REASONING).strip()
