@@ -95,10 +95,14 @@ class Site:
         (folder / "token").write_text(TOKEN)
         app = create_app(ServeSettings(data_dir=folder / "data", token_file=folder / "token"))
         self.context: ServerContext = app.extensions["rollout_buffer"]
-        self.context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+        self.beat()
         self.server = make_server("127.0.0.1", 0, app, threaded=True)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def beat(self) -> None:
+        """Says that the supervisor lives."""
+        self.context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         found = requests.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=20)
@@ -354,6 +358,29 @@ def test_the_theme_can_be_chosen_and_is_remembered(visit: Callable[..., Visit]) 
     assert page.evaluate(background) != light
     page.reload()
     page.get_by_role("button", name="Use the light theme").wait_for()
+    here.check()
+
+
+def test_jobs_stand_worst_health_first_and_those_that_ended_apart(visit: Callable[..., Visit], site: Site) -> None:
+    start = {"task_type": "external", "num_repeat_per_sample": 1, "instances": [{"instance_id": "a"}]}
+    for name in ("stopped", "over", "newest"):
+        site.post("/start_rollout", {**start, "job_id": f"sweep/{name}"})
+    site.post("/jobs/sweep%2Fstopped/pause", {})
+    site.post("/jobs/sweep%2Fover/cancel", {})
+    here = visit()
+    site.beat()
+    page = here.open()
+    page.get_by_role("link", name="sweep/newest").wait_for()
+    shown = page.locator(".job-list tbody th a")
+    assert shown.first.inner_text() == "sweep/stopped"
+    assert not page.get_by_role("link", name="sweep/over").is_visible()
+    page.get_by_text("Jobs that ended").click()
+    page.get_by_role("link", name="sweep/over").wait_for()
+    page.get_by_label("Name or task type contains").fill("EEP/O")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**search=EEP**")
+    page.get_by_role("link", name="sweep/over").wait_for()
+    assert page.locator(".job-list tbody tr").count() == 1
     here.check()
 
 

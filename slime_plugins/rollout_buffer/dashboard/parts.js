@@ -17,17 +17,21 @@ const MEANINGS = {
 
 export const pill = (state) => h("span", { class: `pill ${state}`, title: MEANINGS[state] ?? null }, state.replaceAll("_", " "));
 
-/** The accounting identity: submitted = open + … + skipped, in slots, as one bar with its numbers. */
-export function books(slots) {
-  const total = slots.submitted;
+/** Every slot in exactly one state, as one bar. */
+export function accountBar(slots) {
   const words = STATES.map((state) => `${count(slots[state])} ${state}`).join(", ");
-  const bar = h(
+  return h(
     "div",
-    { class: "bar", role: "img", "aria-label": `${count(total)} slots submitted: ${words}` },
+    { class: "bar", role: "img", "aria-label": `${count(slots.submitted)} slots submitted: ${words}` },
     STATES.filter((state) => slots[state] > 0).map((state) =>
       h("span", { class: `fill ${state}`, style: { "flex-grow": slots[state] }, title: `${count(slots[state])} ${state}` }),
     ),
   );
+}
+
+/** The accounting identity: submitted = open + … + skipped, in slots, as one bar with its numbers. */
+export function accounting(slots) {
+  const total = slots.submitted;
   const terms = STATES.map((state, at) =>
     h(
       "li",
@@ -40,8 +44,8 @@ export function books(slots) {
   );
   return h(
     "div",
-    { class: "books" },
-    bar,
+    { class: "account" },
+    accountBar(slots),
     h("ul", { class: "terms" }, h("li", { class: "sum" }, h("b", null, count(total)), total === 1 ? " slot =" : " slots ="), terms),
   );
 }
@@ -49,17 +53,20 @@ export function books(slots) {
 const SIGNS = { ok: "✓", wait: "…", attention: "!", stopped: "✕" };
 const NAMES = { ok: "Well", wait: "Waiting", attention: "Look at this", stopped: "Stopped" };
 
+/** How well something is, as one character with its word for who cannot see it. */
+export const sign = (severity) => [h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[severity]), h("span", { class: "unseen" }, `${NAMES[severity]}: `)];
+
 /** Why it moves or stands still, and what to do. */
 export function callouts(explanations) {
   return explanations.map((one) =>
     h(
       "div",
       { class: `callout ${one.severity}`, "data-code": one.code },
-      h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[one.severity]),
+      sign(one.severity)[0],
       h(
         "div",
         null,
-        h("p", null, h("span", { class: "unseen" }, `${NAMES[one.severity]}: `), one.says),
+        h("p", null, sign(one.severity)[1], one.says),
         one.advice && h("p", { class: "advice" }, one.advice),
       ),
     ),

@@ -4,7 +4,7 @@ import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
 import { h, scrolling, show } from "./dom.js";
 import { count, percent, reward, span } from "./format.js";
-import { actions, books, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
+import { accounting, actions, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
 
 const RANGES = [
   ["", "whole job"],
@@ -41,7 +41,7 @@ export function jobView(stage, jobId) {
       shownState = job.state;
       buttons.replaceChildren(...actions(job, () => [jobPoll, explanationPoll].forEach((poll) => poll.now())));
     }
-    show(account, books(job.slots));
+    show(account, accounting(job.slots));
     show(losses, whereLost(job));
     show(farm, ...farmOf(job.devices));
   });

@@ -1,28 +1,53 @@
-// The jobs, and whether the buffer is well.
+// The jobs, worst health first, and whether the buffer is well. What ended stands apart.
 
 import { KeyedList, h, show } from "./dom.js";
-import { ago, bytes, percent, plural, reward, span } from "./format.js";
-import { books, callouts, empty, jobHref, pager, pill } from "./parts.js";
+import { ago, bytes, count, percent, plural, reward, span } from "./format.js";
+import { accountBar, callouts, empty, filters, go, jobHref, pager, pill, sign } from "./parts.js";
+
+const HEALTH = ["stopped", "attention", "wait", "ok"];
+const COLUMNS = [["Job"], ["What happens"], ["Groups"], ["Delivered", "num"], ["Failed", "num"], ["Reward", "num"], ["Success", "num"], ["When"]];
+const MOST_OPEN = 100;
 
 export function overviewView(stage) {
   const health = h("div", { class: "facts-line" });
   const service = h("div");
-  const list = h("ul", { class: "jobs" });
+  const open = jobTable();
+  const ended = jobTable();
+  const archive = h("details", { class: "archive" }, h("summary", null, "Jobs that ended"), ended.element);
   const nothing = h("div");
   const pages = h("div");
-  const cards = new KeyedList(list, (job) => job.job_id, jobCard);
   const cursor = stage.query.get("cursor");
-  stage.poll(`/overview${cursor ? `?cursor=${encodeURIComponent(cursor)}` : ""}`, 3000, (body) => {
+  const search = stage.query.get("search") ?? "";
+  archive.open = cursor !== null || search !== "";
+  let chosen = false;
+  archive.querySelector("summary").addEventListener("click", () => (chosen = true));
+  const asked = (entries) => new URLSearchParams(Object.entries({ search, ...entries }).filter(([, value]) => value)).toString();
+  const found = { open: null, ended: null };
+  const fits = () => {
+    if (found.open === null || found.ended === null) return;
+    if (!chosen && !found.open) archive.open = true;
+    archive.hidden = !found.ended && cursor === null;
+    show(nothing, found.open || found.ended ? null : search ? empty("No job has this in its name", "Clear the search to see all.") : noJobs());
+  };
+  stage.poll(`/overview?${asked({ state: "open", limit: MOST_OPEN })}`, 3000, (body) => {
     show(health, healthLine(body));
     show(service, callouts(body.explanation));
-    body.jobs.forEach((job) => (job.now = body.now));
-    cards.show(body.jobs);
-    show(nothing, body.jobs.length ? null : noJobs());
-    show(pages, body.jobs.length && (cursor || body.next_cursor !== null) ? pager(stage, body.next_cursor, "job", body.jobs.length) : null);
+    const worst = (job) => HEALTH.indexOf(job.explanation[0]?.severity ?? "ok");
+    open.show([...body.jobs].sort((a, b) => worst(a) - worst(b)), body.now);
+    found.open = body.jobs.length;
+    fits();
   });
+  stage.poll(`/overview?${asked({ state: "ended", cursor })}`, 6000, (body) => {
+    ended.show(body.jobs, body.now);
+    show(pages, cursor || body.next_cursor !== null ? pager(stage, body.next_cursor, "job", body.jobs.length) : null);
+    found.ended = body.jobs.length;
+    fits();
+  });
+  archive.append(pages);
+  const searching = filters(stage, [{ name: "search", label: "Name or task type contains", wide: true }], go);
   return {
     title: "",
-    element: h("div", null, h("div", { class: "row head" }, h("h1", null, "Jobs"), h("span", { class: "grow" }), health), service, list, nothing, pages),
+    element: h("div", null, h("div", { class: "row head" }, h("h1", null, "Jobs"), h("span", { class: "grow" }), health), service, searching, open.element, nothing, archive),
   };
 }
 
@@ -38,39 +63,44 @@ function healthLine(body) {
 function noJobs() {
   return empty(
     "No job yet",
-    "A job appears here as soon as a trainer asks for rollouts. To see one on this machine:",
-    h("pre", null, "rollout-buffer demo"),
+    "A job appears here as soon as a trainer asks for rollouts. To put one here now, on this machine:",
+    h("pre", null, `curl ${location.origin}/start_rollout -d '{"task_type": "external", "job_id": "mine"}'`),
+    h("p", null, "or watch a whole one, with a policy, phones and a trainer, in a buffer of its own: ", h("code", null, "rollout-buffer demo")),
   );
 }
 
-function jobCard(first) {
-  const head = h("div", { class: "row" });
-  const why = h("div");
-  const account = h("div");
-  const facts = h("p", { class: "muted line" });
-  const name = h("h2", null, h("a", { href: jobHref(first.job_id) }, first.job_id));
-  const state = h("span");
-  head.append(name, state, h("span", { class: "grow" }), h("span", { class: "muted" }, first.task_type));
+function jobTable() {
+  const body = h("tbody");
+  const rows = new KeyedList(body, (job) => job.job_id, jobRow);
+  const head = h("thead", null, h("tr", null, COLUMNS.map(([name, kind]) => h("th", { scope: "col", class: kind ?? null }, name))));
+  const table = h("table", { class: "list job-list" }, head, body);
   return {
-    element: h("li", { class: "panel job" }, head, why, account, facts),
-    update(job) {
-      show(state, pill(job.state));
-      show(why, callouts(job.explanation.slice(0, 2)));
-      show(account, books(job.slots));
-      show(facts, factsOf(job));
+    element: table,
+    show(jobs, now) {
+      table.hidden = !jobs.length;
+      rows.show(jobs.map((job) => ({ ...job, now })));
     },
   };
 }
 
-function factsOf(job) {
-  const { newest } = job;
-  const closed = job.slots.submitted - job.slots.open;
-  const done = job.slots.submitted ? Math.floor((100 * closed) / job.slots.submitted) : 0;
-  const parts = [`${done} % of the slots closed`];
-  if (newest.episodes) {
-    parts.push(`newest ${plural(newest.episodes, "episode")}: mean reward ${reward(newest.reward_mean)}`);
-    if (newest.success !== null) parts.push(`success ${percent(newest.success)}`);
-  }
-  parts.push(job.finished_at ? `took ${span(job.finished_at - job.created_at)}, ended ${ago(job.finished_at, job.now)}` : `started ${ago(job.created_at, job.now)}`);
-  return parts.join(" · ");
+function jobRow() {
+  const element = h("tr");
+  return { element, update: (job) => show(element, ...jobCells(job)) };
+}
+
+function jobCells(job) {
+  const { groups, newest } = job;
+  const first = job.explanation[0];
+  const total = Object.values(groups).reduce((sum, one) => sum + one, 0);
+  const cell = (name, kind, ...children) => h("td", { class: kind, "data-name": name }, children);
+  return [
+    h("th", { scope: "row", class: "main" }, h("a", { href: jobHref(job.job_id) }, job.job_id), h("small", null, pill(job.state), ` ${job.task_type}`)),
+    cell("", `says health ${first?.severity ?? "ok"}`, first && [sign(first.severity), h("span", { title: first.advice || null }, first.says)]),
+    cell("Groups", "progress", accountBar(job.slots), h("small", null, `${count(total - groups.open)} of ${plural(total, "group")} closed`)),
+    cell("Delivered", "num", count(groups.delivered)),
+    cell("Failed", `num${groups.failed ? " problem" : ""}`, count(groups.failed)),
+    cell("Reward", "num", newest.episodes ? h("span", { title: `mean of the newest ${plural(newest.episodes, "episode")}` }, reward(newest.reward_mean)) : "–"),
+    cell("Success", "num", newest.episodes ? percent(newest.success) : "–"),
+    cell("When", "when", job.finished_at ? `ended ${ago(job.finished_at, job.now)}, took ${span(job.finished_at - job.created_at)}` : `started ${ago(job.created_at, job.now)}`),
+  ];
 }

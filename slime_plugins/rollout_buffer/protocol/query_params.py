@@ -99,6 +99,10 @@ class SeriesQuery(Body):
 class OverviewQuery(Body):
     """One page of jobs, newest first."""
 
+    state: Literal["open", "ended"] | None = None
+    """Only jobs that are open (running or paused), or only those that ended."""
+    search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Only jobs with this text in their id or task type."""
     limit: Annotated[Count, Field(ge=1, le=100)] = 20
     """How many jobs at most."""
     cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None

@@ -312,9 +312,16 @@ def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, lis
 
 
 def _jobs_before(connection: Connection, page: OverviewQuery) -> list[JobRecord]:
-    query = "SELECT job_id FROM jobs WHERE key < ? ORDER BY key DESC LIMIT ?"
-    before = 2**63 - 1 if page.cursor is None else page.cursor
-    rows = connection.execute(query, (before, page.limit + 1)).fetchall()
+    where: list[str] = ["key < ?"]
+    values: list[Any] = [2**63 - 1 if page.cursor is None else page.cursor]
+    if page.state is not None:
+        where.append(f"state {'IN' if page.state == 'open' else 'NOT IN'} ({', '.join('?' * len(OPEN_STATES))})")
+        values += sorted(OPEN_STATES)
+    if page.search:
+        where.append(f"({CONTAINS.format('job_id')} OR {CONTAINS.format('task_type')})")
+        values += [like_pattern(page.search)] * 2
+    query = f"SELECT job_id FROM jobs WHERE {' AND '.join(where)} ORDER BY key DESC LIMIT ?"
+    rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
     return [find_job(connection, row["job_id"]) for row in rows]
 
 
