@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -68,7 +69,36 @@ async def again_and_again(port: int, pause_s: float, says: bytes, trickle: bytes
         await asyncio.sleep(pause_s)
 
 
+async def pipeline(port: int, request: bytes, at_once: int = 200) -> None:
+    """Sends many requests in one go, reads what comes, and sends the next; again when the server has closed."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                while not reader.at_eof():
+                    writer.write(request * at_once)
+                    await writer.drain()
+                    await reader.read(65536)
+            finally:
+                writer.close()
+        await asyncio.sleep(0.1)
+
+
+async def churn(port: int) -> None:
+    """Asks for health over one new connection after the other."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                await reader.read()
+            finally:
+                writer.close()
+
+
 Attack = Callable[[int], list[Awaitable[None]]]
+FLOODS = ("pipelined health", "churn")
+"""They ask as fast as they are answered."""
 ATTACKS: dict[str, Attack] = {
     "half heads": lambda port: [again_and_again(port, 1.0, HALF_HEAD, b"") for _ in range(33)],
     "slow readers": lambda port: [again_and_again(port, 1.0, READS_NOTHING, b"", reads=False) for _ in range(33)],
@@ -76,8 +106,12 @@ ATTACKS: dict[str, Attack] = {
     "many half heads": lambda port: [again_and_again(port, 1.0, HALF_HEAD, b"") for _ in range(2000)],
     "large slow bodies": lambda port: [again_and_again(port, 1.0, HEAD, b" " * 1000) for _ in range(40)],
     "reconnecting slow bodies": lambda port: [again_and_again(port, 0.0, HEAD, b" ") for _ in range(2000)],
+    "pipelined health": lambda port: [
+        pipeline(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") for _ in range(50)
+    ],
+    "churn": lambda port: [churn(port) for _ in range(50)],
     "everything": lambda port: [
-        attacker for name, attack in ATTACKS.items() if name != "everything" for attacker in attack(port)
+        attacker for name, attack in ATTACKS.items() if name not in ("everything", *FLOODS) for attacker in attack(port)
     ],
 }
 
@@ -93,15 +127,15 @@ async def run_attack(name: str, port: int) -> None:
 
 
 @contextlib.contextmanager
-def attacked(name: str, port: int, lead_s: float = 2.0) -> Iterator[None]:
-    """Has a process attack a server while the block runs."""
+def attacked(name: str, port: int, lead_s: float = 2.0) -> Iterator[int]:
+    """Has a process attack a server while the block runs; yields its id."""
     command = [sys.executable, "-m", "tests.slow_clients", "--attack", name, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(lead_s)
-            yield
+            yield process.pid
         finally:
             process.kill()
 
@@ -118,16 +152,21 @@ class Seen:
     failed_health_checks: int
     writes_per_s: float
     failed_writes: int
+    new_connections_per_s: float
+    """Writes of one more client, over a new connection each."""
 
 
 def watch(port: int, job_id: str, seconds: float, headers: dict[str, str] | None = None) -> Seen:
-    """Asks for health over new connections, and writes over ``WRITERS`` that stay."""
+    """Asks for health over new connections, writes over ``WRITERS`` that stay, and over one new one after the other."""
     until = time.monotonic() + seconds
     counts: list[tuple[int, int]] = []
-    writers = [
-        threading.Thread(target=lambda: counts.append(write_until(port, job_id, until, headers or {})))
-        for _ in range(WRITERS)
-    ]
+    anew: list[tuple[int, int]] = []
+
+    def write(counted: list[tuple[int, int]], reconnects: bool) -> None:
+        counted.append(write_until(port, job_id, until, headers or {}, reconnects=reconnects))
+
+    writers = [threading.Thread(target=write, args=(counts, False)) for _ in range(WRITERS)]
+    writers.append(threading.Thread(target=write, args=(anew, True)))
     for writer in writers:
         writer.start()
     times, failed = [], 0
@@ -148,14 +187,17 @@ def watch(port: int, job_id: str, seconds: float, headers: dict[str, str] | None
         health_checks=len(times),
         failed_health_checks=failed,
         writes_per_s=sum(done for done, _ in counts) / seconds,
-        failed_writes=sum(failed for _, failed in counts),
+        failed_writes=sum(failed for _, failed in [*counts, *anew]),
+        new_connections_per_s=sum(done for done, _ in anew) / seconds,
     )
 
 
 _numbers = itertools.count()
 
 
-def write_until(port: int, job_id: str, until: float, headers: dict[str, str]) -> tuple[int, int]:
+def write_until(
+    port: int, job_id: str, until: float, headers: dict[str, str], *, reconnects: bool = False
+) -> tuple[int, int]:
     """Writes small items one after the other; returns how many were kept, and how often that failed."""
     done = failed = 0
     connection = HTTPConnection("127.0.0.1", port, timeout=10)
@@ -169,6 +211,8 @@ def write_until(port: int, job_id: str, until: float, headers: dict[str, str]) -
             kept = False
             connection.close()
         done, failed = done + kept, failed + (not kept)
+        if reconnects:
+            connection.close()
     connection.close()
     return done, failed
 
@@ -200,12 +244,12 @@ def main() -> None:
     names = [given.attack] if given.attack else list(ATTACKS)
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            before, during = measured(name, Path(folder), given.seconds, given.files)
-        say(name, before, during)
+            say(name, *measured(name, Path(folder), given.seconds, given.files))
 
 
-def measured(name: str, folder: Path, seconds: float, files: int | None) -> tuple[Seen, Seen]:
-    """Returns what honest clients see of a server before an attack and during it."""
+def measured(name: str, folder: Path, seconds: float, files: int | None) -> tuple[Seen, Seen, float, float]:
+    """Returns what honest clients see of a server before an attack and during it, and the processors that attack and
+    server take meanwhile."""
     from tests.integration.conftest import BufferProcess
 
     launcher = () if files is None else ("prlimit", f"--nofile={files}:{files}")
@@ -213,19 +257,45 @@ def measured(name: str, folder: Path, seconds: float, files: int | None) -> tupl
     try:
         buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "honest"})
         before = watch(buffer.port, "honest", seconds)
-        with attacked(name, buffer.port):
-            return before, watch(buffer.port, "honest", seconds)
+        with attacked(name, buffer.port) as attacker:
+            used = [processor_s(attacker), processor_s(buffer.process.pid)]
+            began = time.monotonic()
+            during = watch(buffer.port, "honest", seconds)
+            took = time.monotonic() - began
+            attack, server = (
+                (processor_s(pid) - at_first) / took
+                for pid, at_first in zip((attacker, buffer.process.pid), used, strict=True)
+            )
+            return before, during, attack, server
     finally:
         buffer.stop()
 
 
-def say(name: str, before: Seen, during: Seen) -> None:
+def processor_s(pid: int) -> float:
+    """Returns the processor time that a process and its descendants have used."""
+    parents = {}
+    used = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text("utf-8", "replace").rsplit(")", 1)[1].split()
+            parents[int(stat.parent.name)] = int(fields[1])
+            used[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(used.get(member, 0.0) for member in family)
+
+
+def say(name: str, before: Seen, during: Seen, attack: float, server: float) -> None:
     """Prints a line of the table."""
     ratio = during.writes_per_s / max(before.writes_per_s, 1e-9)
+    new_ratio = during.new_connections_per_s / max(before.new_connections_per_s, 1e-9)
     sys.stdout.write(
         f"{name:26} /health at most {1000 * before.slowest_health_s:.0f} → {1000 * during.slowest_health_s:.0f} ms "
         f"({during.failed_health_checks} of {during.health_checks} failed), writes {before.writes_per_s:.0f} → "
-        f"{during.writes_per_s:.0f} /s ({ratio:.2f}), {during.failed_writes} failed\n"
+        f"{during.writes_per_s:.0f} /s ({ratio:.2f}), each over a new connection {before.new_connections_per_s:.0f} → "
+        f"{during.new_connections_per_s:.0f} /s ({new_ratio:.2f}), {during.failed_writes} failed; "
+        f"processors: attack {attack:.2f}, server {server:.2f}\n"
     )
     sys.stdout.flush()
 

@@ -21,6 +21,7 @@ __all__ = [
     "SESSION_LENGTH_S",
     "check_access",
     "cookie_name",
+    "is_open",
     "is_token",
     "issue_session",
     "why_unauthorized",
@@ -48,8 +49,7 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
     _check_origin(environ)
     if token is None:
         return True
-    path = environ["PATH_INFO"]
-    if path in OPEN_ROUTES or path.startswith(OPEN_FOLDER):
+    if is_open(environ["PATH_INFO"]):
         return False
     cookie = _cookie(environ, cookie_name(token))
     if not _session_holds(cookie, token, now):
@@ -57,6 +57,11 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
     if environ["REQUEST_METHOD"] not in READING and "HTTP_ORIGIN" not in environ:
         raise ForbiddenError("a request with a cookie must say which page it comes from (Origin)")
     return True
+
+
+def is_open(path: str) -> bool:
+    """Tells whether anybody may ask for a path, without a token."""
+    return path in OPEN_ROUTES or path.startswith(OPEN_FOLDER)
 
 
 def why_unauthorized(authorization: str | None) -> str:

@@ -27,6 +27,7 @@ from werkzeug.exceptions import (
 
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError
+from slime_plugins.rollout_buffer.protocol.auth import is_open
 from slime_plugins.rollout_buffer.server.app import create_app
 from slime_plugins.rollout_buffer.server.connection_limits import ConnectionLimits, RequestState, Unlimited, affordable
 from slime_plugins.rollout_buffer.server.http import (
@@ -37,6 +38,7 @@ from slime_plugins.rollout_buffer.server.http import (
     error_answer,
 )
 from slime_plugins.rollout_buffer.server.poll_watcher import PollWatcher
+from slime_plugins.rollout_buffer.server.public_pace import PublicPace
 from slime_plugins.rollout_buffer.server.request_bodies import (
     SMALL_BODY,
     BodyBudget,
@@ -68,6 +70,9 @@ __all__ = [
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 OWN_ROUTES = {"/buffer/write": ("POST",), "/get_rollout_data": ("POST",), "/health": ("GET", "HEAD")}
 """What is answered here, with its methods; everything else is Flask's."""
+PUBLIC_PER_S = 500
+PUBLIC_AT_ONCE = 100
+"""How many requests that anybody may send a worker answers."""
 DATA_THREADS = 4
 MOST_HEADERS = 100
 LARGEST_HEAD = 32 * 1024
@@ -190,6 +195,7 @@ class Application:
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
         self._writes: WriteBatcher[Answer] = WriteBatcher(partial(keep_bodies, self.context), self._write_thread)
         self._polls = PollWatcher(self.context.buffer.store.data_version)
+        self._public_pace = PublicPace(PUBLIC_PER_S, PUBLIC_AT_ONCE)
         self._budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes)
         self._routes = {"/buffer/write": self._write, "/get_rollout_data": self._poll, "/health": self._health}
 
@@ -231,12 +237,16 @@ class Application:
                 _log_broken_reply(exchange, error)
                 exchange.connection.cut_off()
                 raise ClientGoneError from error
+            if not exchange.connection.is_known:
+                await self._public_pace.turn(exchange.connection)
             await self._send(exchange, error_answer(self.context, exchange.name, error))
 
     async def _route(self, exchange: Exchange) -> None:
         _check_head(exchange)
         path, method = exchange.environ["PATH_INFO"], exchange.environ["REQUEST_METHOD"]
         may_ask = check_request(self.context, exchange.environ)
+        if is_open(path) and (self.context.token is None or not may_ask):
+            await self._public_pace.turn(exchange.connection)
         if may_ask and self.context.token is not None:
             exchange.connection.prove()
         route = self._routes.get(path, self._flask)

@@ -40,6 +40,10 @@ ADDRESS_SHARE = 0.75
 FILES_BESIDE = 256
 """Files that a worker opens beside its connections: the database in each thread, packs, logs."""
 MOST_FILES = 65_536
+WAITING_FOR_EACH = 4
+"""For so many connections one more socket may wait to become one."""
+PARSED_AT_ONCE = 4096
+"""Of what is not a body: a client may send thousands of requests in one go, and others want to be served meanwhile."""
 LARGEST_HEAD = 128 * 1024
 """What may be received before a head is whole; the application refuses smaller ones with a reply."""
 
@@ -50,6 +54,10 @@ class RequestState(Protocol):
     """What the application says of a request, to whoever holds its connection."""
 
     is_lost: bool
+    is_known: bool
+    """The client has shown that it may ask."""
+    answered: int
+    """Requests of this connection that were answered."""
 
     def begin_request(self) -> None:
         """A head is here: the server works on it."""
@@ -74,6 +82,8 @@ class Unlimited:
     """Stands for a connection that nobody limits."""
 
     is_lost = False
+    is_known = True
+    answered = 0
 
     def begin_request(self) -> None:
         """Does nothing."""
@@ -86,6 +96,8 @@ class ConnectionLimits:
 
     def __init__(self, most: int) -> None:
         """``most`` connections are held at a time, ``ADDRESS_SHARE`` of them from one address."""
+        self.most_waiting = max(8, most // WAITING_FOR_EACH)
+        """So many more may wait to become connections."""
         self._most = most
         self._most_per_address = max(1, int(ADDRESS_SHARE * most))
         self._all: dict[tuple[str, int], Connection] = {}
@@ -164,8 +176,11 @@ class Connection(HttpToolsProtocol):
         self.address = ""
         self.is_known = False
         self.is_lost = False
+        self.answered = 0
         self._in_request = False
         self._head_bytes = 0
+        self._body_left = 0
+        self._unparsed = b""
         self._unanswered: deque[RequestResponseCycle] = deque()
 
     # --- what the transport says -------------------------------------------------------------------------------------
@@ -182,9 +197,21 @@ class Connection(HttpToolsProtocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser. What goes wrong ends this connection alone."""
-        if self.is_lost:
+        """Parses what came, as far as its requests can be answered soon. What goes wrong ends this connection alone."""
+        if self._unparsed:
+            self._unparsed += data  # what was under way when reading was paused
             return
+        at = 0
+        while at < len(data) and not self.is_lost:
+            if self.pipeline:
+                self._unparsed = data[at:]
+                self.flow.pause_reading()
+                return
+            size = max(PARSED_AT_ONCE, self._body_left)
+            self._parse(data[at : at + size])
+            at += size
+
+    def _parse(self, data: bytes) -> None:
         if not self._in_request:
             if self._head_bytes > LARGEST_HEAD:
                 self.cut_off()
@@ -204,6 +231,26 @@ class Connection(HttpToolsProtocol):
         while self._unanswered and self._unanswered[0].response_complete:
             self._unanswered.popleft()
         self._unanswered.append(self.cycle)
+        length = next((value for name, value in self.headers if name == b"content-length"), b"")
+        self._body_left = int(length) if length.isdigit() else 0
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of a body."""
+        self._body_left = max(0, self._body_left - len(body))
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """Goes on with the next request, after those of others."""
+        super().on_response_complete()
+        if self._unparsed and not self.is_lost:
+            self.flow.pause_reading()
+            if not self.pipeline:
+                self.loop.call_soon(self._parse_on)
+
+    def _parse_on(self) -> None:
+        data, self._unparsed = self._unparsed, b""
+        self.flow.resume_reading()
+        self.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Gives its place back."""
@@ -258,6 +305,7 @@ class Connection(HttpToolsProtocol):
     def end_request(self) -> None:
         """The request is answered: the server waits for the next one, or for the last reply to be read."""
         self._in_request = False
+        self.answered += 1
         if not self.is_lost:
             self._limits.waits(self, READ_LIMIT_S if self.flow.write_paused else IDLE_LIMIT_S + HEAD_LIMIT_S)
 
@@ -265,7 +313,9 @@ class Connection(HttpToolsProtocol):
 def affordable(most: int) -> int:
     """Returns how many of ``most`` connections this process has file descriptors for."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if files == resource.RLIM_INFINITY else max(16, min(most, files - FILES_BESIDE))
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(16, min(most, (files - FILES_BESIDE) * WAITING_FOR_EACH // (WAITING_FOR_EACH + 1)))
 
 
 def raise_file_limit() -> None:

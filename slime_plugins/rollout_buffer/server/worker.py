@@ -26,11 +26,13 @@ from gunicorn.workers.base import Worker as GunicornWorker
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter, log_format, set_up_logging
 from slime_plugins.rollout_buffer.server.asgi import Application
 from slime_plugins.rollout_buffer.server.connection_limits import (
+    HEAD_LIMIT_S,
     IDLE_LIMIT_S,
     Connection,
     ConnectionLimits,
     raise_file_limit,
 )
+from slime_plugins.rollout_buffer.server.waiting_room import WaitingRoom
 
 __all__ = ["ConnectionCounts", "Logger", "Worker"]
 
@@ -40,8 +42,10 @@ gone, it takes the connection then."""
 NO_FILES_PAUSE_S = 0.1
 ACCEPTS_AT_ONCE = 12
 """Then those that were accepted are read from: under a flood, each has its turn before it has to give way."""
+CROWDED_ACCEPTS_AT_ONCE = 40
 CROWDED_PAUSE_S = 0.01
-"""Between them, when others have to give way for them: clients that come back at once leave time for those who stay."""
+"""Between them, when there is no room for all: clients that come back at once leave time for those who stay."""
+ROOM_INTERVAL_S = 0.05
 SWEEP_INTERVAL_S = 1.0
 NOTIFY_INTERVAL_S = 10
 GRACEFUL_TIMEOUT_S = 4
@@ -113,8 +117,10 @@ class Acceptor:
         self._note = note
         self._beginning: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._room = WaitingRoom(limits.most_waiting, HEAD_LIMIT_S, self._begin)
         listener.setblocking(False)
         self._watch()
+        self._look_at_room()
 
     def close_soon(self) -> None:
         """Accepts nothing any more; for signal handlers."""
@@ -124,6 +130,7 @@ class Acceptor:
         """Accepts nothing any more."""
         self._closed = True
         self._loop.remove_reader(self._listener)
+        self._room.close()
 
     def _watch(self) -> None:
         if not self._closed:
@@ -131,12 +138,13 @@ class Acceptor:
 
     def _on_readable(self) -> None:
         if self._limits.are_reached:
-            self._accept_some()
+            if self._room.takes_more:
+                self._accept_some(self._room.enter, CROWDED_ACCEPTS_AT_ONCE)
             self._pause(CROWDED_PAUSE_S, lambda: None)
         elif self._is_ahead():
-            self._pause(HEAD_START_S, self._accept_one)
+            self._pause(HEAD_START_S, lambda: self._accept_some(self._begin, 1))
         else:
-            self._accept_some()
+            self._accept_some(self._begin, ACCEPTS_AT_ONCE)
 
     def _is_ahead(self) -> bool:
         return self._note(len(self._limits) + len(self._beginning))
@@ -151,34 +159,44 @@ class Acceptor:
 
         self._loop.call_later(seconds, go_on)
 
-    def _accept_some(self) -> None:
-        for _ in range(ACCEPTS_AT_ONCE):
-            if not self._accept() or (not self._limits.are_reached and self._is_ahead()):
+    def _accept_some(self, take: Callable[[socket.socket], None], most: int) -> None:
+        for _ in range(most):
+            client = self._accept()
+            if client is None:
+                break
+            take(client)
+            if not self._limits.are_reached and self._is_ahead():
                 break
 
-    def _accept_one(self) -> None:
-        self._accept()
-
-    def _accept(self) -> bool:
-        """Accepts one connection; False when there was none."""
+    def _accept(self) -> socket.socket | None:
+        """Accepts one connection; None when there was none."""
         try:
             client, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return False
+            return None
         except OSError as error:
             self._out_of_files(error)
-            return False
+            return None
         client.setblocking(False)
-        task = self._loop.create_task(self._begin(client))
+        return client
+
+    def _begin(self, client: socket.socket) -> None:
+        task = self._loop.create_task(self._connect(client))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
-        return True
 
-    async def _begin(self, client: socket.socket) -> None:
+    async def _connect(self, client: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make_connection, client)
         except OSError:  # the client has gone
             client.close()
+
+    def _look_at_room(self) -> None:
+        if self._closed:
+            return
+        if self._room:
+            self._room.look(admits_all=not self._limits.are_reached)
+        self._loop.call_later(ROOM_INTERVAL_S, self._look_at_room)
 
     def _out_of_files(self, error: OSError) -> None:
         """Has somebody give way, and tries again a little later: the listener stays readable all the while."""

@@ -30,7 +30,7 @@ def server_command(settings: ServeSettings) -> list[str]:
         "--worker-class", "slime_plugins.rollout_buffer.server.worker.Worker",
         "--workers", str(settings.workers),
         "--timeout", "120", "--graceful-timeout", "5",
-        "--error-logfile", "-", "--no-control-socket",
+        "--error-logfile", "-", "--no-control-socket", "--backlog", "4096",
         "--logger-class", "slime_plugins.rollout_buffer.server.worker.Logger",
     ]  # fmt: skip
 
