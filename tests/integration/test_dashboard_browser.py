@@ -362,13 +362,13 @@ def test_the_theme_can_be_chosen_and_is_remembered(visit: Callable[..., Visit]) 
 
 
 def test_jobs_stand_worst_health_first_and_those_that_ended_apart(visit: Callable[..., Visit], site: Site) -> None:
+    site.beat()
     start = {"task_type": "external", "num_repeat_per_sample": 1, "instances": [{"instance_id": "a"}]}
     for name in ("stopped", "over", "newest"):
         site.post("/start_rollout", {**start, "job_id": f"sweep/{name}"})
     site.post("/jobs/sweep%2Fstopped/pause", {})
     site.post("/jobs/sweep%2Fover/cancel", {})
     here = visit()
-    site.beat()
     page = here.open()
     page.get_by_role("link", name="sweep/newest").wait_for()
     shown = page.locator(".job-list tbody th a")
