@@ -27,9 +27,9 @@ from slime.rollout.agent_rollout_ledger import GroupStore
 from slime.rollout.agent_rollout_metrics import batch_metrics
 from slime.rollout.agent_rollout_samples import (
     Group,
-    SampleConverter,
     finish_batch,
     group_normalized_rewards,
+    samples_of_group,
     trajectories_of,
 )
 from slime.rollout.agent_rollout_settings import (
@@ -38,6 +38,7 @@ from slime.rollout.agent_rollout_settings import (
     buffer_token,
     read_image_settings,
     read_mask_settings,
+    read_row_settings,
     read_settings,
     read_tracking_settings,
     start_payload,
@@ -54,13 +55,11 @@ from slime_plugins.rollout_buffer.trainer.consumed import (
     pass_before,
     skip_list,
 )
-from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher, process_cache
+from slime_plugins.rollout_buffer.trainer.intake import Intake
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
 from slime_plugins.rollout_buffer.trainer.masks import check_masks
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics, no_filter_metrics
-from slime_plugins.rollout_buffer.trainer.rows import images_of
 from slime_plugins.rollout_buffer.trainer.tracking import STEP, chosen_examples, example_of, tracker_for
-from slime_plugins.rollout_buffer.trainer.vision import VisionFamily, load_vision
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
@@ -261,13 +260,11 @@ class _TrainingRollout:
         self._settings = settings
         self._client = client
         self._store = GroupStore(data_source)
-        self._converter = SampleConverter(args, samples_per_group=settings.samples_per_group)
-        self._image_settings = read_image_settings(args)
         self._tracking = read_tracking_settings(args)
-        self._images = ImageFetcher(
+        self._intake = Intake(
             client,
-            process_cache(self._image_settings.cache_bytes),
-            at_once=self._image_settings.fetches_at_once,
+            read_row_settings(args, settings.samples_per_group),
+            read_image_settings(args),
             max_failures=settings.max_failures,
         )
         self._received: list[Group] = []
@@ -305,11 +302,11 @@ class _TrainingRollout:
             self._progress = progress
         self._feed = JobFeed(self._client, self._settings, self._job_id())
         try:
-            await self._feed.wake()
+            await self._feed.resume()
         except NotFoundError:
             logger.warning("the buffer does not know job %s any more; it is started again", self._feed.job_id)
             await self._start(fresh=False)
-            await self._feed.wake()
+            await self._feed.resume()
 
     async def _start(self, *, fresh: bool) -> None:
         consumed = consumed_before(self._store.metadata(), self._rollout_id, self._progress.pass_number)
@@ -352,7 +349,7 @@ class _TrainingRollout:
         """Writes down what is consumed and acknowledges it; returns the batch without what others got meanwhile."""
         _refuse_batch_without_training(batch)
         self._record(batch)
-        await self._feed.settle()
+        await self._feed.flush_acks()
         self._progress.lose(self._feed.lost)
         self._received = [group for group in self._received if self._owns(group)]
         return [group for group in batch if self._owns(group)]
@@ -373,7 +370,7 @@ class _TrainingRollout:
         self._feed.received(delivery)
 
     async def _keep(self, delivery: RolloutData) -> None:
-        groups = await self._groups(delivery.items)
+        groups = [samples_of_group(group) for group in await self._intake.groups(delivery.items)]
         for sample in (row for rows in trajectories_of(groups) for row in rows):
             sample.metadata["input_pass"] = self._progress.pass_number
             sample.metadata["delivery_id"] = delivery.delivery_id
@@ -383,16 +380,6 @@ class _TrainingRollout:
         self._received += groups
         self._note(delivery, groups)
         self._record(self._received)
-
-    async def _groups(self, items: Sequence[RolloutItem]) -> list[Group]:
-        """Turns items into groups beside the event loop: images are large."""
-        hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]
-        vision = await self._vision() if hashes else None
-        images = None if vision is None else await self._images.fetch(hashes)
-        return await asyncio.to_thread(self._converter.groups, items, vision, images)
-
-    async def _vision(self) -> VisionFamily | None:
-        return await asyncio.to_thread(load_vision, self._args.hf_checkpoint, self._image_settings.pixel_dtype)
 
     async def _after_exhaustion(self, error: InputExhaustedError, have: int) -> None:
         """Starts the next pass over the input, or says that there is none."""
@@ -449,19 +436,19 @@ class _TrainingRollout:
         hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
         try:
             async with asyncio.timeout(LOOKING_PATIENCE_S):
-                return (await self._images.fetch(hashes)).data
+                return (await self._intake.images.fetch(hashes)).data
         except Exception as error:  # noqa: BLE001 - as for the books
             logger.info("the screenshots of the examples could not be fetched: %r", error)
             return {}
 
     def _metrics(self) -> dict[str, float]:
-        counts = self._converter.counts
+        counts = self._intake.counts
         drift = {f"rollout/{name}": count for name, count in counts.items() if name.startswith("token_drift/")}
         return {
             **no_filter_metrics(self._all_meta_info),
             **drift,
             "rollout/buffer/wait_s": self._feed.waited_s,
-            "rollout/buffer/images_fetched": self._images.fetched,
+            "rollout/buffer/images_fetched": self._intake.images.fetched,
             **{f"rollout/buffer/{name}": counts[name] for name in COUNTED},
         }
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from slime.rollout.agent_rollout_samples import Group, SampleConverter, finish_batch, trajectories_of
-from slime.rollout.agent_rollout_settings import EvalSet, RolloutSettings, eval_payload, eval_sets
+from slime.rollout.agent_rollout_samples import Group, finish_batch, samples_of_group, trajectories_of
+from slime.rollout.agent_rollout_settings import EvalSet, RolloutSettings, eval_payload, eval_sets, read_row_settings
 from slime.rollout.base_types import RolloutFnEvalOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_patience
+from slime_plugins.rollout_buffer.trainer.evaluation import play_once
 
 __all__ = ["evaluate"]
 
@@ -46,29 +44,8 @@ async def _play_eval_set(
     """Returns the groups that came, and how many trajectories were to be played: a failed group comes not."""
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
-    await asyncio.to_thread(send_start, settings, payload)
-    try:
-        groups = await _all_groups(args, eval_set, JobFeed(client, settings, job_id))
-        job = await with_patience("jobs", settings.max_failures, lambda: client.job(job_id))
-        planned = sum(job["groups"].values()) * eval_set.samples_per_group
-    except Exception:
-        # Nobody will fetch the rest: its devices and the engine are wanted elsewhere.
-        with contextlib.suppress(Exception):
-            await client.cancel(job_id)
-        raise
-    return finish_batch(groups, rollout_id), planned
-
-
-async def _all_groups(args: Any, eval_set: EvalSet, feed: JobFeed) -> list[Group]:
-    converter = SampleConverter(args, samples_per_group=eval_set.samples_per_group)
-    groups: list[Group] = []
-    while True:
-        try:
-            delivery = await feed.next_delivery()
-        except InputExhaustedError:
-            return groups
-        groups += converter.groups(delivery.items)
-        feed.received(delivery)
+    groups, planned = await play_once(client, settings, payload, read_row_settings(args, eval_set.samples_per_group))
+    return finish_batch([samples_of_group(group) for group in groups], rollout_id), planned
 
 
 def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:

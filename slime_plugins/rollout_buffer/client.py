@@ -92,6 +92,7 @@ def _poll_options(
     poll_id: str | None,
     images: str | None,
     dummies: bool | None,
+    weight_version: int | None,
 ) -> dict[str, Any]:
     if dummies is None and lease_s is None:
         dummies = True  # who leases is known to know them; RolloutItem says which they are
@@ -106,6 +107,7 @@ def _poll_options(
         "poll_id": poll_id,
         "images": images,
         "dummies": dummies,
+        "weight_version": weight_version,
     }
 
 
@@ -237,10 +239,12 @@ class RolloutBufferClient:
         poll_id: str | None = None,
         images: str | None = None,
         dummies: bool | None = None,
+        weight_version: int | None = None,
     ) -> RolloutData:
         """Fetches finished groups. With ``lease_s`` they come back unless they are acknowledged in time.
 
         ``dummies=False`` leaves out members that could not be played; else they have ``remove_sample``.
+        ``weight_version`` is the trainer's newest: the lag of what was sampled is measured by it.
         """
         options = _poll_options(
             job_id=job_id,
@@ -253,6 +257,7 @@ class RolloutBufferClient:
             poll_id=poll_id,
             images=images,
             dummies=dummies,
+            weight_version=weight_version,
         )
         return self._send(_get_rollout_data(options))
 
@@ -403,6 +408,7 @@ class AsyncRolloutBufferClient:
         poll_id: str | None = None,
         images: str | None = None,
         dummies: bool | None = None,
+        weight_version: int | None = None,
     ) -> RolloutData:
         """As ``RolloutBufferClient.get_rollout_data``."""
         options = _poll_options(
@@ -416,6 +422,7 @@ class AsyncRolloutBufferClient:
             poll_id=poll_id,
             images=images,
             dummies=dummies,
+            weight_version=weight_version,
         )
         return await self._send(_get_rollout_data(options))
 

@@ -1,7 +1,7 @@
 """The trainer's end of one job: fetches its finished groups, each once, and never waits in silence.
 
-A delivery is leased: it comes back unless it is acknowledged. Acknowledgements ride on the next poll; ``settle`` sends
-the last ones. A poll whose reply was lost is repeated under the same id and gets the same delivery.
+A delivery is leased: it comes back unless it is acknowledged. Acknowledgements ride on the next poll; ``flush_acks``
+sends the last ones. A poll whose reply was lost is repeated under the same id and gets the same delivery.
 """
 
 from __future__ import annotations
@@ -144,17 +144,28 @@ def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, 
 class JobFeed:
     """Fetches the groups of one job for one consumer. One call at a time."""
 
-    def __init__(self, client: AsyncRolloutBufferClient, settings: FeedSettings, job_id: str) -> None:
+    def __init__(
+        self,
+        client: AsyncRolloutBufferClient,
+        settings: FeedSettings,
+        job_id: str | None = None,
+        *,
+        weight_version: int | None = None,
+    ) -> None:
+        """``weight_version`` is the trainer's newest: the buffer learns it with every poll."""
         self._client = client
         self._settings = settings
-        self.job_id = job_id
+        self.job_id = job_id or settings.job_id
+        self.weight_version = weight_version
         self._to_acknowledge: dict[str, frozenset[int]] = {}
         self.lost: dict[str, frozenset[int]] = {}
         """Deliveries, with their groups, that went to another consumer before they were acknowledged."""
+        self._held: set[int] = set()
+        """Groups that were taken and are not to be acknowledged yet."""
         self._poll_id = uuid.uuid4().hex
         self.waited_s = 0.0
 
-    async def wake(self) -> None:
+    async def resume(self) -> None:
         """Lets a paused job go on.
 
         Raises:
@@ -166,7 +177,7 @@ class JobFeed:
             await self._patiently("resume", lambda: self._client.resume(self.job_id))
 
     async def pause(self) -> None:
-        """Stops new episodes until the next ``wake``; a job that has ended already stays as it is."""
+        """Stops new episodes until the next ``resume``; a job that has ended already stays as it is."""
         job = await self._patiently("jobs", lambda: self._client.job(self.job_id))
         if job.get("state") == "running":
             await self._patiently("pause", lambda: self._client.pause(self.job_id))
@@ -175,7 +186,8 @@ class JobFeed:
         """Waits until groups are ready and returns at most ``max_groups``; call ``received`` when they are safe.
 
         Raises:
-            InputExhaustedError: no group will ever be ready again; everything received is acknowledged by then.
+            InputExhaustedError: no group will ever be ready again. What was received is acknowledged by then; what was
+                only taken is still leased.
             JobEndedError: the job was cancelled or has failed.
             RetriesUsedUpError: the buffer stayed out of reach.
         """
@@ -188,6 +200,8 @@ class JobFeed:
                 self.waited_s += time.monotonic() - began
                 return data
             job = await self._job()
+            if not data.exhausted and self._holds_the_rest(job):
+                raise _input_used_up(self.job_id, job)
             if data.exhausted:
                 exhausted_at = exhausted_at or asked
                 if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_PATIENCE_S:
@@ -199,12 +213,22 @@ class JobFeed:
             await asyncio.sleep(max(0.0, min(SHORTEST_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
 
     def received(self, delivery: RolloutData) -> None:
-        """Marks a delivery to be acknowledged by the next poll, or by ``settle``."""
-        self._poll_id = uuid.uuid4().hex
+        """Marks a delivery to be acknowledged by the next poll, or by ``flush_acks``."""
+        self.taken(delivery)
         if delivery.delivery_id is not None:
-            self._to_acknowledge[delivery.delivery_id] = delivery.group_numbers
+            self.acknowledge_later({delivery.delivery_id: delivery.group_numbers})
 
-    async def settle(self) -> None:
+    def taken(self, delivery: RolloutData) -> None:
+        """Makes the next poll ask for other groups; those of this one stay leased until they are acknowledged."""
+        self._poll_id = uuid.uuid4().hex
+        self._held |= delivery.group_numbers
+
+    def acknowledge_later(self, deliveries: Mapping[str, frozenset[int]]) -> None:
+        """Marks deliveries, with their groups, to be acknowledged by the next poll, or by ``flush_acks``."""
+        self._to_acknowledge.update(deliveries)
+        self._held.difference_update(*deliveries.values())
+
+    async def flush_acks(self) -> None:
         """Acknowledges what no poll has acknowledged yet."""
         if self._to_acknowledge:
             pending = list(self._to_acknowledge)
@@ -225,6 +249,7 @@ class JobFeed:
             consumer_id=self._settings.consumer_id,
             poll_id=self._poll_id,
             images="hash",
+            weight_version=self.weight_version,
         )
         self._note_acknowledged(data.meta_info.get("acknowledged"))
         for delivery_id in pending:
@@ -241,6 +266,12 @@ class JobFeed:
                 delivery_id, self.job_id, self._settings.lease_s,
             )  # fmt: skip
             self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
+
+    def _holds_the_rest(self, job: Mapping[str, Any]) -> bool:
+        """Tells whether all that is left of a job is leased to this trainer, which cannot wait for itself."""
+        groups = job.get("groups") or {}
+        to_come = groups.get("open", 0) + groups.get("ready", 0)
+        return bool(self._held) and not to_come and groups.get("leased", 0) <= len(self._held)
 
     async def _job(self) -> dict[str, Any]:
         job = await self._patiently("jobs", lambda: self._client.job(self.job_id))

@@ -127,12 +127,12 @@ class RolloutGroup:
 class RolloutBatch:
     """Groups for one step of a trainer, and what the buffer said beside them.
 
-    ``delivery_ids`` are what is acknowledged when the batch is safe. ``finished_elsewhere`` names the instances of
-    groups that ended without being delivered since the last batch: they are consumed as well.
+    ``group_numbers`` name what came for it, and are acknowledged with it. ``finished_elsewhere`` names the instances of
+    groups that ended without a row of theirs in a batch: they are consumed as well.
     """
 
     groups: tuple[RolloutGroup, ...]
-    delivery_ids: tuple[str, ...] = ()
+    group_numbers: frozenset[int] = frozenset()
     finished_elsewhere: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 

@@ -18,7 +18,7 @@ from slime.rollout.agent_rollout import forget_jobs
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
-from slime_plugins.rollout_buffer.trainer import job_feed
+from slime_plugins.rollout_buffer.trainer import intake, job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 
@@ -76,7 +76,7 @@ def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def vision(monkeypatch: pytest.MonkeyPatch) -> ShadeVision:
     sees = ShadeVision()
-    monkeypatch.setattr(agent_rollout, "load_vision", lambda checkpoint, pixel_dtype: sees)
+    monkeypatch.setattr(intake, "load_vision", lambda checkpoint, pixel_dtype: sees)
     return sees
 
 
@@ -166,7 +166,7 @@ def test_a_model_without_eyes_fetches_nothing_and_is_warned(
     buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent_rollout._warn_once.cache_clear()
-    monkeypatch.setattr(agent_rollout, "load_vision", lambda checkpoint, pixel_dtype: None)
+    monkeypatch.setattr(intake, "load_vision", lambda checkpoint, pixel_dtype: None)
     with caplog.at_level(logging.WARNING):
         (record,) = trained(buffer)
 

@@ -1,0 +1,52 @@
+"""An evaluation from the trainer's side: a job of its own, played once, every group of it fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.trainer.intake import Intake
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_patience
+from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSettings
+
+__all__ = ["play_once"]
+
+
+async def play_once(
+    client: AsyncRolloutBufferClient, settings: FeedSettings, payload: Mapping[str, Any], rows: RowSettings
+) -> tuple[list[RolloutGroup], int]:
+    """Plays the job of ``payload`` to its end.
+
+    Returns the groups that came, without tensors of screenshots, and how many trajectories were to be played: a group
+    that failed does not come. When something breaks on the way, the job is cancelled: its devices and the engine are
+    wanted elsewhere.
+
+    Raises:
+        JobEndedError, RetriesUsedUpError, RequestError: as ``JobFeed.next_delivery`` and ``send_start``.
+    """
+    job_id = payload["job_id"]
+    await asyncio.to_thread(send_start, settings, payload)
+    intake = Intake(client, rows, None, max_failures=settings.max_failures)
+    try:
+        groups = await _all_groups(JobFeed(client, settings, job_id), intake)
+        job = await with_patience("jobs", settings.max_failures, lambda: client.job(job_id))
+    except Exception:
+        with contextlib.suppress(Exception):
+            await client.cancel(job_id)
+        raise
+    return groups, sum(job["groups"].values()) * rows.samples_per_group
+
+
+async def _all_groups(feed: JobFeed, intake: Intake) -> list[RolloutGroup]:
+    groups: list[RolloutGroup] = []
+    while True:
+        try:
+            delivery = await feed.next_delivery()
+        except InputExhaustedError:
+            return groups
+        groups += await intake.groups(delivery.items)
+        feed.received(delivery)

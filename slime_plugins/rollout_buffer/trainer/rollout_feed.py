@@ -1,0 +1,301 @@
+"""A trainer's whole end of a job in one object: start it, take batches of rows, acknowledge them.
+
+For trainers of any framework; slime's rollout function stands on the same parts. The calls block and may come from any
+thread, also from one whose event loop runs: what goes over the network does so on a loop of the feed's own.
+
+    with RolloutFeed("http://127.0.0.1:8889", payload) as feed:
+        feed.start(skip=consumed_before_this_run)
+        batch = feed.next_batch(8, weight_version=3)
+        ...                     # train on batch.rows, save the checkpoint with batch.consumed in it
+        feed.ack(batch)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.trainer.consumed import JobProgress
+from slime_plugins.rollout_buffer.trainer.intake import Intake
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.metrics import batch_metrics, facts_of, no_filter_metrics
+from slime_plugins.rollout_buffer.trainer.records import RolloutBatch, RolloutGroup
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings
+from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
+
+__all__ = ["RolloutFeed"]
+
+Result = TypeVar("Result")
+
+
+class RolloutFeed:
+    """Feeds one trainer from one job. A context manager; what is never acknowledged comes back when its lease ends."""
+
+    def __init__(
+        self,
+        buffer_url: str,
+        payload: Mapping[str, Any],
+        *,
+        token: str | None = None,
+        rows: RowSettings | None = None,
+        images: ImageSettings | None = None,
+        max_failures: int | None = None,
+        wait_s: float = 20.0,
+        lease_s: float = 600.0,
+        timeout_s: float = 100.0,
+    ) -> None:
+        """Takes the body of ``start_rollout`` as ``payload``; nothing is sent yet.
+
+        Args:
+            buffer_url: like ``http://127.0.0.1:8889``.
+            payload: ``task_type``, ``input_file`` and what else the job needs; ``job_id`` names it across restarts.
+            token: bearer token; the environment's ``ROLLOUT_BUFFER_TOKEN`` when it is None.
+            rows: how trajectories become rows; by default with ``tokenizer_path`` of the payload.
+            images: how screenshots become tensors, which needs torch; None leaves one placeholder for each.
+            max_failures: failed calls in a row that are tolerated; None is any number.
+            wait_s, lease_s, timeout_s: as ``FeedSettings``. A batch is to be acknowledged within ``lease_s``.
+
+        Raises:
+            ConfigError: the payload has no ``job_id``.
+        """
+        if not payload.get("job_id"):
+            raise ConfigError("the payload needs a job_id: the name under which a restarted trainer finds its job")
+        self._payload = dict(payload)
+        self._settings = FeedSettings(
+            buffer_url=buffer_url.rstrip("/"),
+            token=token or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None,
+            job_id=payload["job_id"],
+            max_failures=max_failures,
+            wait_s=wait_s,
+            lease_s=lease_s,
+            timeout_s=timeout_s,
+        )
+        self._row_settings = rows or _row_settings(payload)
+        self._image_settings = images
+        self._progress = JobProgress()
+        self._delivery_of: dict[int, str] = {}
+        self._loop = _LoopThread()
+        self._client: AsyncRolloutBufferClient | None = None
+        self._feed: JobFeed | None = None
+        self._intake: Intake | None = None
+
+    def __enter__(self) -> RolloutFeed:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def job_id(self) -> str:
+        """The job's name."""
+        return self._settings.job_id
+
+    def start(self, *, skip: Sequence[str] = (), fresh: bool = False) -> StartReply:
+        """Starts the job, or attaches to it, and lets it go on if it was paused.
+
+        Args:
+            skip: instance ids of all groups that earlier runs trained, once per group: ``RolloutBatch.consumed`` of
+                their batches. What was handed out and is not among them comes again.
+            fresh: starts a new job even when one of that name exists.
+
+        Raises:
+            RequestError: the buffer refuses the payload; its sentence says what to fix.
+            RetriesUsedUpError: it could not be reached as often as ``max_failures`` allows.
+        """
+        start = {"skip_instance_ids": list(skip), "fresh": fresh, "start_id": uuid.uuid4().hex}
+        reply = send_start(self._settings, {**self._payload, **start})
+        self._progress = JobProgress()
+        self._delivery_of.clear()
+        self._loop.run(self._open())
+        return StartReply(job_id=reply["job_id"], state=reply["state"], message=reply["message"])
+
+    def next_batch(self, n_groups: int, *, weight_version: int | None = None) -> RolloutBatch:
+        """Waits for ``n_groups`` groups of which something can be trained, and returns them.
+
+        The last batch of a job may have fewer. ``weight_version`` is the trainer's newest: what was sampled by weights
+        older than ``max_weight_version_lag`` allows is not handed out.
+
+        Raises:
+            InputExhaustedError: there is no group left.
+            GeneratorError: groups came and nothing of them can be trained, ``n_groups`` in a row.
+            JobEndedError: the job was cancelled or has failed.
+            RetriesUsedUpError: the buffer stayed out of reach.
+            RuntimeError: ``start`` was not called.
+        """
+        return self._loop.run(self._next_batch(n_groups, weight_version))
+
+    def ack(self, batch: RolloutBatch) -> frozenset[int]:
+        """Acknowledges a batch, after what it consumed is in a checkpoint.
+
+        Returns the ``group_index`` of groups whose lease had run out and that went to another consumer, which has them
+        to train: none, where batches are acknowledged in time.
+        """
+        return self._loop.run(self._ack(batch))
+
+    def pause(self) -> None:
+        """Starts no new episodes until ``resume``; those that run go on."""
+        self._loop.run(self._started().pause())
+
+    def resume(self) -> None:
+        """Goes on after ``pause``."""
+        self._loop.run(self._started().resume())
+
+    def close(self) -> None:
+        """Closes the connections. The job goes on; cancel it, or start it again later."""
+        client, self._client, self._feed = self._client, None, None
+        if client is not None:
+            self._loop.run(client.close())
+        self._loop.close()
+
+    async def _open(self) -> None:
+        if self._client is None:
+            settings = self._settings
+            self._client = AsyncRolloutBufferClient(
+                settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s
+            )
+        self._feed = JobFeed(self._client, self._settings)
+        self._intake = Intake(
+            self._client, self._row_settings, self._image_settings, max_failures=self._settings.max_failures
+        )
+        await self._feed.resume()
+
+    def _started(self) -> JobFeed:
+        if self._feed is None:
+            raise RuntimeError("call start() first: nothing is known of the job")
+        return self._feed
+
+    async def _next_batch(self, n_groups: int, weight_version: int | None) -> RolloutBatch:
+        feed = self._started()
+        feed.weight_version = weight_version
+        batch = _OpenBatch(n_groups)
+        while batch.missing:
+            try:
+                delivery = await feed.next_delivery(batch.missing)
+            except InputExhaustedError:
+                if not batch.groups:
+                    raise
+                break
+            feed.taken(delivery)
+            new = self._note(delivery)
+            if new is not None and self._intake is not None:
+                batch.add(new, await self._intake.groups(new.items))
+        return batch.close()
+
+    def _note(self, delivery: RolloutData) -> RolloutData | None:
+        """Returns what of a delivery is new. A group that comes again is acknowledged by its newest delivery."""
+        new = self._progress.new_part(delivery)
+        self._progress.remember(delivery)
+        if delivery.delivery_id is not None:
+            self._delivery_of.update(dict.fromkeys(delivery.group_numbers, delivery.delivery_id))
+        return new
+
+    async def _ack(self, batch: RolloutBatch) -> frozenset[int]:
+        feed = self._started()
+        groups_of: dict[str, set[int]] = {}
+        for number in batch.group_numbers:
+            if number in self._delivery_of:
+                groups_of.setdefault(self._delivery_of.pop(number), set()).add(number)
+        feed.acknowledge_later({delivery_id: frozenset(groups) for delivery_id, groups in groups_of.items()})
+        await feed.flush_acks()
+        return frozenset().union(*(feed.lost.get(delivery_id, frozenset()) for delivery_id in groups_of))
+
+
+class _OpenBatch:
+    """A batch that is being filled."""
+
+    def __init__(self, n_groups: int) -> None:
+        self._n_groups = n_groups
+        self._all_meta_info: list[Mapping[str, Any]] = []
+        self._numbers: set[int] = set()
+        self._finished: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._without_rows = 0
+        self.groups: list[RolloutGroup] = []
+
+    @property
+    def missing(self) -> int:
+        """How many groups are still to come."""
+        return self._n_groups - len(self.groups)
+
+    def add(self, delivery: RolloutData, groups: Sequence[RolloutGroup]) -> None:
+        """Takes the groups of a delivery; one of which nothing can be trained is consumed and left out.
+
+        Raises:
+            GeneratorError: as ``RolloutFeed.next_batch``.
+        """
+        self._all_meta_info.append(delivery.meta_info)
+        self._numbers |= delivery.group_numbers
+        self._finished.update(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
+        for group in groups:
+            if group.rows:
+                self.groups.append(group)
+                continue
+            self._without_rows += 1
+            self._reasons.update(str(trajectory.dummy_reason) for trajectory in group.trajectories)
+        if not self.groups and self._without_rows >= self._n_groups:
+            raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {self._told()}")
+
+    def _told(self) -> str:
+        return "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
+
+    def close(self) -> RolloutBatch:
+        """Returns the batch."""
+        kept = Counter(group.instance_id for group in self.groups)
+        trajectories = [trajectory for group in self.groups for trajectory in group.trajectories]
+        return RolloutBatch(
+            groups=tuple(self.groups),
+            group_numbers=frozenset(self._numbers),
+            finished_elsewhere=tuple((self._finished - kept).elements()),
+            metrics={**no_filter_metrics(self._all_meta_info), **batch_metrics(map(facts_of, trajectories))},
+        )
+
+
+class _LoopThread:
+    """An event loop on a thread of its own, started by its first use."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Runs a coroutine there and waits for its result; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="rollout feed", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def close(self) -> None:
+        """Ends the thread; a second call does nothing."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+
+
+def _row_settings(payload: Mapping[str, Any]) -> RowSettings:
+    masks = MaskSettings(tokenizer_path=payload.get("tokenizer_path"), loss_mask_type="qwen", source=None)
+    return RowSettings(samples_per_group=int(payload.get("num_repeat_per_sample") or 1), masks=masks)

@@ -1,0 +1,178 @@
+"""The feed of a trainer of one's own, against the scripted buffer on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutFeed, RolloutRow, job_feed
+
+SAMPLES = 2
+PAYLOAD = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "num_repeat_per_sample": SAMPLES}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.01)
+
+
+@pytest.fixture
+def buffer() -> Iterator[LoopbackBuffer]:
+    with LoopbackBuffer([f"task-{number}" for number in range(5)]) as running:
+        yield running
+
+
+def feed_of(buffer: LoopbackBuffer, **options: Any) -> RolloutFeed:
+    return RolloutFeed(buffer.url, PAYLOAD, wait_s=0.02, **options)
+
+
+def states(buffer: LoopbackBuffer) -> list[str]:
+    return [group.state for group in buffer.only_job().groups]
+
+
+def test_a_row_says_what_is_trained_and_whose_it_is(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        batch = feed.next_batch(1)
+
+    first, second = batch.rows
+    assert first == RolloutRow(
+        uid="task-0.0.0",
+        group_index=1,
+        number=0,
+        token_ids=[1, 2, 3, 10, 4, 5, 6, 20, 21, 4],
+        loss_mask=[0, 0, 0, 1, 1, 0, 0, 1, 1, 1],
+        log_probs=[0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -1.0, -2.0, -0.125],
+        response_start=3,
+        reward=0.0,
+        weight_versions=("1", "1"),
+    )
+    assert (second.uid, second.reward, second.response_length, second.trained_tokens) == ("task-0.0.1", 1.0, 7, 5)
+
+
+def test_nothing_is_acknowledged_before_the_trainer_says_so(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        first, second = feed.next_batch(2), feed.next_batch(2)
+        before = states(buffer)
+        lost = feed.ack(first)
+        between = states(buffer)
+        feed.ack(second)
+
+    assert before == ["leased"] * 4 + ["ready"]
+    assert (between, lost) == (["delivered"] * 2 + ["leased"] * 2 + ["ready"], frozenset())
+    assert states(buffer) == ["delivered"] * 4 + ["ready"]
+
+
+def test_the_last_batch_is_short_and_then_the_input_is_used_up(buffer: LoopbackBuffer) -> None:
+    """A trainer that has acknowledged nothing yet would wait for its own groups for ever."""
+    with feed_of(buffer) as feed:
+        feed.start()
+        sizes = [len(feed.next_batch(3)), len(feed.next_batch(3))]
+        with pytest.raises(InputExhaustedError):
+            feed.next_batch(3)
+
+    assert sizes == [3, 2]
+
+
+def test_what_was_consumed_is_skipped_by_the_next_run(buffer: LoopbackBuffer) -> None:
+    buffer.also_finished = ["task-4"]
+    with feed_of(buffer) as feed:
+        feed.start()
+        consumed = feed.next_batch(2).consumed
+    with feed_of(buffer) as feed:
+        feed.start(skip=consumed, fresh=True)
+        rest = [group.instance_id for group in feed.next_batch(5)]
+
+    assert sorted(consumed) == ["task-0", "task-1", "task-4"]
+    assert rest == ["task-2", "task-3"]
+
+
+def test_a_lost_reply_costs_no_group_and_doubles_none(buffer: LoopbackBuffer) -> None:
+    buffer.script("/get_rollout_data", ScriptedReply(lost=True), ScriptedReply(status=503, body=b"{}"))
+    with feed_of(buffer) as feed:
+        feed.start()
+        groups = [group.instance_id for group in feed.next_batch(5)]
+
+    assert sorted(groups) == sorted({f"task-{number}" for number in range(5)})
+
+
+def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        first = feed.next_batch(2)
+        for group in buffer.only_job().groups[:2]:
+            group.state = "ready"  # as after the end of their lease
+        second = feed.next_batch(3)
+        feed.ack(first)
+        feed.ack(second)
+
+    assert [group.instance_id for group in first] == ["task-0", "task-1"]
+    assert [group.instance_id for group in second] == ["task-2", "task-3", "task-4"]
+    assert states(buffer) == ["delivered"] * 5
+
+
+def test_each_poll_says_the_trainers_weight_version(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        for version in (3, 4):
+            feed.next_batch(1, weight_version=version)
+        feed.next_batch(1)
+
+    assert [poll.get("weight_version") for poll in buffer.bodies("/get_rollout_data")] == [3, 4, None]
+
+
+def test_a_group_without_any_row_is_consumed_and_left_out(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        spoil(buffer, "task-1")
+        batch = feed.next_batch(2)
+        feed.ack(batch)
+
+    assert [group.instance_id for group in batch] == ["task-0", "task-2"]
+    assert sorted(batch.consumed) == ["task-0", "task-1", "task-2"]
+    assert states(buffer)[:3] == ["delivered"] * 3
+
+
+def test_where_nothing_can_be_trained_it_says_why_instead_of_going_on(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        for number in range(5):
+            spoil(buffer, f"task-{number}")
+        with pytest.raises(GeneratorError, match="of 2 groups can be trained: 4 x its outcome is aborted"):
+            feed.next_batch(2)
+
+
+def test_it_works_inside_a_running_event_loop(buffer: LoopbackBuffer) -> None:
+    async def training() -> int:
+        with feed_of(buffer) as feed:
+            feed.start()
+            first = feed.next_batch(1)  # blocks the loop, and works all the same
+            second = await asyncio.to_thread(feed.next_batch, 2)
+            return len(first) + len(second)
+
+    assert asyncio.run(training()) == 3
+
+
+def test_a_job_without_a_name_is_refused_before_anything_is_sent(buffer: LoopbackBuffer) -> None:
+    with pytest.raises(ConfigError, match="needs a job_id"):
+        RolloutFeed(buffer.url, {"task_type": "probe"})
+
+    assert buffer.requests == []
+
+
+def test_asking_before_the_start_says_what_to_do(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed, pytest.raises(RuntimeError, match=r"call start\(\) first"):
+        feed.next_batch(1)
+
+
+def spoil(buffer: LoopbackBuffer, instance_id: str) -> None:
+    """Makes a group's members such that no token of them may be trained."""
+    (group,) = (group for group in buffer.only_job().groups if group.instance_id == instance_id)
+    group.items = [{**item, "outcome": "aborted"} for item in group.items]
