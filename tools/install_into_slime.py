@@ -63,7 +63,17 @@ NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
 """What a tree must define, and where, to be one that this overlay knows."""
 FIELDS_OF_SAMPLE = frozenset(
     {"group_index", "index", "loss_mask", "metadata", "multimodal_train_inputs", "remove_sample", "response_length"}
-    | {"reward", "rollout_id", "rollout_log_probs", "status", "tokens", "weight_versions"}
+    | {"reward", "rollout_log_probs", "status", "tokens", "weight_versions"}
+)
+EXECUTION_FIELDS = frozenset({"rollout_id", "group_id"})
+"""What the rows of one trajectory share: one of them, by slime's age. Without any, each trajectory is one row."""
+MASKS_STAY = (
+    "The rollout function uses the overlay's masks, and a class of that file for a loss_mask_type that only it knows, "
+    "or where rollout_buffer_loss_mask names it"
+)
+ONE_ROW_EACH = (
+    "this slime is from before 25 May 2026: it weighs each row as a trajectory of its own. Trajectories of one row are "
+    "trained (mathematics, Android World's mode incremental); of several rows, the rollout says so and ends"
 )
 
 
@@ -100,12 +110,12 @@ class Overlay:
     @property
     def warnings(self) -> list[str]:
         """What is not as the overlay would have it, and works all the same: one sentence each."""
-        if self._kept is None:
-            return []
-        return [
-            f"{MASK_UTILS} stays as it is: {self._kept}. The rollout function uses the overlay's masks, and a class of "
-            "that file for a loss_mask_type that only it knows, or where rollout_buffer_loss_mask names it"
-        ]
+        found = []
+        if self._kept is not None:
+            found.append(f"{MASK_UTILS} stays as it is: {self._kept}. {MASKS_STAY}")
+        if not self._sample_fields() & EXECUTION_FIELDS:
+            found.append(ONE_ROW_EACH)
+        return found
 
     def install(self, *, force: bool = False) -> int:
         """Puts every file in place and returns how many; files of an earlier overlay that are no more go away.
@@ -168,10 +178,12 @@ class Overlay:
             missing = names - _definitions(self._original_or_current(path)).keys()
             if missing:
                 raise OverlayError(f"this is no slime that is known here: {path} does not define {_listed(missing)}")
-        sample = _definitions(self._original_or_current("slime/utils/types.py"))["Sample"]
-        missing = FIELDS_OF_SAMPLE - sample
+        missing = FIELDS_OF_SAMPLE - self._sample_fields()
         if missing:
             raise OverlayError(f"slime's Sample has no {_listed(missing)}: this slime is older than the overlay needs")
+
+    def _sample_fields(self) -> frozenset[str]:
+        return _definitions(self._original_or_current("slime/utils/types.py"))["Sample"]
 
     def _why_masks_are_kept(self) -> str | None:
         """Says what somebody did to the module of masks, ours or slime's; None where it may be replaced."""
@@ -190,10 +202,16 @@ class Overlay:
         return "git says that it was edited" if self._is_edited(MASK_UTILS) else None
 
     def _is_edited(self, path: str) -> bool:
-        """Asks git whether a file differs from the last commit; no where there is no git to ask."""
-        command = ("git", "-C", str(self._checkout), "diff", "--quiet", "HEAD", "--", path)
+        """Asks git whether a file differs from the last commit; no where there is no git to ask, as in an image."""
+        in_git = ("git", "-C", str(self._checkout))
         try:
-            return subprocess.run(command, capture_output=True, check=False).returncode == 1
+            # Outside of a repository, and before a first commit, git diff exits with 1, too.
+            if subprocess.run(
+                [*in_git, "cat-file", "-e", f"HEAD:./{path}"], capture_output=True, check=False
+            ).returncode:
+                return False
+            differs = [*in_git, "diff", "--quiet", "HEAD", "--", path]
+            return subprocess.run(differs, capture_output=True, check=False).returncode == 1
         except OSError:
             return False
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
+from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.records import RolloutGroup, RolloutRow, RolloutTrajectory, TokenSource
@@ -93,7 +94,7 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
         for member in group:
             for sample in rows_of(member):
                 sample.group_index = rollout_id * len(groups) + position
-                sample.rollout_id = first_trajectory + trajectories
+                set_execution(sample, first_trajectory + trajectories)
             trajectories += 1
     samples = [sample for group in groups for member in group for sample in rows_of(member)]
     _share_metadata_keys(samples)
@@ -102,6 +103,7 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     _agree_on_log_probs(samples, args)
     if len(samples) == trajectories:
         return [[rows_of(member)[0] for member in group] for group in groups]
+    check_rows(len(rows_of(member)) for group in groups for member in group)
     batch: list[Group] = [[rows_of(member) for member in group] for group in groups]
     _fill_steps([rows for group in batch for rows in group], args)
     return batch
@@ -370,7 +372,8 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
 
 
 def _trajectory_key(sample: Sample, position: int) -> Any:
-    return sample.rollout_id if sample.rollout_id is not None else ("row", position)
+    execution = execution_of(sample)
+    return execution if execution is not None else ("row", position)
 
 
 def _baseline(rewards: Sequence[float], *, by_std: bool) -> tuple[float, float]:

@@ -68,7 +68,7 @@ Message = Mapping[str, Any]
 IdsAndMask = tuple[list[int], list[int]]
 MaskMethod = Callable[["MultiTurnLossMaskGenerator", Sequence[Message], Sequence[Any] | None], IdsAndMask]
 
-BUILT_IN_TYPES = ("qwen", "qwen3", "qwen3_5", "distill_qwen")
+BUILT_IN_TYPES = ("qwen", "qwen3", "qwen3_5", "gemma4", "distill_qwen")
 _registered: dict[str, MaskMethod] = {}
 
 
@@ -325,6 +325,12 @@ class MultiTurnLossMaskGenerator:
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
     ) -> IdsAndMask:
         """Rebuilds a conversation of the Qwen3.5 family."""
+        return self._rebuild(messages, tools)
+
+    def gen_multi_turn_loss_mask_gemma4(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> IdsAndMask:
+        """Rebuilds a conversation of the Gemma 4 family, which slimes of July 2026 know."""
         return self._rebuild(messages, tools)
 
     def gen_multi_turn_loss_mask_distill_qwen(

@@ -7,7 +7,25 @@ from pathlib import Path
 
 from tools.launching.models import LaunchError
 
-__all__ = ["backend_of", "has_flag", "loads_hf_weights", "loads_qwen3_vl"]
+__all__ = [
+    "backend_of",
+    "backends_of",
+    "bridges",
+    "has_flag",
+    "loads_hf_weights",
+    "trains_qwen3_5_vl",
+    "trains_qwen3_vl",
+]
+
+
+def backends_of(slime: Path) -> tuple[str, ...]:
+    """Returns the backends that this slime trains with: fsdp, where it is, before megatron.
+
+    Raises:
+        LaunchError: it is no slime.
+    """
+    found = re.search(r'"--train-backend"[^)]*?choices=\[([^\]]*)\]', _arguments_of(slime))
+    return tuple(sorted(re.findall(r"[\w-]+", found.group(1)))) if found is not None else ("megatron",)
 
 
 def backend_of(slime: Path, asked: str | None) -> str:
@@ -18,11 +36,7 @@ def backend_of(slime: Path, asked: str | None) -> str:
     """
     if asked not in (None, "", "fsdp", "megatron"):
         raise LaunchError(f"SLIME_SCRIPT_TRAIN_BACKEND is {asked!r}: say fsdp or megatron")
-    file = slime / "slime" / "utils" / "arguments.py"
-    if not file.is_file():
-        raise LaunchError(f"{slime} is no slime checkout: name one in SLIME_DIR")
-    found = re.search(r'"--train-backend"[^)]*?choices=\[([^\]]*)\]', file.read_text(encoding="utf-8"))
-    known = re.findall(r"[\w-]+", found.group(1)) if found is not None else ["megatron"]
+    known = backends_of(slime)
     if asked and asked not in known:
         raise LaunchError(f"this slime has no backend {asked}: it has {', '.join(known)}")
     return asked or next(name for name in ("fsdp", "megatron") if name in known)
@@ -30,17 +44,31 @@ def backend_of(slime: Path, asked: str | None) -> str:
 
 def has_flag(slime: Path, flag: str) -> bool:
     """Whether slime's own arguments have the flag."""
-    return f'"{flag}"' in (slime / "slime" / "utils" / "arguments.py").read_text(encoding="utf-8")
+    return f'"{flag}"' in _arguments_of(slime)
 
 
-def loads_qwen3_vl(slime: Path) -> bool:
-    """Whether Qwen3-VL can be loaded into Megatron: through a bridge, or by a loader of slime's own."""
-    if has_flag(slime, "--megatron-to-hf-mode"):
-        return True
-    loaders = slime / "slime" / "backends" / "megatron_utils" / "hf_to_megatron" / "__init__.py"
-    return loaders.is_file() and '"qwen3_vl"' in loaders.read_text(encoding="utf-8")
+def trains_qwen3_vl(slime: Path) -> bool:
+    """Whether Qwen3-VL and Qwen2.5-VL can be trained: with FSDP, or through a bridge into Megatron."""
+    return "fsdp" in backends_of(slime) or bridges(slime)
+
+
+def bridges(slime: Path) -> bool:
+    """Whether its Megatron takes models of the hub through a bridge, which knows Qwen2.5-VL and Qwen3-VL."""
+    return has_flag(slime, "--megatron-to-hf-mode")
+
+
+def trains_qwen3_5_vl(slime: Path) -> bool:
+    """Whether its Megatron knows Qwen3.5 with its vision tower by itself."""
+    return (slime / "slime_plugins" / "models" / "qwen3_5_vl.py").is_file()
 
 
 def loads_hf_weights(slime: Path) -> bool:
     """Whether its Megatron backend loads a model as it was downloaded; older ones want it converted."""
     return (slime / "slime" / "backends" / "megatron_utils" / "hf_to_megatron").is_dir()
+
+
+def _arguments_of(slime: Path) -> str:
+    file = slime / "slime" / "utils" / "arguments.py"
+    if not file.is_file():
+        raise LaunchError(f"{slime} is no slime checkout: name one in SLIME_DIR")
+    return file.read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import yaml
 
 from tools.launching.models import math_model, owner_of, shape_of
 from tools.launching.settings import ROOT, LaunchSettings
-from tools.launching.slime_checkout import loads_qwen3_vl
+from tools.launching.slime_checkout import trains_qwen3_vl
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
 
 __all__ = ["Step", "compose", "obstacles", "repository_of", "show"]
@@ -53,7 +53,7 @@ def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
 def obstacles(settings: LaunchSettings) -> list[str]:
     """Says what stands against the run on this slime: composed it can be, started it would fail."""
     into_megatron = settings.kind.is_android and settings.backend == "megatron"
-    if not into_megatron or loads_qwen3_vl(settings.slime):
+    if not into_megatron or trains_qwen3_vl(settings.slime):
         return []
     return [f"the slime in {settings.slime} cannot load Qwen3-VL into Megatron: take a version that can"]
 

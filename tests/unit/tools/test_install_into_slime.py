@@ -264,10 +264,38 @@ def _imports_mask_utils(code: str) -> bool:
 
 
 def test_a_slime_without_the_fields_of_samples_is_refused(checkout: Path) -> None:
-    (checkout / "slime/utils/types.py").write_text(SAMPLE.replace("rollout_id", "other"))
+    (checkout / "slime/utils/types.py").write_text(SAMPLE.replace("loss_mask", "other"))
 
-    with pytest.raises(OverlayError, match="Sample has no rollout_id"):
+    with pytest.raises(OverlayError, match="Sample has no loss_mask"):
         Overlay(checkout).install()
+
+
+@pytest.mark.parametrize(("name", "warned"), [("rollout_id", False), ("group_id", False), ("other", True)])
+def test_a_slime_that_weighs_each_row_alone_is_taken_with_a_warning(
+    checkout: Path, name: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "slime/utils/types.py").write_text(SAMPLE.replace("rollout_id", name))
+
+    assert main([str(checkout)]) == 0
+    assert ("it weighs each row as a trajectory of its own" in capsys.readouterr().out) is warned
+
+
+def test_masks_of_a_checkout_without_git_are_replaced(checkout: Path) -> None:
+    """As in an image, or an archive of a commit."""
+    shutil.rmtree(checkout / ".git")
+    Overlay(checkout).install()
+
+    assert Overlay(checkout).warnings == []
+    assert (checkout / "slime/utils/mask_utils.py").read_text() != MASKS
+
+
+def test_masks_of_july_2026_are_replaced(checkout: Path) -> None:
+    """They knew Gemma's template by a method of its own."""
+    masks = checkout / "slime/utils/mask_utils.py"
+    masks.write_text(MASKS + "    def gen_multi_turn_loss_mask_gemma4(self, messages, tools=None): ...\n")
+    git(checkout, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "-a", "-m", "July")
+
+    assert Overlay(checkout).warnings == []
 
 
 @pytest.mark.parametrize("path", ["nowhere", "."])

@@ -25,6 +25,7 @@ from PIL import Image as PillowImage
 
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
 from slime.rollout.agent_rollout_settings import read_image_settings
+from slime.rollout.agent_rollout_versions import execution_of, set_execution
 from slime.utils.mask_generator import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
@@ -335,8 +336,9 @@ def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> S
     filled.remove_sample = row.remove_sample
     filled.metadata = {**(sample.metadata or {}), **row.metadata}
     filled.non_generation_time = row.non_generation_time
+    known = execution_of(sample)
     # mypy: an agent rollout's index is a string, but here slime made the sample, and its indexes are numbers.
-    filled.rollout_id = sample.index if sample.rollout_id is None else sample.rollout_id  # type: ignore[assignment]
+    set_execution(filled, sample.index if known is None else known)  # type: ignore[arg-type]
     filled.multimodal_train_inputs = row.multimodal_train_inputs
     filled.multimodal_inputs = {"images": list(images)} if images else None
     return filled
