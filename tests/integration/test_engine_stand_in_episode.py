@@ -21,7 +21,8 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
-from slime_plugins.rollout_buffer.simulation.engine.engine_state import EngineState, GenerateCall, Sampled
+from slime_plugins.rollout_buffer.sglang_server.records import GenerateCall, Sampled
+from slime_plugins.rollout_buffer.simulation.engine.scripted_backend import ScriptedBackend
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.types import (
@@ -104,14 +105,14 @@ async def test_siblings_of_a_group_earn_mixed_rewards() -> None:
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampled]:
     """Everything that the engine sampled, in parts, as the engine itself knows it."""
     parts: list[Sampled] = []
-    generate = EngineState.generate
+    generate = ScriptedBackend.generate
 
-    async def record(self: EngineState, call: GenerateCall) -> Sampled:
+    async def record(self: ScriptedBackend, call: GenerateCall) -> Sampled:
         part = await generate(self, call)
         parts.append(part)
         return part
 
-    monkeypatch.setattr(EngineState, "generate", record)
+    monkeypatch.setattr(ScriptedBackend, "generate", record)
     return parts
 
 
@@ -127,6 +128,7 @@ def versions_as_sampled(generation: Generation, parts: list[Sampled]) -> list[st
             if part.output_ids
             and part.output_ids == wanted[at : at + len(part.output_ids)]
             and part.prompt_ids[len(part.prompt_ids) - at :] == wanted[:at]
+            and len(part.prompt_ids) - at == generation.prompt_tokens
         )
         parts.remove(part)
         for version, start, end in part.version_spans:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.simulation.engine.generation import Generation, Pace
-from slime_plugins.rollout_buffer.simulation.engine.images import image_token_count
+from slime_plugins.rollout_buffer.simulation.engine.scripted_backend import image_token_count
 from slime_plugins.rollout_buffer.simulation.engine.server import running, start_message
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 

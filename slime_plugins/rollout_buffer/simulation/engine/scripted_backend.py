@@ -1,19 +1,28 @@
-"""The stand-in engine without its HTTP: prompts in, scripted replies out, under the rules that SGLang has for them."""
+"""Who samples behind the stand-in engine's routes: scripted replies, under the rules that SGLang has for them."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import uuid
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
+from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_size, image_tokens
+from slime_plugins.rollout_buffer.sglang_server.images import undecodable
+from slime_plugins.rollout_buffer.sglang_server.records import (
+    ABORTED,
+    EngineBreakError,
+    GenerateCall,
+    PauseMode,
+    Sampled,
+    check_length,
+)
+from slime_plugins.rollout_buffer.sglang_server.sampling import BadRequestError, Sampling
 from slime_plugins.rollout_buffer.simulation.engine.conversation import (
     END_OF_TURN,
     IMAGE_PAD,
@@ -21,57 +30,30 @@ from slime_plugins.rollout_buffer.simulation.engine.conversation import (
     read_conversation,
 )
 from slime_plugins.rollout_buffer.simulation.engine.generation import Generation, Pace, common_prefix
-from slime_plugins.rollout_buffer.simulation.engine.images import image_token_count
 from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.simulation.engine.policy import Policy, reply_to
-from slime_plugins.rollout_buffer.simulation.engine.sampling import BadRequestError, Sampling
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 
-__all__ = ["EngineState", "GenerateCall", "ImageCountError", "PauseMode", "Sampled"]
+__all__ = ["MODEL_NAME", "ScriptedBackend", "image_token_count"]
 
-logger = logging.getLogger(__name__)
-
+MODEL_NAME: Final = "stand-in (a scripted policy, not a model)"
 REMEMBERED_SESSIONS: Final = 1024
 ASSISTANT_HEADER: Final = "assistant\n"
 
 
-class PauseMode(StrEnum):
-    """What a pause does to the requests that run."""
+def image_token_count(image: bytes) -> int:
+    """How many tokens one image takes in a Qwen3-VL prompt, its two markers not counted.
 
-    ABORT = "abort"  # they come back with what they have
-    IN_PLACE = "in_place"  # they wait, and go on
-    RETRACT = "retract"  # the same here: there is no cache to give up
-
-
-class ImageCountError(Exception):
-    """A prompt has more image placeholders than images: SGLang breaks on it with HTTP 500."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerateCall:
-    """One request, its parameters checked. ``prompt`` is text or ids; ``session`` names the conversation's owner."""
-
-    prompt: str | Sequence[int]
-    images: tuple[bytes, ...] = ()
-    sampling: Sampling
-    rid: str = ""
-    session: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """What came of a request. ``finish_reason`` is in SGLang's form; ``prompt_ids`` have their images expanded."""
-
-    rid: str
-    text: str
-    output_ids: list[int]
-    log_probs: list[float]
-    finish_reason: Mapping[str, Any]
-    weight_version: str
-    version_spans: list[tuple[str, int, int]]
-    prompt_ids: list[int]
-    cached_tokens: int
-    image_tokens: int
+    Raises:
+        BadRequestError: no image, or a shape that the model's processor does not take.
+    """
+    size = image_size(image)
+    if size is None:
+        raise undecodable("these bytes are no picture")
+    try:
+        return image_tokens(*size, ImageFamily.QWEN3_VL)
+    except ValueError as error:
+        raise undecodable(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,10 +66,11 @@ class _Plan:
     image_tokens: int
 
 
-class EngineState:
-    """The requests that run, the pause, the weight version, and what was seen of each session's prompt.
+class ScriptedBackend:
+    """What ``sglang_server.app`` asks of who samples: a policy plays from what the prompt shows, nothing is sampled.
 
-    Everything but ``_plan`` happens on the event loop; ``_plan`` reads only what never changes.
+    Of the sampling parameters, caps, stops, temperature 0 and seeds have an effect; the rest is checked and then has
+    none. Everything but ``_plan`` happens on the event loop; ``_plan`` reads only what never changes.
     """
 
     def __init__(self, settings: StandInSettings, tokenizer: Any, policy: Policy = reply_to) -> None:
@@ -95,7 +78,7 @@ class EngineState:
         self._policy = policy
         self.weight_version = settings.weight_version
         self.paused = False
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer  # safe for several threads; the wrapper around it is not
         self._end_id = self._backend.token_to_id(END_OF_TURN)
         self._start_id = self._backend.token_to_id(START_OF_TURN)
@@ -104,21 +87,41 @@ class EngineState:
         self._running: dict[str, Generation] = {}
         self._seen_prompts: OrderedDict[str, list[int]] = OrderedDict()
 
-    @property
-    def running(self) -> int:
-        """How many requests there are, held ones included."""
-        return len(self._running)
+    def loads(self) -> tuple[int, int]:
+        """How many requests run, and how many wait."""
+        waiting = len(self._running) if self.paused else 0
+        return len(self._running) - waiting, waiting
 
-    def close(self) -> None:
-        """Ends the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def model_info(self) -> dict[str, Any]:
+        """What ``/model_info`` says: that it is no model."""
+        return {
+            "model_path": MODEL_NAME,
+            "served_model_name": "stand-in",
+            "tokenizer_path": str(self.settings.tokenizer_path),
+            "is_generation": True,
+            "has_image_understanding": True,
+            "weight_version": self.weight_version,
+            "stand_in": True,
+            "skill": self.settings.skill,
+            "seed": self.settings.seed,
+        }
+
+    def server_info(self) -> dict[str, Any]:
+        """What ``/server_info`` says."""
+        return {
+            "model_path": MODEL_NAME,
+            "version": "stand-in",
+            "context_length": self.settings.context_length,
+            "max_total_num_tokens": self.settings.context_length,
+            "internal_states": [],
+        }
 
     async def generate(self, call: GenerateCall) -> Sampled:
         """Plays one request to its end; while the engine is paused it is held without an answer.
 
         Raises:
             BadRequestError: the request is wrong, and in which way.
-            ImageCountError: fewer images than placeholders.
+            EngineBreakError: fewer images than placeholders.
         """
         rid = call.rid or uuid.uuid4().hex
         if rid in self._running:
@@ -130,17 +133,13 @@ class EngineState:
         finally:
             del self._running[rid]
 
-    def abort(self, rid: str) -> None:
-        """Ends one request with what it has; an unknown one is no error."""
-        if rid in self._running:
-            self._running[rid].abort()
+    async def abort(self, rid: str | None) -> None:
+        """Ends one request, or with None every one, with what it has; an unknown one is no error."""
+        for running, generation in self._running.items():
+            if rid is None or rid == running:
+                generation.abort()
 
-    def abort_all(self) -> None:
-        """Ends every request with what it has."""
-        for generation in self._running.values():
-            generation.abort()
-
-    def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         """Holds new requests; those that run are aborted or wait, by ``mode``."""
         self.paused = True
         for generation in self._running.values():
@@ -149,24 +148,29 @@ class EngineState:
             else:
                 generation.freeze()
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Lets held and frozen requests go on."""
         self.paused = False
         for generation in self._running.values():
             generation.thaw()
 
-    def update_weight_version(self, version: str) -> None:
+    async def update_weight_version(self, version: str) -> None:
         """Later tokens carry ``version``."""
         self.weight_version = version
         for generation in self._running.values():
             generation.see_weights(version)
 
-    def flush_cache(self) -> bool:
+    async def flush_cache(self) -> bool:
         """Forgets the prompts seen; refused (False) while requests run."""
         if self._running and not self.paused:
             return False
         self._seen_prompts.clear()
         return True
+
+    async def close(self) -> None:
+        """Aborts what runs and ends the threads."""
+        await self.abort(None)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _play(self, call: GenerateCall, rid: str, generation: Generation) -> Sampled:
         plan = await asyncio.get_running_loop().run_in_executor(self._pool, self._plan, call, rid)
@@ -175,13 +179,12 @@ class EngineState:
             generation.begin(len(plan.ids))
         await generation.wait_until_finished()
         ids = plan.ids[: generation.produced]
-        aborted = {"type": "abort", "message": "Aborted"}
         return Sampled(
             rid=rid,
             text=self._decode_reply(ids, call.sampling),
             output_ids=ids,
             log_probs=_plausible_log_probs(ids, after=plan.prompt_ids[-1]),
-            finish_reason=aborted if generation.aborted else plan.finish_reason,
+            finish_reason=ABORTED if generation.aborted else plan.finish_reason,
             weight_version=self.weight_version,
             version_spans=generation.version_spans(),
             prompt_ids=plan.prompt_ids,
@@ -197,7 +200,7 @@ class EngineState:
         images = self._matched_images(ids, call.images)
         image_tokens = [image_token_count(image) for image in images]
         prompt_ids = self._expanded(ids, image_tokens)
-        self._check_length(len(prompt_ids), call.sampling.max_new_tokens)
+        check_length(len(prompt_ids), call.sampling.max_new_tokens, self.settings.context_length)
         conversation = read_conversation(self._backend.decode(ids, skip_special_tokens=False), images)
         reply = self._policy(conversation, skill=self.settings.skill, luck=self._luck(call, rid))
         planned = self._continued(self._encode(reply), conversation.begun_reply, reply, ids, call.sampling)
@@ -222,7 +225,7 @@ class EngineState:
             raise BadRequestError({"message": f"input_ids hold {wrong}, which is no id of the tokenizer ({size} ids)."})
         pads = ids.count(self._pad_id)
         if images and pads > len(images):
-            raise ImageCountError(f"{pads} image placeholders for {len(images)} images")
+            raise EngineBreakError(f"{pads} image placeholders for {len(images)} images")
         return images[:pads]
 
     def _expanded(self, ids: list[int], image_tokens: list[int]) -> list[int]:
@@ -230,27 +233,9 @@ class EngineState:
         runs = ([token_id] * next(left, 1) if token_id == self._pad_id else [token_id] for token_id in ids)
         return list(itertools.chain.from_iterable(runs))
 
-    def _check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        limit = self.settings.context_length
-        if prompt_tokens > limit:
-            raise BadRequestError(
-                {
-                    "message": f"The input ({prompt_tokens} tokens) is longer than the model's context length "
-                    f"({limit} tokens)."
-                }
-            )
-        if prompt_tokens + max_new_tokens > limit:
-            raise BadRequestError(
-                {
-                    "message": f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
-                    f"You requested a total of {prompt_tokens + max_new_tokens} tokens: {prompt_tokens} tokens from "
-                    f"the input messages and {max_new_tokens} tokens for the completion."
-                }
-            )
-
     def _luck(self, call: GenerateCall, rid: str) -> Luck:
         """Greedy requests have no luck of their own: the same prompt gets the same reply, whoever sends it."""
-        if call.sampling.temperature == 0:
+        if call.sampling.greedy:
             return Luck(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)
         return Luck(self.settings.seed, f"{owner}/{call.sampling.sampling_seed}")
