@@ -1,7 +1,7 @@
 """The Python client of the buffer, used by the trainer side and the command line alike.
 
 Two classes with the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. What a call
-sends and how its reply is read is written once, as a ``_Call``; the classes only carry it over the network.
+sends and how its reply is read is written once, in the second; the first calls it over a transport that blocks.
 
 Errors: what the server refuses is raised as the matching member of the error tree, with the server's own sentence, and
 is an ``aiohttp.ClientError`` as well. What the network does is raised as ``requests.RequestException`` or
@@ -10,11 +10,11 @@ is an ``aiohttp.ClientError`` as well. What the network does is raised as ``requ
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -23,20 +23,18 @@ import requests
 from slime_plugins.rollout_buffer import errors, wire
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
-__all__ = ["AsyncRolloutBufferClient", "RolloutBufferClient"]
+__all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Call(Generic[Result]):
-    """One request: where it goes, what it carries, how long it may take beyond the usual, how its reply is read."""
+class Request(NamedTuple):
+    """What a call sends: an HTTP method, a path with its query, and a body for JSON or None."""
 
     method: str
     path: str
-    read: Callable[[bytes], Result]
-    body: Any = None
-    extra_wait_s: float = 0.0
+    body: Mapping[str, Any] | None
 
 
 def _json(content: bytes) -> Any:
@@ -60,114 +58,20 @@ def _jobs(content: bytes) -> list[dict[str, Any]]:
     return jobs
 
 
-def _start_rollout(payload: Mapping[str, Any]) -> _Call[StartReply]:
-    return _Call(
-        method="POST",
-        path="/start_rollout",
-        body=dict(payload),
-        read=lambda content: wire.decode_start_reply(_json(content)),
-    )
+def _job_path(job_id: str, *below: str) -> str:
+    return "/".join(("/jobs", quote(job_id, safe=""), *below))
 
 
-def _get_rollout_data(options: Mapping[str, Any]) -> _Call[RolloutData]:
-    body = {key: value for key, value in options.items() if value is not None and value != []}
-    return _Call(
-        method="POST",
-        path="/get_rollout_data",
-        body=body,
-        read=lambda content: wire.decode_rollout_data(_json(content)),
-        extra_wait_s=float(options.get("wait_s") or 0.0),
-    )
-
-
-def _poll_options(
-    *,
-    job_id: str | None,
-    max_groups: int | None,
-    batch_size: int | None,
-    wait_s: float | None,
-    lease_s: float | None,
-    ack: Sequence[str],
-    consumer_id: str | None,
-    poll_id: str | None,
-    images: str | None,
-    dummies: bool | None,
-    weight_version: int | None,
-) -> dict[str, Any]:
-    if dummies is None and lease_s is None:
-        dummies = True  # who leases is known to know them; RolloutItem says which they are
-    return {
-        "job_id": job_id,
-        "max_groups": max_groups,
-        "batch_size": batch_size,
-        "wait_s": wait_s,
-        "lease_s": lease_s,
-        "ack": list(ack),
-        "consumer_id": consumer_id,
-        "poll_id": poll_id,
-        "images": images,
-        "dummies": dummies,
-        "weight_version": weight_version,
-    }
-
-
-def _ack(delivery_ids: Sequence[str]) -> _Call[dict[str, Any]]:
-    return _Call(method="POST", path="/ack", body={"delivery_ids": list(delivery_ids)}, read=_object)
-
-
-def _write(items: Sequence[Mapping[str, Any]], job_id: str | None) -> _Call[dict[str, Any]]:
-    body: dict[str, Any] = {"items": [dict(item) for item in items]}
-    if job_id is not None:
-        body["job_id"] = job_id
-    return _Call(method="POST", path="/buffer/write", body=body, read=_object)
-
-
-def _job(job_id: str, verb: str = "") -> _Call[dict[str, Any]]:
-    path = f"/jobs/{quote(job_id, safe='')}"
-    if not verb:
-        return _Call(method="GET", path=path, read=_object)
-    return _Call(method="POST", path=f"{path}/{verb}", body={}, read=_object)
+def _start_reply(content: bytes) -> StartReply:
+    return wire.decode_start_reply(_json(content))
 
 
 def _rollout_data(content: bytes) -> RolloutData:
     return wire.decode_rollout_data(_json(content))
 
 
-def _with_query(path: str, options: Mapping[str, Any]) -> str:
-    given = {key: value for key, value in options.items() if value is not None}
-    return f"{path}?{urlencode(given)}" if given else path
-
-
-def _deliveries(job_id: str, limit: int, cursor: int | None) -> _Call[dict[str, Any]]:
-    path = _with_query(f"/jobs/{quote(job_id, safe='')}/deliveries", {"limit": limit, "cursor": cursor})
-    return _Call(method="GET", path=path, read=_object)
-
-
-def _delivery(delivery_id: str, images: str | None, read: Callable[[bytes], Result]) -> _Call[Result]:
-    path = _with_query(f"/deliveries/{quote(delivery_id, safe='')}", {"images": images})
-    return _Call(method="GET", path=path, read=read)
-
-
-def _trajectories(options: Mapping[str, Any]) -> _Call[dict[str, Any]]:
-    return _Call(method="GET", path=_with_query("/trajectories", options), read=_object)
-
-
-def _trajectory(uid: str, job_id: str | None, images: str | None) -> _Call[dict[str, Any]]:
-    path = _with_query(f"/trajectories/{quote(uid, safe='')}", {"job_id": job_id, "images": images})
-    return _Call(method="GET", path=path, read=_object)
-
-
-def _groups(job_id: str, options: Mapping[str, Any]) -> _Call[dict[str, Any]]:
-    path = _with_query(f"/jobs/{quote(job_id, safe='')}/groups", options)
-    return _Call(method="GET", path=path, read=_object)
-
-
-def _group(group_index: int) -> _Call[dict[str, Any]]:
-    return _Call(method="GET", path=f"/groups/{group_index}", read=_object)
-
-
-def _explanation(job_id: str) -> _Call[dict[str, Any]]:
-    return _Call(method="GET", path=f"/jobs/{quote(job_id, safe='')}/explanation", read=_object)
+def _headers(token: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _raise_for_status(status: int, content: bytes) -> None:
@@ -213,20 +117,93 @@ def _all_errors(kind: type[errors.RolloutBufferError]) -> list[type[errors.Rollo
     return [kind, *(found for child in kind.__subclasses__() for found in _all_errors(child))]
 
 
-class RolloutBufferClient:
-    """Talks to a rollout buffer and blocks until it has answered. Safe to use from several threads."""
+class Transport(Protocol):
+    """Who carries requests over the network."""
 
-    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 100.0) -> None:
-        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits."""
-        self._base_url = base_url.rstrip("/")
+    async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        """Returns the status and the body of the reply."""
+        ...
+
+    async def close(self) -> None:
+        """Closes the connections; a second call does nothing."""
+        ...
+
+
+class _AiohttpTransport:
+    def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
+        self._base_url = base_url
+        self._headers = headers
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers)
+        timeout, url = aiohttp.ClientTimeout(total=timeout_s), self._base_url + request.path
+        async with self._session.request(request.method, url, json=request.body, timeout=timeout) as response:
+            return response.status, await response.read()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+class _BlockingTransport:
+    """Blocks, and awaits nothing. A session of its own for each request: threads share none."""
+
+    def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
+        self._base_url = base_url
+        self._headers = headers
+
+    async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+        response = requests.request(  # noqa: ASYNC210 - there is no loop to block: see _finished
+            request.method,
+            self._base_url + request.path,
+            json=request.body,
+            headers=self._headers,
+            timeout=timeout_s,
+        )
+        return response.status_code, response.content
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class AsyncRolloutBufferClient:
+    """Talks to a rollout buffer. Use it as an async context manager, or call ``close`` at the end."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 100.0,
+        transport: Transport | None = None,
+    ) -> None:
+        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits.
+
+        ``transport`` carries the requests instead of aiohttp; address and token are its own then.
+        """
         self._timeout_s = timeout_s
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._transport = transport or _AiohttpTransport(base_url.rstrip("/"), _headers(token))
 
-    def start_rollout(self, payload: Mapping[str, Any]) -> StartReply:
+    async def __aenter__(self) -> AsyncRolloutBufferClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections; a second call does nothing."""
+        await self._transport.close()
+
+    async def start_rollout(self, payload: Mapping[str, Any]) -> StartReply:
         """Starts a job, or attaches to it when it is there already."""
-        return self._send(_start_rollout(payload))
+        return await self._post("/start_rollout", dict(payload), _start_reply)
 
-    def get_rollout_data(
+    async def get_rollout_data(
         self,
         *,
         job_id: str | None = None,
@@ -246,65 +223,69 @@ class RolloutBufferClient:
         ``dummies=False`` leaves out members that could not be played; else they have ``remove_sample``.
         ``weight_version`` is the trainer's newest: the lag of what was sampled is measured by it.
         """
-        options = _poll_options(
-            job_id=job_id,
-            max_groups=max_groups,
-            batch_size=batch_size,
-            wait_s=wait_s,
-            lease_s=lease_s,
-            ack=ack,
-            consumer_id=consumer_id,
-            poll_id=poll_id,
-            images=images,
-            dummies=dummies,
-            weight_version=weight_version,
-        )
-        return self._send(_get_rollout_data(options))
+        if dummies is None and lease_s is None:
+            dummies = True  # who leases is known to know them; RolloutItem says which they are
+        options = {
+            "job_id": job_id,
+            "max_groups": max_groups,
+            "batch_size": batch_size,
+            "wait_s": wait_s,
+            "lease_s": lease_s,
+            "ack": list(ack) or None,
+            "consumer_id": consumer_id,
+            "poll_id": poll_id,
+            "images": images,
+            "dummies": dummies,
+            "weight_version": weight_version,
+        }
+        given = {key: value for key, value in options.items() if value is not None}
+        return await self._post("/get_rollout_data", given, _rollout_data, extra_wait_s=float(wait_s or 0.0))
 
-    def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
+    async def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
         """Says that deliveries were received; saying it again changes nothing.
 
         Those in ``expired`` of the reply went out in another delivery after their lease: they are not to be trained.
         """
-        return self._send(_ack(delivery_ids))
+        return await self._post("/ack", {"delivery_ids": list(delivery_ids)}, _object)
 
-    def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
+    async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Writes finished items into a job of task type ``external``; the same uid twice is one item."""
-        return self._send(_write(items, job_id))
+        named = {} if job_id is None else {"job_id": job_id}
+        return await self._post("/buffer/write", {"items": [dict(item) for item in items], **named}, _object)
 
-    def jobs(self) -> list[dict[str, Any]]:
+    async def jobs(self) -> list[dict[str, Any]]:
         """Lists the jobs, newest first."""
-        return self._send(_Call(method="GET", path="/jobs", read=_jobs))
+        return await self._get("/jobs", _jobs)
 
-    def job(self, job_id: str) -> dict[str, Any]:
+    async def job(self, job_id: str) -> dict[str, Any]:
         """Returns one job with its progress and accounting."""
-        return self._send(_job(job_id))
+        return await self._get(_job_path(job_id), _object)
 
-    def cancel(self, job_id: str) -> dict[str, Any]:
+    async def cancel(self, job_id: str) -> dict[str, Any]:
         """Ends a job; what is finished stays and can still be fetched."""
-        return self._send(_job(job_id, "cancel"))
+        return await self._post(_job_path(job_id, "cancel"), {}, _object)
 
-    def pause(self, job_id: str) -> dict[str, Any]:
+    async def pause(self, job_id: str) -> dict[str, Any]:
         """Lets running episodes end and starts no new ones."""
-        return self._send(_job(job_id, "pause"))
+        return await self._post(_job_path(job_id, "pause"), {}, _object)
 
-    def resume(self, job_id: str) -> dict[str, Any]:
+    async def resume(self, job_id: str) -> dict[str, Any]:
         """Goes on after ``pause``."""
-        return self._send(_job(job_id, "resume"))
+        return await self._post(_job_path(job_id, "resume"), {}, _object)
 
-    def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
+    async def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
         """Lists a job's deliveries, newest first; ``next_cursor`` of the reply fetches the next page."""
-        return self._send(_deliveries(job_id, limit, cursor))
+        return await self._get(_job_path(job_id, "deliveries"), _object, {"limit": limit, "cursor": cursor})
 
-    def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
+    async def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
         """Fetches the groups of a past delivery again. Changes nothing: no lease, no state."""
-        return self._send(_delivery(delivery_id, images, _rollout_data))
+        return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", _rollout_data, {"images": images})
 
-    def delivery_body(self, delivery_id: str, *, images: str | None = None) -> bytes:
+    async def delivery_body(self, delivery_id: str, *, images: str | None = None) -> bytes:
         """As ``delivery``, but the reply's own bytes: the ones its poll was given."""
-        return self._send(_delivery(delivery_id, images, bytes))
+        return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", bytes, {"images": images})
 
-    def trajectories(
+    async def trajectories(
         self,
         *,
         job_id: str | None = None,
@@ -319,173 +300,11 @@ class RolloutBufferClient:
         """Searches trajectories, newest first, without their payloads; every filter that is given must hold."""
         filters = {"job_id": job_id, "instance_id": instance_id, "outcome": outcome, "stop_reason": stop_reason}
         rewards = {"min_reward": min_reward, "max_reward": max_reward}
-        return self._send(_trajectories({**filters, **rewards, "limit": limit, "cursor": cursor}))
-
-    def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
-        """Returns one trajectory as it is stored; ``job_id`` is needed when several jobs have that uid."""
-        return self._send(_trajectory(uid, job_id, images))
-
-    def groups(
-        self,
-        job_id: str,
-        *,
-        state: str | None = None,
-        cause: str | None = None,
-        search: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> dict[str, Any]:
-        """Lists a job's groups, the last touched first, with their rewards and what became of them in words."""
-        filters = {"state": state, "cause": cause, "search": search, "limit": limit, "cursor": cursor}
-        return self._send(_groups(job_id, filters))
-
-    def group(self, group_index: int) -> dict[str, Any]:
-        """Returns one group with its members, attempts and what was delivered of it."""
-        return self._send(_group(group_index))
-
-    def explanation(self, job_id: str) -> dict[str, Any]:
-        """Returns why a job stands still, or that it moves, in sentences and numbers."""
-        return self._send(_explanation(job_id))
-
-    def health(self) -> dict[str, Any]:
-        """Returns the health report of the buffer."""
-        return self._send(_Call(method="GET", path="/health", read=_object))
-
-    def get_image(self, sha256: str) -> bytes:
-        """Returns the bytes of a screenshot."""
-        return self._send(_Call(method="GET", path=f"/images/{quote(sha256, safe='')}", read=bytes))
-
-    def _send(self, call: _Call[Result]) -> Result:
-        response = requests.request(
-            call.method,
-            self._base_url + call.path,
-            json=call.body,
-            headers=self._headers,
-            timeout=self._timeout_s + call.extra_wait_s,
-        )
-        _raise_for_status(response.status_code, response.content)
-        return call.read(response.content)
-
-
-class AsyncRolloutBufferClient:
-    """The same calls, awaitable. Use it as an async context manager, or call ``close`` at the end."""
-
-    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 100.0) -> None:
-        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits."""
-        self._base_url = base_url.rstrip("/")
-        self._timeout_s = timeout_s
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> AsyncRolloutBufferClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes the connections; a second call does nothing."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def start_rollout(self, payload: Mapping[str, Any]) -> StartReply:
-        """As ``RolloutBufferClient.start_rollout``."""
-        return await self._send(_start_rollout(payload))
-
-    async def get_rollout_data(
-        self,
-        *,
-        job_id: str | None = None,
-        max_groups: int | None = None,
-        batch_size: int | None = None,
-        wait_s: float | None = None,
-        lease_s: float | None = None,
-        ack: Sequence[str] = (),
-        consumer_id: str | None = None,
-        poll_id: str | None = None,
-        images: str | None = None,
-        dummies: bool | None = None,
-        weight_version: int | None = None,
-    ) -> RolloutData:
-        """As ``RolloutBufferClient.get_rollout_data``."""
-        options = _poll_options(
-            job_id=job_id,
-            max_groups=max_groups,
-            batch_size=batch_size,
-            wait_s=wait_s,
-            lease_s=lease_s,
-            ack=ack,
-            consumer_id=consumer_id,
-            poll_id=poll_id,
-            images=images,
-            dummies=dummies,
-            weight_version=weight_version,
-        )
-        return await self._send(_get_rollout_data(options))
-
-    async def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
-        """As ``RolloutBufferClient.ack``."""
-        return await self._send(_ack(delivery_ids))
-
-    async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
-        """As ``RolloutBufferClient.write``."""
-        return await self._send(_write(items, job_id))
-
-    async def jobs(self) -> list[dict[str, Any]]:
-        """As ``RolloutBufferClient.jobs``."""
-        return await self._send(_Call(method="GET", path="/jobs", read=_jobs))
-
-    async def job(self, job_id: str) -> dict[str, Any]:
-        """As ``RolloutBufferClient.job``."""
-        return await self._send(_job(job_id))
-
-    async def cancel(self, job_id: str) -> dict[str, Any]:
-        """As ``RolloutBufferClient.cancel``."""
-        return await self._send(_job(job_id, "cancel"))
-
-    async def pause(self, job_id: str) -> dict[str, Any]:
-        """As ``RolloutBufferClient.pause``."""
-        return await self._send(_job(job_id, "pause"))
-
-    async def resume(self, job_id: str) -> dict[str, Any]:
-        """As ``RolloutBufferClient.resume``."""
-        return await self._send(_job(job_id, "resume"))
-
-    async def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
-        """As ``RolloutBufferClient.deliveries``."""
-        return await self._send(_deliveries(job_id, limit, cursor))
-
-    async def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
-        """As ``RolloutBufferClient.delivery``."""
-        return await self._send(_delivery(delivery_id, images, _rollout_data))
-
-    async def delivery_body(self, delivery_id: str, *, images: str | None = None) -> bytes:
-        """As ``RolloutBufferClient.delivery_body``."""
-        return await self._send(_delivery(delivery_id, images, bytes))
-
-    async def trajectories(
-        self,
-        *,
-        job_id: str | None = None,
-        instance_id: str | None = None,
-        outcome: str | None = None,
-        stop_reason: str | None = None,
-        min_reward: float | None = None,
-        max_reward: float | None = None,
-        limit: int = 50,
-        cursor: int | None = None,
-    ) -> dict[str, Any]:
-        """As ``RolloutBufferClient.trajectories``."""
-        filters = {"job_id": job_id, "instance_id": instance_id, "outcome": outcome, "stop_reason": stop_reason}
-        rewards = {"min_reward": min_reward, "max_reward": max_reward}
-        return await self._send(_trajectories({**filters, **rewards, "limit": limit, "cursor": cursor}))
+        return await self._get("/trajectories", _object, {**filters, **rewards, "limit": limit, "cursor": cursor})
 
     async def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
-        """As ``RolloutBufferClient.trajectory``."""
-        return await self._send(_trajectory(uid, job_id, images))
+        """Returns one trajectory as it is stored; ``job_id`` is needed when several jobs have that uid."""
+        return await self._get(f"/trajectories/{quote(uid, safe='')}", _object, {"job_id": job_id, "images": images})
 
     async def groups(
         self,
@@ -497,32 +316,91 @@ class AsyncRolloutBufferClient:
         limit: int = 50,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        """As ``RolloutBufferClient.groups``."""
+        """Lists a job's groups, the last touched first, with their rewards and what became of them in words."""
         filters = {"state": state, "cause": cause, "search": search, "limit": limit, "cursor": cursor}
-        return await self._send(_groups(job_id, filters))
+        return await self._get(_job_path(job_id, "groups"), _object, filters)
 
     async def group(self, group_index: int) -> dict[str, Any]:
-        """As ``RolloutBufferClient.group``."""
-        return await self._send(_group(group_index))
+        """Returns one group with its members, attempts and what was delivered of it."""
+        return await self._get(f"/groups/{group_index}", _object)
 
     async def explanation(self, job_id: str) -> dict[str, Any]:
-        """As ``RolloutBufferClient.explanation``."""
-        return await self._send(_explanation(job_id))
+        """Returns why a job stands still, or that it moves, in sentences and numbers."""
+        return await self._get(_job_path(job_id, "explanation"), _object)
 
     async def health(self) -> dict[str, Any]:
-        """As ``RolloutBufferClient.health``."""
-        return await self._send(_Call(method="GET", path="/health", read=_object))
+        """Returns the health report of the buffer."""
+        return await self._get("/health", _object)
 
     async def get_image(self, sha256: str) -> bytes:
-        """As ``RolloutBufferClient.get_image``."""
-        return await self._send(_Call(method="GET", path=f"/images/{quote(sha256, safe='')}", read=bytes))
+        """Returns the bytes of a screenshot."""
+        return await self._get(f"/images/{quote(sha256, safe='')}", bytes)
 
-    async def _send(self, call: _Call[Result]) -> Result:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers)
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s + call.extra_wait_s)
-        url = self._base_url + call.path
-        async with self._session.request(call.method, url, json=call.body, timeout=timeout) as response:
-            content = await response.read()
-            _raise_for_status(response.status, content)
-            return call.read(content)
+    async def _get(self, path: str, read: Callable[[bytes], Result], query: Mapping[str, Any] | None = None) -> Result:
+        given = {key: value for key, value in (query or {}).items() if value is not None}
+        return await self._send(Request("GET", f"{path}?{urlencode(given)}" if given else path, None), read)
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], read: Callable[[bytes], Result], *, extra_wait_s: float = 0.0
+    ) -> Result:
+        return await self._send(Request("POST", path, body), read, extra_wait_s)
+
+    async def _send(self, request: Request, read: Callable[[bytes], Result], extra_wait_s: float = 0.0) -> Result:
+        status, content = await self._transport.send(request, self._timeout_s + extra_wait_s)
+        _raise_for_status(status, content)
+        return read(content)
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncRolloutBufferClient, P], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[RolloutBufferClient, P], Result]:
+    """Returns a method that blocks where ``method`` awaits, with its signature and its docstring."""
+
+    def call(self: RolloutBufferClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return _finished(method(self._client, *args, **kwargs))
+
+    call.__name__, call.__qualname__ = method.__name__, f"RolloutBufferClient.{method.__name__}"
+    call.__doc__, call.__module__ = method.__doc__, method.__module__
+    call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined] # what inspect and the docs show
+    return call
+
+
+def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Returns what a coroutine returns that waits for nothing, because its transport blocks."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        result: Result = finished.value
+        return result
+    coroutine.close()
+    raise RuntimeError("the blocking client waited for an event loop")
+
+
+class RolloutBufferClient:
+    """The same calls, blocking until the buffer has answered. Safe to use from several threads."""
+
+    def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = 100.0) -> None:
+        """``base_url`` like ``http://127.0.0.1:8889``; ``timeout_s`` for one call, added to what a long poll waits."""
+        self._client = AsyncRolloutBufferClient(
+            base_url, timeout_s=timeout_s, transport=_BlockingTransport(base_url.rstrip("/"), _headers(token))
+        )
+
+    start_rollout = _blocking(AsyncRolloutBufferClient.start_rollout)
+    get_rollout_data = _blocking(AsyncRolloutBufferClient.get_rollout_data)
+    ack = _blocking(AsyncRolloutBufferClient.ack)
+    write = _blocking(AsyncRolloutBufferClient.write)
+    jobs = _blocking(AsyncRolloutBufferClient.jobs)
+    job = _blocking(AsyncRolloutBufferClient.job)
+    cancel = _blocking(AsyncRolloutBufferClient.cancel)
+    pause = _blocking(AsyncRolloutBufferClient.pause)
+    resume = _blocking(AsyncRolloutBufferClient.resume)
+    deliveries = _blocking(AsyncRolloutBufferClient.deliveries)
+    delivery = _blocking(AsyncRolloutBufferClient.delivery)
+    delivery_body = _blocking(AsyncRolloutBufferClient.delivery_body)
+    trajectories = _blocking(AsyncRolloutBufferClient.trajectories)
+    trajectory = _blocking(AsyncRolloutBufferClient.trajectory)
+    groups = _blocking(AsyncRolloutBufferClient.groups)
+    group = _blocking(AsyncRolloutBufferClient.group)
+    explanation = _blocking(AsyncRolloutBufferClient.explanation)
+    health = _blocking(AsyncRolloutBufferClient.health)
+    get_image = _blocking(AsyncRolloutBufferClient.get_image)

@@ -1,0 +1,138 @@
+"""The two clients are one: the blocking one has every call of the awaitable one, and sends and raises the same."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import aiohttp
+import pytest
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Request, RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "start_rollout": (({"rollout_task_type": "math"},), {}),
+    "get_rollout_data": ((), {"job_id": "a", "wait_s": 2.0, "ack": ["d"], "lease_s": 5.0}),
+    "ack": ((["d"],), {}),
+    "write": (([{"uid": "u"}],), {"job_id": "a"}),
+    "jobs": ((), {}),
+    "job": (("a/b",), {}),
+    "cancel": (("a",), {}),
+    "pause": (("a",), {}),
+    "resume": (("a",), {}),
+    "deliveries": (("a",), {"limit": 3}),
+    "delivery": (("d",), {"images": "hash"}),
+    "delivery_body": (("d",), {}),
+    "trajectories": ((), {"min_reward": 0.5}),
+    "trajectory": (("u",), {"job_id": "a"}),
+    "groups": (("a",), {"state": "open"}),
+    "group": ((7,), {}),
+    "explanation": (("a",), {}),
+    "health": ((), {}),
+    "get_image": (("0" * 64,), {}),
+}
+
+
+@pytest.fixture
+def heard() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
+    """A server that refuses everything, its address, and what it was asked: method, path, body and token."""
+    asked: list[tuple[str, str, bytes, str | None]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append((self.command, self.path, body, self.headers.get("Authorization")))
+            said = json.dumps({"error": {"code": "not_found", "message": "no such job", "detail": {}}}).encode()
+            self.send_response(404)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_GET = do_POST  # noqa: N815 - the name that http.server calls
+
+        def log_message(self, *_: Any) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+        server.shutdown()
+        thread.join()
+
+
+def public(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: value for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
+
+
+def test_every_call_is_in_both_with_one_signature_and_one_docstring() -> None:
+    blocking, awaiting = public(RolloutBufferClient), public(AsyncRolloutBufferClient)
+    del awaiting["close"]
+    assert set(blocking) == set(awaiting) == set(CALLS)
+    for name, method in blocking.items():
+        assert inspect.signature(method) == inspect.signature(awaiting[name])
+        assert method.__doc__ == awaiting[name].__doc__
+        assert method.__qualname__ == f"RolloutBufferClient.{name}"
+        assert not inspect.iscoroutinefunction(inspect.unwrap(method))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_both_send_the_same_and_raise_the_same(
+    heard: tuple[str, list[tuple[str, str, bytes, str | None]]], name: str
+) -> None:
+    url, asked = heard
+    arguments, options = CALLS[name]
+
+    async def ask() -> None:
+        async with AsyncRolloutBufferClient(url, token="secret") as client:
+            await getattr(client, name)(*arguments, **options)
+
+    with pytest.raises(NotFoundError) as awaited:
+        asyncio.run(ask())
+    with pytest.raises(NotFoundError) as blocked:
+        getattr(RolloutBufferClient(url, token="secret"), name)(*arguments, **options)
+    first, second = ((method, path, json.loads(body or b"null"), token) for method, path, body, token in asked)
+    assert first == second
+    assert first[3] == "Bearer secret"
+    assert type(awaited.value) is type(blocked.value)
+    assert isinstance(blocked.value, aiohttp.ClientError)
+    assert isinstance(blocked.value, RolloutBufferError)
+
+
+async def test_the_blocking_client_answers_inside_of_a_loop_too(
+    heard: tuple[str, list[tuple[str, str, bytes, str | None]]],
+) -> None:
+    """Programs call it from coroutines: it blocks them, and needs no loop of its own."""
+    url, _ = heard
+    with pytest.raises(NotFoundError):
+        RolloutBufferClient(url).jobs()
+
+
+async def test_a_long_poll_has_its_wait_beyond_the_time_of_a_call() -> None:
+    class Recording:
+        def __init__(self) -> None:
+            self.sent: list[tuple[Request, float]] = []
+
+        async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+            self.sent.append((request, timeout_s))
+            return 200, b'{"success": false, "data": {"data": []}, "message": "none yet"}'
+
+        async def close(self) -> None:
+            self.sent.clear()
+
+    transport = Recording()
+    client = AsyncRolloutBufferClient("http://nowhere", timeout_s=10, transport=transport)
+    await client.get_rollout_data(wait_s=25)
+    await client.get_rollout_data(lease_s=5)
+    (polled, timeout_s), (leasing, short_s) = transport.sent
+    assert (timeout_s, short_s) == (35, 10)
+    assert polled.body == {"wait_s": 25, "dummies": True}
+    assert leasing.body == {"lease_s": 5}
+    await client.close()
+    assert transport.sent == []
