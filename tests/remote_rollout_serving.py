@@ -14,8 +14,8 @@ from aiohttp import web
 from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide
-from slime_plugins.rollout_buffer.remote_rollout.trajectories import TrajectorySink
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink
 
 QUESTION = [
     {"role": "system", "content": "You are a helpful calculator assistant."},

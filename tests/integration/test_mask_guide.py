@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SC
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
-from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from tests.remote_rollout_serving import call, rollout_body, served, trainer_side

@@ -23,11 +23,11 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
-from slime_plugins.rollout_buffer.remote_rollout.masks import Count
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import OwnCount, Way
-from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply, read_reply
-from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, TurnKind, plan_turn
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, TurnKind, plan_turn
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import decode_written_item
 from tests.chat_tokenizers import load

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import Conversatio
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import DEMO_NAME, TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["RolloutResponse", "TestedServer", "run_mask_tests"]

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import add_trainer_routes, answer_turn
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
-from slime_plugins.rollout_buffer.remote_rollout.trainer import Policy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 
 __all__ = ["TrainerMount"]
 

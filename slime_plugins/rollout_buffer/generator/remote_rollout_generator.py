@@ -42,8 +42,8 @@ from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody, OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
-from slime_plugins.rollout_buffer.remote_rollout.trainer import Policy, TrainerSide
-from slime_plugins.rollout_buffer.remote_rollout.trajectories import messages_of
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import messages_of
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_offer
-from slime_plugins.rollout_buffer.remote_rollout.trainer import FixedPolicy, TrainerSide
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import FixedPolicy, TrainerSide
 
 __all__ = ["DEFAULT_PORT", "RemoteRolloutSettings", "named_folders", "running", "serve"]
 

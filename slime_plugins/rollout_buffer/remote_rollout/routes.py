@@ -28,9 +28,14 @@ from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
 from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
-from slime_plugins.rollout_buffer.remote_rollout.session_views import coloured, described, listed, shown_page
-from slime_plugins.rollout_buffer.remote_rollout.trainer import TrainerSide, is_right_key
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import (
+    coloured,
+    described,
+    listed,
+    shown_page,
+)
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, is_right_key
 
 __all__ = ["add_agent_routes", "add_trainer_routes", "answer_turn", "create_app"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, Turn, counts_of
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, Turn, counts_of
 from slime_plugins.rollout_buffer.reporting.mask_view import (
     Category,
     Section,

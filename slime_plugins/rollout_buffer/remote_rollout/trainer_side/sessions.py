@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     is_same_message,
     is_same_reply,
 )
-from slime_plugins.rollout_buffer.remote_rollout.masks import Count, Entered
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import message_with_calls
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["Binding", "PlannedTurn", "SessionState", "TrainerSession", "Turn", "TurnKind", "counts_of", "plan_turn"]

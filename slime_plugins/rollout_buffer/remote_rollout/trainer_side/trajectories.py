@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import is_same_message
-from slime_plugins.rollout_buffer.remote_rollout.trainer_sessions import TrainerSession, counts_of
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, counts_of
 from slime_plugins.rollout_buffer.types import Message, Outcome, StopReason, Trajectory
 
-__all__ = ["BufferSink", "TrajectorySink", "item_of", "messages_of", "trajectory_of"]
+__all__ = ["TrajectorySink", "item_of", "messages_of", "trajectory_of"]
 
 _ENDINGS = {
     "max_turns": (Outcome.TRUNCATED, StopReason.MAX_TURNS),
@@ -22,7 +21,7 @@ _ENDINGS = {
 
 
 class TrajectorySink(Protocol):
-    """Where finished trajectories go. Writing one uid twice is writing it once."""
+    """Where finished trajectories go, such as a buffer's client. Writing one uid twice is writing it once."""
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Writes the items into a job and returns what became of each.
@@ -31,10 +30,6 @@ class TrajectorySink(Protocol):
             RolloutBufferError: they were refused, or cannot be written now.
         """
         ...
-
-
-BufferSink = AsyncRolloutBufferClient
-"""The sink for a buffer somewhere: its client, which posts to ``/buffer/write``."""
 
 
 def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Trajectory:
