@@ -48,13 +48,14 @@ from transformers import AutoTokenizer
 from benchmarks.latencies import Latencies
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
+from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest, SglangEngine
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
-from slime_plugins.rollout_buffer.generator.android_world.device_registry import DeviceRegistry
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
-from slime_plugins.rollout_buffer.generator.android_world.pool_client import RegistryDevicePool
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.protocol import request_models
@@ -402,7 +403,7 @@ class Bench:
         """The project's pool over devices of this process."""
         settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])
         registry = DeviceRegistry(lambda *_: Worker(Clockwork(self.latencies, self.screenshots, self.span)))
-        return RegistryDevicePool(registry, settings, owner="bench")
+        return RegistryDevicePool(registry, settings.for_devices(), owner="bench")
 
     def context(self, engine: Any) -> GeneratorContext:
         """What a runner would give its generator."""

@@ -6,8 +6,9 @@ import json
 from functools import cache
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import rng_for
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, Observation
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
@@ -26,7 +27,7 @@ from tests.simulated_phone_player import Player
 PARAMS_PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
-from slime_plugins.rollout_buffer.generator.android_world.android_world_package import AndroidWorldPackage
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 package = AndroidWorldPackage(Path(tempfile.mkdtemp()))
 print(json.dumps({name: package.new_task(name, 0, 30).params for name in sys.argv[1:]}, default=str))
 """

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import EpisodeError
-from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.simulated_sdk import make_simulated_sdk
+from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.simulated_sdk import (
+    make_simulated_sdk,
+)
 from tests.android_world_player import SOLUTIONS
 from tests.simulated_phone_player import Player
 

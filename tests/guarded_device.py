@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost
-from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ScriptedDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
+from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 
 __all__ = ["GuardedDevice", "create_device", "make_sdk", "recorded"]
 
@@ -25,8 +25,8 @@ esac
 """
 
 
-class GuardedDevice(ScriptedDevice):
-    """Plays like ``ScriptedDevice``, and has an emulator as long as it lives."""
+class GuardedDevice(FakeDevice):
+    """Plays like ``FakeDevice``, and has an emulator as long as it lives."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
         super().__init__(index)

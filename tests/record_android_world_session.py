@@ -16,11 +16,13 @@ from typing import Any
 import grpc
 from android_env.proto import emulator_controller_pb2, emulator_controller_pb2_grpc
 
-from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import ExchangeRecorder
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.simulated_sdk import make_simulated_sdk
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.exchanges import ExchangeRecorder
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.simulated_sdk import (
+    make_simulated_sdk,
+)
 
 PLACES = {"app": (204, 632), "add": (949, 2100), "field": (540, 521)}
 EPISODES = {

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Device, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
     SimulatedPhone,
     SimulatedPhoneConfig,
@@ -75,7 +76,7 @@ class RecordedPhone:
         return replace(seen, screenshot=Image(data=stamped, media_type=seen.screenshot.media_type))
 
 
-def create_device(settings: AndroidWorldSettings, index: int) -> Device:
+def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
     """Returns a phone that needs nothing."""
     del settings, index
     return RecordedPhone()

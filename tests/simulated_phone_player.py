@@ -9,13 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.device import (
-    Action,
-    ActionKind,
-    Device,
-    Observation,
-    SystemButton,
-)
+from slime_plugins.rollout_buffer.devices.interface import Device, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen, TextRole
 
@@ -25,7 +20,7 @@ _ROW_ROLES = (TextRole.PRIMARY,)
 class Player:
     """A pair of eyes and a finger."""
 
-    def __init__(self, device: Device, first_look: Observation) -> None:
+    def __init__(self, device: Device[Action], first_look: Observation) -> None:
         self._device = device
         self.observation = first_look
         self.actions = 0

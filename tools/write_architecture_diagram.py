@@ -17,7 +17,6 @@ __all__ = ["ARROWS", "BOXES", "Arrow", "Box", "architecture_svg"]
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "architecture.svg"
 BUFFER = "slime_plugins/rollout_buffer"
-ANDROID = f"{BUFFER}/generator/android_world"
 WIDTH, HEIGHT = 1150, 660
 LINE = 19
 
@@ -109,13 +108,13 @@ BOXES: Mapping[str, Box] = {
         title="device registry",
         says="who has which device",
         x=946, y=340, width=178, height=84,
-        modules=(f"{ANDROID}/device_registry.py",),
+        modules=(f"{BUFFER}/devices/registry.py",),
     ),
     "devices": Box(
         title="device worker",
-        says="one per phone",
+        says="one per device",
         x=946, y=504, width=178, height=104,
-        modules=(f"{ANDROID}/device_worker.py", f"{ANDROID}/device.py"),
+        modules=(f"{BUFFER}/devices/worker.py", f"{BUFFER}/devices/interface.py"),
     ),
 }  # fmt: skip
 """Every box by its name; frames first, so that the rest is drawn over them."""
@@ -192,7 +191,7 @@ def _place_of_room(box: Box, number: int) -> tuple[int, int]:
 
 
 def _short(module: str) -> str:
-    name = module.removeprefix(f"{ANDROID}/").removeprefix(f"{BUFFER}/").removeprefix("slime/")
+    name = module.removeprefix(f"{BUFFER}/").removeprefix("slime/")
     return name if name.endswith(".py") else f"{name}/"
 
 

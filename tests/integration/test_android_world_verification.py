@@ -22,10 +22,12 @@ import pytest
 import pytest_asyncio
 
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, PoolKind, load_settings
+from slime_plugins.rollout_buffer.devices.factory import create_device_pool
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
+from slime_plugins.rollout_buffer.devices.settings import PoolKind
+from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 MODEL = os.environ.get("SLIME_TEST_MODEL", "")
@@ -40,8 +42,8 @@ NAMED = (
     "slime.utils.mask_utils:MultiTurnLossMaskGenerator",
     "slime_plugins.rollout_buffer.cli.app:main",
     "slime_plugins.rollout_buffer.generator.android_world_generator:create_generator",
-    "slime_plugins.rollout_buffer.generator.android_world.device_pool:create_device_pool",
-    "slime_plugins.rollout_buffer.generator.android_world.device_process:main",
+    "slime_plugins.rollout_buffer.devices.factory:create_device_pool",
+    "slime_plugins.rollout_buffer.devices.device_process:main",
 )
 TASK = "SystemWifiTurnOff"
 NEW_TOKENS = 48
@@ -72,7 +74,7 @@ def test_what_launch_scripts_name_can_be_imported(name: str) -> None:
 async def pool() -> AsyncIterator[DevicePool]:
     settings = load_settings({})
     address = "auto" if settings.device_pool is PoolKind.RAY else None
-    made = create_device_pool(settings, job_id="verification", ray_address=address)
+    made = create_device_pool(settings.for_devices(), job_id="verification", ray_address=address)
     await made.start()
     yield made
     await made.close()

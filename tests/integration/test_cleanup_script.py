@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world import emulator_guard
-from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.config import SETTING_PREFIX
-from slime_plugins.rollout_buffer.generator.android_world.emulator_host import DEVICE_MARK
+from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import DEVICE_MARK
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cleanup.sh"
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -23,13 +23,12 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.devices.fair_share import Purpose
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator import Plugin
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.device_pool import RayDevicePool
-from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
-from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
@@ -38,6 +37,7 @@ from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
@@ -56,7 +56,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-LOCAL_RAY = "slime_plugins.rollout_buffer.generator.android_world.local_ray"
+LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 STARTED = b"Ray runtime started"
 
@@ -131,10 +131,10 @@ def first_node(head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     node.kill()
 
 
-def settings(**changes: Any) -> AndroidWorldSettings:
-    values = {"device": ADDRESS, "num_workers": 4, "lease_timeout_s": 30, "boot_timeout_s": 120}
+def settings(**changes: Any) -> DevicePoolSettings:
+    values = {"kind": ADDRESS, "num_workers": 4, "lease_timeout_s": 30, "boot_timeout_s": 120}
     values["resources_per_worker"] = {"num_cpus": 0.1, "custom": {"phone": 1}}
-    return AndroidWorldSettings.model_validate(values | changes)
+    return DevicePoolSettings.model_validate(values | changes)
 
 
 @asynccontextmanager

@@ -19,20 +19,21 @@ import pytest
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import GenerateRequest
-from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.device_pool import (
+from slime_plugins.rollout_buffer.devices.fair_share import Purpose
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
     NAMESPACE,
     REGISTRY_NAME,
     RayDevicePool,
     _RemoteRegistry,
 )
-from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
-from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 from tests.android_world_expert import expert_replies, turn_of
@@ -48,7 +49,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-LOCAL_RAY = "slime_plugins.rollout_buffer.generator.android_world.local_ray"
+LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
 
@@ -115,8 +116,8 @@ async def until_gone(process: str) -> None:
         await asyncio.sleep(0.05)
 
 
-def settings(**changes: Any) -> AndroidWorldSettings:
-    return AndroidWorldSettings.model_validate({"device": ADDRESS, "num_workers": 2, "lease_timeout_s": 2} | changes)
+def settings(**changes: Any) -> DevicePoolSettings:
+    return DevicePoolSettings.model_validate({"kind": ADDRESS, "num_workers": 2, "lease_timeout_s": 2} | changes)
 
 
 @asynccontextmanager
@@ -162,7 +163,7 @@ async def test_errors_of_a_device_arrive_as_they_were_raised(cluster: str) -> No
         with pytest.raises(EnvironmentSetupError, match="there is no task NoSuch"):
             await device.reset("NoSuch", 0)
         await device.reset("Offline", 0)
-        with pytest.raises(DeviceError, match="the scripted device is offline"):
+        with pytest.raises(DeviceError, match="the fake device is offline"):
             await device.step(CLICK)
         await device.reset("Bug", 0)
         with pytest.raises(DeviceError, match="ZeroDivisionError"):
@@ -186,7 +187,7 @@ async def test_a_worker_that_dies_costs_one_attempt_and_is_replaced(cluster: str
 
 
 @pytest.mark.parametrize(
-    ("task", "words"), [("Solved", "a device worker is gone"), ("Dies", "the scripted device has died")]
+    ("task", "words"), [("Solved", "a device worker is gone"), ("Dies", "the fake device has died")]
 )
 async def test_a_death_ends_its_episode_while_the_engine_is_silent(cluster: str, task: str, words: str) -> None:
     """The worker is killed, or its device dies in it; nobody calls it when it happens."""
@@ -227,10 +228,10 @@ async def test_a_hung_worker_is_killed_and_replaced(cluster: str) -> None:
 
 VICTIM = (
     "import asyncio, sys\n"
-    "from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings\n"
-    "from slime_plugins.rollout_buffer.generator.android_world.device_pool import RayDevicePool\n"
+    "from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings\n"
+    "from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool\n"
     "async def main():\n"
-    "    settings = AndroidWorldSettings.model_validate_json(sys.argv[2])\n"
+    "    settings = DevicePoolSettings.model_validate_json(sys.argv[2])\n"
     "    pool = RayDevicePool(settings, ray_address=sys.argv[1], owner='victim')\n"
     "    await pool.start()\n"
     "    held = [await pool.acquire() for _ in range(settings.num_workers)]\n"
@@ -351,7 +352,8 @@ async def test_the_loop_goes_on_while_devices_are_slow(cluster: str) -> None:
 
 
 async def test_simulated_phones_play_whole_episodes_in_their_workers(cluster: str) -> None:
-    async with pool_at(cluster, device="simulated", screenshot_max_pixels=100_000) as pool:
+    phones = AndroidWorldSettings(screenshot_max_pixels=100_000, lease_timeout_s=2).for_devices()
+    async with pool_at(cluster, **phones.model_dump()) as pool:
         generator = AndroidWorldGenerator(pool)
         engine = FakeEngine(expert, tokenizer=tokenizer)
         await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4))
@@ -381,8 +383,8 @@ def request_for(task_name: str) -> EpisodeRequest:
 async def test_an_actor_whose_cluster_was_left_is_a_typed_error(cluster: str) -> None:
     import ray
 
-    registry = _RemoteRegistry(cluster)
-    await registry.configure(settings().for_devices().model_dump(mode="json"))
+    registry = _RemoteRegistry(cluster, "")
+    await registry.configure(settings().model_dump(mode="json"))
     await asyncio.to_thread(ray.shutdown)
 
     with pytest.raises(DeviceError, match="has left the cluster"):

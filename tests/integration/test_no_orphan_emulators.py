@@ -18,7 +18,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator_host import DEVICE_MARK
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import DEVICE_MARK
 from tests.guarded_device import make_sdk, recorded
 from tests.integration.conftest import BufferProcess, process_table, wait_until
 
@@ -27,9 +27,10 @@ PATIENCE_S = 60.0
 OWNER = """
 import sys
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
-device = DeviceProcess(sys.executable, AndroidWorldSettings.model_validate_json(sys.argv[1]), 0)
+from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
+options = AndroidWorldSettings.model_validate_json(sys.argv[1]).for_devices().device_options
+device = DeviceProcess(sys.executable, DEVICE_KIND, options, 0, setting="android_world_python")
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -179,7 +180,7 @@ def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, recor
 )
 def test_no_emulator_outlives_the_killed_farm(farm: BufferProcess, records: Path, killed: str) -> None:
     emulators = recorded(records)
-    names = {"raylet": "raylet/raylet", "local Ray": "android_world.local_ray"}
+    names = {"raylet": "raylet/raylet", "local Ray": "supervisor.local_ray"}
     victim = farm.process.pid if killed == "supervisor" else found(names[killed], farm)
     os.kill(victim, signal.SIGKILL)
     start = time.monotonic()

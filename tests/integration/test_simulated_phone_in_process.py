@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.accessibility import (
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.accessibility import (
     AccessibilityForwarder,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.in_process import android_environment
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.in_process import (
+    android_environment,
+)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed"

@@ -7,7 +7,7 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import (
     MARKOR_FOLDER,
     DeviceState,

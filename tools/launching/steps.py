@@ -107,7 +107,7 @@ def _ray_check(settings: LaunchSettings) -> list[Step]:
     """The buffer's devices are to live on the trainer's cluster: Ray lets in only its own version, on one Python."""
     if not _joins_ray(settings):
         return []
-    command = (sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.ray_cluster", "auto")
+    command = (sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe", "auto")
     return [Step(says="see that the buffer may join the Ray that runs", command=command, folder=settings.slime)]
 
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import requests
 
-from slime_plugins.rollout_buffer.generator.android_world.android_world_package import FORWARDER_PACKAGE
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, PoolKind
-from slime_plugins.rollout_buffer.generator.android_world.host_ports import free_console_ports
+from slime_plugins.rollout_buffer.devices.settings import PoolKind
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 from slime_plugins.rollout_buffer.redaction import redacted
 
@@ -49,7 +50,7 @@ _PACKAGES = (
     ),
     (
         "slime-rollout-buffer, for the devices",
-        "slime_plugins.rollout_buffer.generator.android_world.device_process",
+        "slime_plugins.rollout_buffer.devices.device_process",
         "make that environment with scripts/install_android_world",
     ),
 )
@@ -160,7 +161,7 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
     """Joins the cluster in a process of its own: Ray waits long for one that is not there."""
     if examination.ray_address is None:
         return []
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.ray_cluster"]
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe"]
     try:
         answer = subprocess.run(
             [*command, examination.ray_address], capture_output=True, text=True, timeout=_CLUSTER_S, check=False

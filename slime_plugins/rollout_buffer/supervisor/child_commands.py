@@ -90,7 +90,7 @@ def runner_environment(settings: ServeSettings, *, needs_ray: bool) -> dict[str,
 
 def local_ray_command(settings: ServeSettings, address: int) -> list[str]:
     """Returns how a Ray of this machine is started; it says its address on a descriptor once it can be used."""
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator.android_world.local_ray"]
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray"]
     command += ["--address-fd", str(address)]
     if settings.ray_num_cpus is not None:
         command += ["--num-cpus", str(settings.ray_num_cpus)]

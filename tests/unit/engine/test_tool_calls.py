@@ -14,8 +14,8 @@ from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, read_fun
 from slime_plugins.rollout_buffer.gateway.parsed_reply import parse_reply as gateway_reply
 from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedAction
 from slime_plugins.rollout_buffer.generator.android_world.actions import parse_reply as phone_reply
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.prompts import MOBILE_USE_TOOL
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import MOBILE_USE_TOOL
 from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import calls_of, message_with_calls
 

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.generator.android_world import prompts
+from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.android_world.actions import MalformedAction, parse_reply
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.prompting import prompts
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation, Turn, read_conversation

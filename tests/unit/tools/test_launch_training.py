@@ -28,7 +28,7 @@ from tools.launching.train_arguments import train_arguments
 
 ROOT = Path(__file__).resolve().parents[3]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
-RAY_CLUSTER = "slime_plugins.rollout_buffer.generator.android_world.ray_cluster"
+RAY_CLUSTER = "slime_plugins.rollout_buffer.devices.ray_cluster.probe"
 SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
 SCRIPTS = {
     "run_agent.sh": Kind.MATH,

@@ -22,8 +22,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall, read_segments
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.prompts import COORDINATE_MAX, MOBILE_USE_TOOL, TOOL_NAME
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+    COORDINATE_MAX,
+    MOBILE_USE_TOOL,
+    TOOL_NAME,
+)
 
 __all__ = ["MalformedAction", "ParsedAction", "ParsedReply", "parse_reply"]
 

@@ -13,15 +13,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
-from slime_plugins.rollout_buffer.generator.android_world.settings_section import SettingsSection, no_truth_value
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -29,9 +29,7 @@ __all__ = [
     "SETTING_PREFIX",
     "AndroidWorldSettings",
     "ImageFormat",
-    "PoolKind",
     "RolloutMode",
-    "WorkerResources",
     "environment_for",
     "load_settings",
     "read_settings",
@@ -57,18 +55,16 @@ JOB_KEYS = frozenset(
 """What a job may override. All else names programs, paths, ports or sizes of the host that runs the devices."""
 
 
+DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
+"""Under this address the pool finds how these devices are made."""
+_NOT_OF_A_DEVICE = set(FarmSettings.model_fields) - {"boot_timeout_s"}
+
+
 class RolloutMode(StrEnum):
     """How an episode becomes prompts."""
 
     INCREMENTAL = "incremental"  # the token sequence only grows: one training row per episode
     HISTORY = "history"  # a new prompt for every turn, with what was done so far in words: one row per turn
-
-
-class PoolKind(StrEnum):
-    """Where the devices live."""
-
-    RAY = "ray"  # in named, detached Ray actors that outlive a runner
-    LOCAL = "local"  # in threads of the runner
 
 
 class ImageFormat(StrEnum):
@@ -78,23 +74,7 @@ class ImageFormat(StrEnum):
     JPEG = "jpeg"
 
 
-class WorkerResources(SettingsSection):
-    """What each device worker reserves of one node of the Ray cluster; ``memory`` in bytes, 0 for none.
-
-    ``custom`` names resources of your own, as in ``ray start --resources '{"phone": 8}'``.
-    """
-
-    num_cpus: float = Field(default=0.1, ge=0)
-    memory: int = Field(default=0, ge=0)
-    custom: dict[str, Annotated[float, BeforeValidator(no_truth_value), Field(gt=0)]] = Field(default_factory=dict)
-
-    def as_ray_names_them(self) -> dict[str, float]:
-        """Returns what is reserved, by the names under which a node's resources are listed."""
-        named = {"CPU": self.num_cpus, "memory": float(self.memory), **self.custom}
-        return {name: amount for name, amount in named.items() if amount > 0}
-
-
-class AndroidWorldSettings(SettingsSection):
+class AndroidWorldSettings(FarmSettings):
     """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
 
     rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
@@ -106,24 +86,9 @@ class AndroidWorldSettings(SettingsSection):
     reward: RewardSettings = RewardSettings()
 
     device: str = "simulated"
-    device_pool: PoolKind = PoolKind.RAY
-    num_workers: int = Field(default=2, ge=1)
-    spare_devices: int = Field(default=0, ge=0)
-    resources_per_worker: WorkerResources = WorkerResources()
     screenshot_max_pixels: int = Field(default=648_000, ge=1024)
     image_format: ImageFormat = ImageFormat.PNG
     simulated_latency_s: float = Field(default=0.0, ge=0)
-
-    boot_timeout_s: float = Field(default=300, gt=0)
-    acquire_timeout_s: float = Field(default=3600, gt=0)
-    reset_timeout_s: float = Field(default=300, gt=0)
-    step_timeout_s: float = Field(default=120, gt=0)
-    score_timeout_s: float = Field(default=120, gt=0)
-    lease_timeout_s: float = Field(default=60, gt=0)
-    max_consecutive_faults: int = Field(default=3, ge=1)
-    quarantine_s: float = Field(default=60, gt=0)
-    recycle_after_episodes: int | None = Field(default=None, ge=1)
-    evaluation_share: float = Field(default=0.5, gt=0, lt=1)
 
     suite_seed: int = 30
     android_world_python: str = ""
@@ -169,9 +134,11 @@ class AndroidWorldSettings(SettingsSection):
         """The models whose image tokens cover ``image_pixels_per_token``; None when no known family's do."""
         return family_with(self.image_pixels_per_token)
 
-    def for_devices(self) -> AndroidWorldSettings:
-        """Returns the host's side alone: what jobs may differ in is set to its default."""
-        return AndroidWorldSettings.model_validate(self.model_dump(exclude=set(JOB_KEYS)))
+    def for_devices(self) -> DevicePoolSettings:
+        """Returns what the pool is told: the farm, and of the host's side what makes a device. Jobs have no part."""
+        farm = self.model_dump(include=set(FarmSettings.model_fields))
+        options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
+        return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, **farm)
 
 
 def _check_avd_name(name: str) -> None:

@@ -29,14 +29,15 @@ from slime.rollout.agent_rollout_versions import execution_of, set_execution
 from slime.utils.mask_generator import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.devices.factory import create_device_pool
+from slime_plugins.rollout_buffer.devices.fair_share import Purpose
+from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, SglangEngine
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode, load_settings
-from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
-from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
-from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.generator.android_world.task_runner import task_of
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
@@ -165,7 +166,7 @@ class _Workshop:
         if self._pool is None:
             ray_address = getattr(args, "rollout_buffer_ray_address", None) or "auto"
             self._pool = _SharedPool(
-                create_device_pool(settings, job_id=f"slime-{os.getpid()}", ray_address=ray_address)
+                create_device_pool(settings.for_devices(), job_id=f"slime-{os.getpid()}", ray_address=ray_address)
             )
         return self._pool
 

@@ -1,22 +1,28 @@
-"""From the settings to a device. Runs in the device worker, so heavy imports happen there and nowhere else."""
+"""From the settings to a phone. Runs in the device worker, so heavy imports happen there and nowhere else."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Device
+from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.devices.kinds import load_kind
+from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
 
-__all__ = ["DeviceFactory", "create_device"]
+__all__ = ["DeviceFactory", "create_device", "from_options"]
 
-DeviceFactory = Callable[[AndroidWorldSettings, int], Device]
+DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
 """Makes device number ``index``. May take as long as a phone takes to boot."""
 
 
-def create_device(settings: AndroidWorldSettings, index: int) -> Device:
+def from_options(options: Mapping[str, Any], index: int) -> Device[Action]:
+    """Android's ``DeviceKind``: the options are those that ``AndroidWorldSettings.for_devices`` gives."""
+    return create_device(AndroidWorldSettings.model_validate(options), index)
+
+
+def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
     """Returns a device, ready for its first ``reset``.
 
     ``device: android_world`` is the real package on an emulator; with ``android_world_python`` it runs in a process of
@@ -27,21 +33,21 @@ def create_device(settings: AndroidWorldSettings, index: int) -> Device:
         DeviceError: the device did not come up.
     """
     own: dict[str, DeviceFactory] = {"simulated": _simulated_phone, "android_world": _android_world}
-    factory = own.get(settings.device) or _factory(settings.device)
+    factory = own.get(settings.device) or cast("DeviceFactory", load_kind(settings.device))
     return factory(settings, index)
 
 
-def _android_world(settings: AndroidWorldSettings, index: int) -> Device:
+def _android_world(settings: AndroidWorldSettings, index: int) -> Device[Action]:
     if settings.android_world_python:
-        from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
-
-        return DeviceProcess(settings.android_world_python, settings, index)
-    from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
+        # There it is this Python, so the setting is empty from there on.
+        options = settings.for_devices().device_options | {"android_world_python": ""}
+        return DeviceProcess(settings.android_world_python, DEVICE_KIND, options, index, setting="android_world_python")
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 
     return AndroidWorldDevice(settings, index)
 
 
-def _simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device:
+def _simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device[Action]:
     from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
         SimulatedPhone,
         SimulatedPhoneConfig,
@@ -53,11 +59,3 @@ def _simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device:
         step_latency_s=settings.simulated_latency_s,
     )
     return SimulatedPhone(config)
-
-
-def _factory(address: str) -> DeviceFactory:
-    module_name, _, function_name = address.partition(":")
-    try:
-        return cast("DeviceFactory", getattr(importlib.import_module(module_name), function_name))
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"the device factory {address} cannot be loaded: {error}") from error

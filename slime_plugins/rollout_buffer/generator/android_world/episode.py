@@ -30,16 +30,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode
-from slime_plugins.rollout_buffer.generator.android_world.context import Context
-from slime_plugins.rollout_buffer.generator.android_world.conversation import Conversation
-from slime_plugins.rollout_buffer.generator.android_world.device import DeviceLease, Observation
-from slime_plugins.rollout_buffer.generator.android_world.history_context import HistoryContext
-from slime_plugins.rollout_buffer.generator.android_world.image_budget import ImageBudget
-from slime_plugins.rollout_buffer.generator.android_world.incremental_context import IncrementalContext
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
+from slime_plugins.rollout_buffer.generator.android_world.prompting.context import Context
+from slime_plugins.rollout_buffer.generator.android_world.prompting.conversation import Conversation
+from slime_plugins.rollout_buffer.generator.android_world.prompting.history_context import HistoryContext
+from slime_plugins.rollout_buffer.generator.android_world.prompting.image_budget import ImageBudget
+from slime_plugins.rollout_buffer.generator.android_world.prompting.incremental_context import IncrementalContext
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown
 from slime_plugins.rollout_buffer.generator.android_world.task_runner import Done, Task, TaskRunner, task_of
 from slime_plugins.rollout_buffer.types import (
@@ -100,18 +101,18 @@ class Episode:
         *,
         request: EpisodeRequest,
         task: Task,
-        device: DeviceLease,
+        device: DeviceLease[Action],
         engine: Engine,
         chat: ChatTokens,
         settings: AndroidWorldSettings,
-        stopwatch: PhaseTimer,
+        timer: PhaseTimer,
     ) -> None:
         self._request = request
         self._task = task
         self._device = device
         self._engine = engine
         self._settings = settings
-        self._stopwatch = stopwatch
+        self._timer = timer
         self._image_budget = ImageBudget(settings.image_family, estimate=settings.image_tokens)
         self._conversation = Conversation(
             chat,
@@ -125,7 +126,7 @@ class Episode:
             rewards=settings.reward,
             max_turns=settings.max_turns,
             count_tokens=chat.count,
-            stopwatch=stopwatch,
+            timer=timer,
         )
         self._sampling_params = _without_vision_tokens(request.sampling_params, chat, settings)
         self._allowed_tokens = 0
@@ -173,7 +174,7 @@ class Episode:
             session_id=self._request.uid,
             images=self._conversation.prompt.images,
         )
-        with self._stopwatch.phase("generate"):
+        with self._timer.phase("generate"):
             reply = await self._engine.generate(request)
         if not reply.output_ids and reply.finish_reason == "stop":
             raise EngineError("the engine ended a turn without sampling a single token")
@@ -216,7 +217,7 @@ class Episode:
             generations=tuple(self._conversation.generations),
             images=tuple(self._conversation.distinct_images()),
             extra_info=self._extra_info(first, ending, breakdown),
-            timings_s=self._stopwatch.seconds(),
+            timings_s=self._timer.seconds(),
         )
 
     def _extra_info(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.devices.factory import create_device_pool
+from slime_plugins.rollout_buffer.devices.fair_share import Purpose
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
-from slime_plugins.rollout_buffer.generator.android_world.device_pool import DevicePool, create_device_pool
 from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, read_task
-from slime_plugins.rollout_buffer.generator.android_world.fair_share import Purpose
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompts import first_turn_message, system_message
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 
@@ -40,7 +41,8 @@ class AndroidWorldGenerator:
         chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
         chat.prompt([system_message(), first_turn_message("try the template", "0" * 64)])
         if self._pool is None:
-            self._pool = create_device_pool(settings, job_id=context.job_id, ray_address=context.ray_address)
+            farm = settings.for_devices()
+            self._pool = create_device_pool(farm, job_id=context.job_id, ray_address=context.ray_address)
         await self._pool.start()
         self._parts = (context, settings, chat)
         logger.info("android_world is ready with %s", settings.model_dump_json(exclude_defaults=True))
@@ -55,8 +57,8 @@ class AndroidWorldGenerator:
             raise GeneratorError("the android_world generator was not started")
         context, settings, chat = self._parts
         task = read_task(episode.instance)
-        stopwatch = PhaseTimer()
-        with stopwatch.phase("acquire"):
+        timer = PhaseTimer()
+        with timer.phase("acquire"):
             lease = await self._pool.acquire(Purpose.EVALUATION if episode.evaluation else Purpose.TRAINING)
         async with lease as device:
             return await Episode(
@@ -66,7 +68,7 @@ class AndroidWorldGenerator:
                 engine=context.engine,
                 chat=chat,
                 settings=settings,
-                stopwatch=stopwatch,
+                timer=timer,
             ).play()
 
     async def devices(self) -> Mapping[str, Any]:

@@ -12,12 +12,12 @@ from typing import Any
 
 from PIL import Image as PillowImage
 
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Observation
-from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompts import (
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
     first_turn_message,
     later_turn_message,
     system_message,
@@ -71,7 +71,7 @@ class AndroidWorldEnv:
             rewards=self._settings.reward,
             max_turns=self._settings.max_turns,
             count_tokens=self._count_tokens,
-            stopwatch=PhaseTimer(),
+            timer=PhaseTimer(),
         )
         first = await self._play.reset()
         return self._observation(), {"device_id": self._device.device_id, **first.details}

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 
 from pydantic import Field, model_validator
 
-from slime_plugins.rollout_buffer.generator.android_world.settings_section import SettingsSection
+from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection
 
 __all__ = ["RewardBreakdown", "RewardSettings", "episode_reward", "premature_penalty", "step_scale", "thinking_bonus"]
 

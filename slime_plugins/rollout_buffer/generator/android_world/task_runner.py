@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.actions import (
     MalformedAction,
@@ -19,9 +20,9 @@ from slime_plugins.rollout_buffer.generator.android_world.actions import (
     ParsedReply,
     parse_reply,
 )
-from slime_plugins.rollout_buffer.generator.android_world.device import ActionKind, DeviceLease, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompts import malformed_reply_note
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import malformed_reply_note
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown, RewardSettings, episode_reward
 
 __all__ = ["FALLBACK_MAX_TURNS", "Done", "Task", "TaskRunner", "task_of"]
@@ -69,18 +70,18 @@ class TaskRunner:
         self,
         *,
         task: Task,
-        device: DeviceLease,
+        device: DeviceLease[Action],
         rewards: RewardSettings,
         max_turns: int | None,
         count_tokens: Callable[[str], int],
-        stopwatch: PhaseTimer,
+        timer: PhaseTimer,
     ) -> None:
         self._task = task
         self._device = device
         self._rewards = rewards
         self._wanted_max_turns = max_turns
         self._count_tokens = count_tokens
-        self._stopwatch = stopwatch
+        self._timer = timer
         self._thinking_tokens: list[int] = []
         self._seen: Observation | None = None
         self.max_turns = max_turns or FALLBACK_MAX_TURNS
@@ -105,7 +106,7 @@ class TaskRunner:
         Raises:
             DeviceError, EnvironmentSetupError: it cannot be set up.
         """
-        with self._stopwatch.phase("reset"):
+        with self._timer.phase("reset"):
             self._seen = await self._device.reset(self._task.name, self._task.params_idx)
         self.max_turns = self._wanted_max_turns or self._seen.step_budget or FALLBACK_MAX_TURNS
         return self._seen
@@ -148,12 +149,12 @@ class TaskRunner:
         """Carries the action to the device; ``terminate`` changes nothing there and stays here."""
         if parsed.action.kind is ActionKind.TERMINATE:
             return Done.TERMINATED, replace(seen, note="")
-        with self._stopwatch.phase("act"):
+        with self._timer.phase("act"):
             after = await self._device.step(parsed.action)
         return (Done.ANSWERED if parsed.action.kind is ActionKind.ANSWER else None), after
 
     async def _read_success(self) -> float:
-        with self._stopwatch.phase("score"):
+        with self._timer.phase("score"):
             success = await self._device.score()
         if not (math.isfinite(success) and 0 <= success <= 1):
             raise DeviceError(f"the device scored {success!r}, which is no success rate", {"task": self._task.name})

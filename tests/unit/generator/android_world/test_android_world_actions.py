@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.generator.android_world.actions import (
     ParsedReply,
     parse_reply,
 )
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 
 WIDTH, HEIGHT = 1080, 2400
 

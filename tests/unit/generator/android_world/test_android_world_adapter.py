@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.emulator_host import EmulatorHost
-from slime_plugins.rollout_buffer.generator.android_world.screen_stability import SettleTimes
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import SettleTimes
 from tests.guarded_device import make_sdk, recorded
 
 # ---- the order of an episode -----------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ tempfile.gettempdir()  # remembered from here on, unless told otherwise
 from pathlib import Path
 from types import SimpleNamespace
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.generator.android_world import android_world_package as room
+from slime_plugins.rollout_buffer.generator.android_world.emulator import package as room
 package = room.AndroidWorldPackage(Path(sys.argv[1]))
 import android_world
 from android_world.env import adb_utils, android_world_controller

@@ -17,23 +17,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
-from slime_plugins.rollout_buffer.generator.android_world import emulator_guard
-from slime_plugins.rollout_buffer.generator.android_world.android_world_device import AndroidWorldDevice
-from slime_plugins.rollout_buffer.generator.android_world.android_world_gestures import typeable
-from slime_plugins.rollout_buffer.generator.android_world.android_world_package import check_package, task_seed
-from slime_plugins.rollout_buffer.generator.android_world.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
-from slime_plugins.rollout_buffer.generator.android_world.device_process import DeviceProcess
-from slime_plugins.rollout_buffer.generator.android_world.emulator_host import check_sdk
-from slime_plugins.rollout_buffer.generator.android_world.host_ports import hold_ports
-from slime_plugins.rollout_buffer.generator.android_world.screen_stability import Look, Settled, SettleTimes, settle
-from slime_plugins.rollout_buffer.generator.android_world.screenshots import encode_screenshot, size_under
-from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ADDRESS
+from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import typeable
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package, task_seed
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import hold_ports
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
+    Look,
+    Settled,
+    SettleTimes,
+    settle,
+)
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screenshots import encode_screenshot, size_under
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import fit_under_pixel_cap
-from slime_plugins.rollout_buffer.generator.android_world.worker_folders import WorkerFolder
+from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 
 # ---- the device ------------------------------------------------------------------------------------------------------
 
@@ -315,8 +320,12 @@ def test_missing_parts_of_the_sdk_are_named(tmp_path: Path) -> None:
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
+def in_a_process(python: str) -> DeviceProcess:
+    return DeviceProcess(python, ADDRESS, {}, 0, setting="android_world_python")
+
+
 def test_a_device_in_another_process_answers_like_one_in_this() -> None:
-    device = DeviceProcess(sys.executable, AndroidWorldSettings(device=ADDRESS), 0)
+    device = in_a_process(sys.executable)
     assert device.reset("Solved", 3).goal == "Play Solved number 3."
     assert device.step(Action(kind=ActionKind.WAIT, duration_s=0.0)).screen_width == 1080
     assert device.score() == 1.0
@@ -328,7 +337,7 @@ def test_a_device_in_another_process_answers_like_one_in_this() -> None:
 
 
 def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
-    device = DeviceProcess(sys.executable, AndroidWorldSettings(device=ADDRESS), 0)
+    device = in_a_process(sys.executable)
     device.reset("Bug", 0)
     with pytest.raises(DeviceError, match="ZeroDivisionError"):
         device.step(Action(kind=ActionKind.WAIT))
@@ -341,7 +350,7 @@ def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
 
 def test_a_python_that_does_not_exist_is_an_error_not_a_hang() -> None:
     with pytest.raises(DeviceError, match="cannot be started"):
-        DeviceProcess("/nowhere/python", AndroidWorldSettings(device=ADDRESS), 0)
+        in_a_process("/nowhere/python")
 
 
 def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Path) -> None:
@@ -349,7 +358,7 @@ def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Pat
     python.write_text("#!/bin/sh\nexec 1>&-\nsleep 0.3\nexit 7\n")
     python.chmod(0o755)
     with pytest.raises(DeviceError, match=rf"{python} ended with exit code 7 before .* `rollout-buffer doctor`"):
-        DeviceProcess(str(python), AndroidWorldSettings(device=ADDRESS), 0)
+        in_a_process(str(python))
 
 
 @pytest.mark.parametrize("ends_by", ["closing", pytest.param("kill", marks=pytest.mark.slow)])

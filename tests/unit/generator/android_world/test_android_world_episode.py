@@ -15,18 +15,19 @@ from transformers import AutoTokenizer
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import DeviceError, EngineError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, Task, read_task
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompts import (
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
     first_turn_message,
     later_turn_message,
     system_message,
 )
-from slime_plugins.rollout_buffer.generator.android_world.scripted_device import ScriptedDevice
+from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
@@ -44,13 +45,13 @@ chat = ChatTokens(tokenizer)
 IMAGE_PAD = chat.image_placeholder_id
 
 
-class HeldScriptedDevice:
+class HeldFakeDevice:
     """A lease of a scripted device, without a pool."""
 
     device_id = "device-7"
 
     def __init__(self) -> None:
-        self.device = ScriptedDevice()
+        self.device = FakeDevice()
 
     async def reset(self, task_name: str, params_idx: int) -> Observation:
         return self.device.reset(task_name, params_idx)
@@ -66,7 +67,7 @@ class HeldScriptedDevice:
 class Played:
     trajectory: Trajectory
     engine: FakeEngine
-    device: ScriptedDevice
+    device: FakeDevice
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -88,10 +89,10 @@ async def play(
     *,
     max_new_tokens: int = 1000,
     extra: Mapping[str, Any] | None = None,
-    lease: HeldScriptedDevice | None = None,
+    lease: HeldFakeDevice | None = None,
     **options: Any,
 ) -> Played:
-    lease = lease or HeldScriptedDevice()
+    lease = lease or HeldFakeDevice()
     engine = FakeEngine(script, tokenizer=tokenizer)
     request = EpisodeRequest(
         uid="job-e0-i0-s0-a0",
@@ -109,7 +110,7 @@ async def play(
         engine=engine,
         chat=chat,
         settings=AndroidWorldSettings.model_validate(options),
-        stopwatch=PhaseTimer(),
+        timer=PhaseTimer(),
     )
     return Played(trajectory=await episode.play(), engine=engine, device=lease.device)
 
@@ -348,7 +349,7 @@ async def test_a_turn_without_a_token_is_the_engines_fault() -> None:
 
 @pytest.mark.parametrize("score", [float("nan"), 1.5, -0.1])
 async def test_a_score_that_is_none_is_the_devices_fault(score: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = HeldScriptedDevice()
+    lease = HeldFakeDevice()
     monkeypatch.setattr(lease.device, "score", lambda: score)
     with pytest.raises(DeviceError, match="no success rate"):
         await play([DONE], lease=lease)

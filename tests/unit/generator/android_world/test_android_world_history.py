@@ -13,12 +13,12 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.android_world.actions import parse_reply
-from slime_plugins.rollout_buffer.generator.android_world.history_context import (
+from slime_plugins.rollout_buffer.generator.android_world.prompting.history_context import (
     NOTHING_WAS_DONE,
     messages_of_turn,
     step_line,
 )
-from slime_plugins.rollout_buffer.generator.android_world.prompts import SYSTEM_PROMPT
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import SYSTEM_PROMPT
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.testing.fake_engine import ScriptedReply
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory

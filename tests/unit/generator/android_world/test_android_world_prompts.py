@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from slime_plugins.rollout_buffer.generator.android_world.device import ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.prompts import (
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
     MOBILE_USE_TOOL,
     first_turn_message,
     harmless,

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.status_table import job_table
+from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
+from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.device_counters import DeviceCounters
-from slime_plugins.rollout_buffer.generator.android_world.leased_device import LeaseReport
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, ReportsDevices
 from slime_plugins.rollout_buffer.runner import device_watch
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch

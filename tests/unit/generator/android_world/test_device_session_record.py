@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.android_world_gestures import Gestures
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.adb_commands import AdbShell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import (
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.adb_commands import AdbShell
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.exchanges import (
     Call,
     Exchange,
     Remark,
     read_session,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.faults import Faults
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
 
 RECORD = Path(__file__).parents[3] / "data" / "device_session.jsonl"
 GESTURES = ("shell input ", "shell am start ")
@@ -44,7 +44,7 @@ def remarks(key: str) -> list[Any]:
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
 def test_the_phone_answers_adb_and_grpc_as_it_was_recorded(tmp_path: Path) -> None:
     front = importlib.import_module(
-        "slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_controller"
+        "slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.emulator_controller"
     )
     messages = importlib.import_module("android_env.proto.emulator_controller_pb2")
     service = messages.DESCRIPTOR.services_by_name["EmulatorController"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.adb_commands import AdbShell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.adb_commands import AdbShell
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import WidgetKind
 
 CALENDAR = "/data/data/com.simplemobiletools.calendar.pro/databases"

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.device import (
-    Action,
-    ActionKind,
-    Device,
-    Observation,
-    SystemButton,
-)
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.contacts import (
     add_contact,
     contacts,
@@ -47,7 +42,7 @@ def player() -> Player:
     return Player(phone, phone.reset("MarkorCreateFolder", 0))
 
 
-def _step(phone: Device, kind: ActionKind, **details: Any) -> Observation:
+def _step(phone: Device[Action], kind: ActionKind, **details: Any) -> Observation:
     return phone.step(Action(kind=kind, **details))
 
 

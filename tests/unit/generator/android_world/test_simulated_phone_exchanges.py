@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.adb_commands import AdbShell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import (
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.adb_commands import AdbShell
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.exchanges import (
     Exchange,
     ExchangeRecorder,
     read_exchanges,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
 
 RECORD = Path(__file__).parents[3] / "data" / "adb_exchanges.jsonl"
 FAMILIES = ("settings", "am", "pm", "input", "dumpsys", "date", "content", "sqlite3", "find", "ls", "mkdir", "echo")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.fault_plan import FaultPlan, Spell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.fault_plan import FaultPlan, Spell
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.faults import Faults
 
 WELL = Faults()
 STATE = ["shell", "settings", "get", "global", "wifi_on"]
@@ -52,7 +52,7 @@ def test_only_the_word_itself_is_a_spell(folder: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
 def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path) -> None:
-    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_process import (
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.emulator_process import (
         Emulator,
         EmulatorArguments,
     )
@@ -81,7 +81,9 @@ def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
 def test_inputs_of_a_slow_screen_are_done_in_the_order_in_which_they_came(folder: Path) -> None:
-    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_process import LateInputs
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.emulator_process import (
+        LateInputs,
+    )
 
     done: list[str] = []
     late = LateInputs(lambda words: done.append(words[-1]))

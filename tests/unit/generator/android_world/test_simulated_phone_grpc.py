@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.exchanges import (
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.exchanges import (
     Call,
     ExchangeRecorder,
     read_session,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.faults import Faults
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.handset import Handset
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.faults import Faults
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed"
@@ -75,7 +75,7 @@ def served(faults: Faults, recorder: ExchangeRecorder | None = None) -> Iterator
     import grpc
     from android_env.proto import emulator_controller_pb2, emulator_controller_pb2_grpc
 
-    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_controller import (
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.emulator_controller import (
         serve_emulator_controller,
     )
 
@@ -95,7 +95,7 @@ def served(faults: Faults, recorder: ExchangeRecorder | None = None) -> Iterator
 
 @pytest.fixture
 def phone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Phone]:
-    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts import emulator_controller
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces import emulator_controller
 
     # On a busy machine half a second may lie between the two halves of a tap.
     monkeypatch.setattr(emulator_controller, "_LONG_TOUCH_S", 30.0)
@@ -188,7 +188,7 @@ def test_what_is_not_served_says_so(phone: Phone) -> None:
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:
-    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.fronts.emulator_controller import (
+    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.emulator_controller import (
         serve_emulator_controller,
     )
 

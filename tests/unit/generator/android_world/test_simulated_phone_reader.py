@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from PIL import Image
 
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import Rect, fit_under_pixel_cap
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs import DRAWABLE, TextSize
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.icons import ICON_NAMES, icon_mask
@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone 
     SimulatedPhone,
     SimulatedPhoneConfig,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.letters import sizes_on
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.ocr import sizes_on
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import rng_for
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
-from slime_plugins.rollout_buffer.generator.android_world.device import Action, ActionKind, Observation
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.painting import encode_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell

@@ -12,12 +12,12 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.keyboard import KEYBOARD_TOP
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface, TextColor
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading import shapes
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.faded_letters import read_faded_line
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.letters import (
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.ocr import (
     Line,
     line_boxes,
     read_line,
 )
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.ocr_scaled import read_faded_line
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.reading.pixels import (
     SurfaceMap,
     read_surfaces,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from slime_plugins.rollout_buffer.generator.android_world.device import SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.calendar import CalendarApp
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.clock import ClockApp
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.contacts import ContactsApp

@@ -1,0 +1,12 @@
+"""Devices for episodes, of any kind: started, lent, looked after, and lent again.
+
+* ``interface`` – what a device is, and what an episode holds of it; ``kinds`` – how one is made
+* ``settings`` – how many there are, how patient to be; ``settings_section`` – what all such sections share
+* ``pool`` – a runner's side; ``local_pool`` and ``ray_cluster/pool`` – where the devices live; ``factory`` – which
+* ``registry`` – brings up, lends, takes back; by ``lease_table``, ``fair_share``, ``health_policy`` and ``counters``
+* ``worker`` – one device behind its fence; ``device_process`` – one under another Python; ``worker_folders``
+* ``leased_device`` – a device in an episode, with deadlines and a report
+
+A new kind of device is a function that makes one (``kinds.DeviceKind``), named in ``DevicePoolSettings.kind``; nothing
+here changes for it. ``testing/fake_device`` is the smallest, ``testing/device_conformance`` what all of them keep.
+"""

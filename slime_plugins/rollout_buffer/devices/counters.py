@@ -1,0 +1,98 @@
+"""What a device did since the pool exists, over all the workers that stood behind its name. In bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any
+
+from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
+
+__all__ = ["DeviceCounters"]
+
+_KEPT_DURATIONS = 1000
+_KEPT_LEASES = 100
+
+
+class DeviceCounters:
+    """Counts leases and what went wrong, and remembers the latest times."""
+
+    def __init__(self) -> None:
+        self._episodes = 0
+        self._steps = 0
+        self._replacements = 0
+        self._recyclings = 0
+        self._quarantines = 0
+        self._held_s = 0.0
+        self._failures: Counter[str] = Counter()
+        self._reset_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
+        self._step_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
+        self._pace: deque[tuple[int, float]] = deque(maxlen=_KEPT_LEASES)
+
+    def add(self, report: LeaseReport) -> None:
+        """Counts one lease, unless nothing was asked of the device under it."""
+        if not report.called:
+            return
+        self._episodes += 1
+        self._steps += len(report.step_s)
+        self._held_s += report.held_s
+        self._failures.update(report.failures)
+        self._reset_s.extend(report.reset_s)
+        self._step_s.extend(report.step_s)
+        self._pace.append((len(report.step_s), report.held_s))
+
+    def count_failure(self, kind: str) -> None:
+        """Counts a failure that no lease reported: a boot that failed, a lease that ran out."""
+        self._failures[kind] += 1
+
+    def count_replacement(self) -> None:
+        """Counts a worker that was given up for a new one."""
+        self._replacements += 1
+
+    def count_recycling(self) -> None:
+        """Counts a worker that had served its time and made room for a fresh one."""
+        self._recyclings += 1
+
+    def count_quarantine(self) -> None:
+        """Counts a rest after repeated faults."""
+        self._quarantines += 1
+
+    def kept(self) -> int:
+        """Returns how many measurements are remembered: bounded, however long the pool lives."""
+        return len(self._reset_s) + len(self._step_s) + len(self._pace)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the counts as JSON has them.
+
+        Times are of the last thousand calls, actions per minute of the last hundred episodes, while they had the
+        device; None before the first.
+        """
+        return {
+            "episodes": self._episodes,
+            "steps": self._steps,
+            "replacements": self._replacements,
+            "recyclings": self._recyclings,
+            "quarantines": self._quarantines,
+            "failures": dict(self._failures),
+            "held_s": round(self._held_s, 3),
+            "reset_s_p50": _quantile(self._reset_s, 0.5),
+            "reset_s_p95": _quantile(self._reset_s, 0.95),
+            "step_s_p50": _quantile(self._step_s, 0.5),
+            "step_s_p95": _quantile(self._step_s, 0.95),
+            "actions_per_minute": _per_minute(self._pace),
+        }
+
+
+def _per_minute(pace: Iterable[tuple[int, float]]) -> float | None:
+    leases = list(pace)
+    seconds = sum(held_s for _, held_s in leases)
+    return round(60 * sum(steps for steps, _ in leases) / seconds, 3) if seconds > 0 else None
+
+
+def _quantile(values: deque[float], share: float) -> float | None:
+    """Returns the smallest value that at least ``share`` of the values do not exceed."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return round(ordered[min(max(math.ceil(share * len(ordered)) - 1, 0), len(ordered) - 1)], 4)

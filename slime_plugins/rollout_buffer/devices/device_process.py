@@ -1,0 +1,221 @@
+"""A device in a process of its own, under another Python if need be, behind the same five calls.
+
+What a kind of device imports need not fit the environment of the runner or of Ray's workers: ``android_world`` pins
+versions of numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` with the environment
+that has it, and carries each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the
+other, each after its length. Through a second pipe the child tells when its device has died between two calls. The
+child ends when its worker does: its standard input closes then, also after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from io import FileIO
+from queue import Queue
+from typing import IO, Any
+
+from slime_plugins.rollout_buffer.devices.interface import Action, Device, Observation, ReportsLoss
+from slime_plugins.rollout_buffer.devices.kinds import create_device
+from slime_plugins.rollout_buffer.errors import DeviceError, RolloutBufferError
+
+__all__ = ["DeviceProcess", "main"]
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("!Q")
+_MODULE = "slime_plugins.rollout_buffer.devices.device_process"
+_CLOSE_S = 60.0
+_ENDING_S = 5.0
+_WATCH_S = 1.0
+_LONGEST_NEWS = 4000
+_ORPHANED_S = 20.0
+"""Time to tidy up for a child whose parent is gone, also out of a call that hangs: its emulator holds the clone that
+the next worker wants. What it does not get done the emulator's guard does."""
+
+
+class DeviceProcess:
+    """``create_device(kind, options, index)`` in a child process of ``python``; a ``Device`` like any other.
+
+    ``setting`` is what the host calls the path of ``python``, for messages.
+
+    Raises (when made): what making the device raised in the child, or ``DeviceError`` when the child ended.
+    """
+
+    def __init__(self, python: str, kind: str, options: Mapping[str, Any], index: int, *, setting: str) -> None:
+        self._named = f"{setting} {python}"
+        self._child, self._news = _started(python, self._named)
+        self._why_lost = ""
+        try:
+            self._call("create", kind, dict(options), index)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``."""
+        observation: Observation = self._call("reset", task_name, params_idx)
+        return observation
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``."""
+        observation: Observation = self._call("step", action)
+        return observation
+
+    def score(self) -> float:
+        """As ``Device.score``."""
+        return float(self._call("score"))
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``."""
+        facts: Mapping[str, str] = self._call("health")
+        return facts
+
+    def lost(self) -> str:
+        """As ``ReportsLoss.lost``: what the child said of its device, or that there is no child any more."""
+        with contextlib.suppress(ValueError):  # it was closed in this moment
+            said = self._news.read(_LONGEST_NEWS)
+            if said is not None and not self._why_lost:
+                gone = f"the device's process is gone (exit code {self._child.poll()})"
+                self._why_lost = said.decode("utf-8", "replace") or gone
+        return self._why_lost
+
+    def close(self) -> None:
+        """As ``Device.close``: a child that does not end in a minute is killed."""
+        if self._child.stdin is not None and not self._child.stdin.closed:
+            self._child.stdin.close()
+        try:
+            self._child.wait(timeout=_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            logger.error("the device's process %d does not end; killing it", self._child.pid)
+            self._child.kill()
+            self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+        self._news.close()
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        if self._child.stdin is None or self._child.stdout is None or self._child.stdin.closed:
+            raise DeviceError("the device's process is closed")
+        try:
+            _write(self._child.stdin, (name, arguments))
+            result, error = _read(self._child.stdout)
+        except (OSError, EOFError) as broken:
+            raise DeviceError(self._how_it_ended(name), {"fault": "died"}) from broken
+        if error is not None:
+            raise error
+        return result
+
+    def _how_it_ended(self, called: str) -> str:
+        """Says what became of the child, which has closed its pipes and may take a moment to be gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=_ENDING_S)
+        code = self._child.returncode
+        if called != "create":
+            return f"the device's process is gone (exit code {code})"
+        return (
+            f"{self._named} ended with exit code {code} before there was a device; "
+            "the worker's log says why. Can it import this project? `rollout-buffer doctor` tries"
+        )
+
+
+def _started(python: str, named: str) -> tuple[subprocess.Popen[bytes], FileIO]:
+    """Starts the child; returns it and the pipe with its news, which is read without waiting."""
+    ours, its = os.pipe()
+    os.set_blocking(ours, False)
+    try:
+        # Its errors and logs go where the worker's go.
+        command = [python, "-m", _MODULE, str(its)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[its])
+    except OSError as error:
+        os.close(ours)
+        raise DeviceError(f"{named} cannot be started: {error}") from error
+    finally:
+        os.close(its)
+    return child, FileIO(ours, "rb")
+
+
+def _write(stream: IO[bytes], value: Any) -> None:
+    data = pickle.dumps(value)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError("the other end is closed")
+    (length,) = _LENGTH.unpack(head)
+    data = stream.read(length)
+    if len(data) < length:
+        raise EOFError("the other end closed in the middle of a message")
+    return pickle.loads(data)
+
+
+# ---- the child's side ------------------------------------------------------------------------------------------------
+
+
+def main(words: Sequence[str]) -> int:
+    """Serves one device over the standard streams until the parent closes them; returns the exit code.
+
+    ``words`` name the descriptor that takes the news of the device's death.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the packages print must not come between the answers
+    calls: Queue[tuple[str, Sequence[Any]] | None] = Queue()
+    threading.Thread(target=_listen, args=(calls,), daemon=True).start()
+    device: Device[Any] | None = None
+    while (call := calls.get()) is not None:
+        name, arguments = call
+        try:
+            if name == "create":
+                device = create_device(*arguments)
+                _tell_when_lost(device, int(words[0]))
+                result: Any = None
+            else:
+                result = getattr(device, name)(*arguments)
+            _write(answers, (result, None))
+        except RolloutBufferError as error:
+            _write(answers, (None, error))
+        except Exception as error:
+            logger.exception("%s broke", name)
+            _write(answers, (None, DeviceError(f"{name} broke: {type(error).__name__}: {error}")))
+    if device is not None:
+        device.close()
+    return 0
+
+
+def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
+    """Hands calls on. When the parent is gone the device gets a while to close, also out of a call that hangs."""
+    try:
+        while True:
+            calls.put(_read(sys.stdin.buffer))
+    except (EOFError, OSError):
+        calls.put(None)
+        threading.Timer(_ORPHANED_S, os._exit, [1]).start()
+
+
+def _tell_when_lost(device: Device[Any], news: int) -> None:
+    """Watches a device that knows when it has died, beside the calls, and says why it did, once."""
+    os.set_inheritable(news, False)
+
+    def watch(reporter: ReportsLoss) -> None:
+        while not (why := reporter.lost()):
+            time.sleep(_WATCH_S)
+        os.write(news, why.encode()[:_LONGEST_NEWS])
+
+    if isinstance(device, ReportsLoss):
+        threading.Thread(target=watch, args=[device], name="death-watch", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

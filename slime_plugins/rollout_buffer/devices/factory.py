@@ -1,0 +1,24 @@
+"""Which pool the settings ask for."""
+
+from __future__ import annotations
+
+from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.devices.pool import DevicePool
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["create_device_pool"]
+
+
+def create_device_pool(settings: DevicePoolSettings, *, job_id: str, ray_address: str | None) -> DevicePool:
+    """Returns the pool that the settings ask for, not yet started.
+
+    Raises:
+        ConfigError: the devices are to live on Ray, and Ray is not installed or no cluster was given.
+    """
+    if settings.device_pool is PoolKind.LOCAL:
+        return LocalDevicePool(settings, owner=job_id)
+    if ray_address is None:
+        raise ConfigError("device_pool: ray needs a Ray cluster, and the server gave none; device_pool: local does not")
+    return RayDevicePool(settings, ray_address=ray_address, owner=job_id)

@@ -1,0 +1,47 @@
+"""Kinds of devices: each is a function, known by its address. Called in the device worker, so that what a kind imports
+is loaded there and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = ["DeviceKind", "create_device", "load_kind"]
+
+
+class DeviceKind(Protocol):
+    """Makes device number ``index``, from 0 on, ready for its first ``reset``; may take as long as a device takes to
+    boot.
+
+    Raises:
+        ConfigError: no such device can be made with these options here.
+        DeviceError: the device did not come up.
+    """
+
+    def __call__(self, options: Mapping[str, Any], index: int, /) -> Device[Any]: ...
+
+
+def create_device(kind: str, options: Mapping[str, Any], index: int) -> Device[Any]:
+    """Returns a device of the kind at ``module:function``.
+
+    Raises:
+        ConfigError, DeviceError: as ``DeviceKind``; ConfigError also when there is no such function.
+    """
+    return cast("DeviceKind", load_kind(kind))(options, index)
+
+
+def load_kind(address: str) -> Any:
+    """Returns the function at ``module:function``.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module_name, _, function_name = address.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the device factory {address} cannot be loaded: {error}") from error

@@ -1,0 +1,113 @@
+"""Which device is lent to whom, and until when. Pure: the clock is a parameter, nothing waits here.
+
+Lease ids only grow. A device worker refuses calls under an id older than the newest it has seen, so an owner that lost
+its lease (stopped, swapped out, cut off) and wakes up again cannot touch a device that is somebody else's by now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from slime_plugins.rollout_buffer.devices.fair_share import Claimant
+
+__all__ = ["Lease", "LeaseTable"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """A device in the hands of ``holder`` until ``expires_at``, by the clock of the table's caller."""
+
+    lease_id: int
+    device_id: str
+    holder: Claimant
+    expires_at: float
+
+
+class LeaseTable:
+    """Free devices and leases. A known device is always either free, lent exactly once, or set aside."""
+
+    def __init__(self, *, lease_timeout_s: float, first_lease_id: int) -> None:
+        self.lease_timeout_s = lease_timeout_s
+        self._next_lease_id = first_lease_id
+        self._free: deque[str] = deque()
+        self._leases: dict[int, Lease] = {}
+
+    @property
+    def free(self) -> int:
+        """How many devices can be lent now."""
+        return len(self._free)
+
+    @property
+    def lent(self) -> int:
+        """How many devices are lent now."""
+        return len(self._leases)
+
+    def add(self, device_id: str) -> None:
+        """Makes a device free to lend.
+
+        Raises:
+            ValueError: it is free or lent already.
+        """
+        if device_id in self._free or any(lease.device_id == device_id for lease in self._leases.values()):
+            raise ValueError(f"{device_id} is in the table already")
+        self._free.append(device_id)
+
+    def set_aside(self, device_id: str) -> bool:
+        """Takes a free device out of the table; returns False if it is not free."""
+        if device_id not in self._free:
+            return False
+        self._free.remove(device_id)
+        return True
+
+    def lend(self, holder: Claimant, now: float) -> Lease | None:
+        """Lends the device that has been free for longest, or returns None when none is free."""
+        if not self._free:
+            return None
+        lease = Lease(
+            lease_id=self._next_lease_id,
+            device_id=self._free.popleft(),
+            holder=holder,
+            expires_at=now + self.lease_timeout_s,
+        )
+        self._next_lease_id += 1
+        self._leases[lease.lease_id] = lease
+        return lease
+
+    def renew(self, owner: str, lease_ids: Iterable[int], now: float) -> list[int]:
+        """Extends the owner's leases and returns the ids of those that it does not hold any more."""
+        lost = []
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.holder.owner != owner:
+                lost.append(lease_id)
+            else:
+                self._leases[lease_id] = replace(lease, expires_at=now + self.lease_timeout_s)
+        return lost
+
+    def take_back(self, lease_id: int) -> Lease | None:
+        """Ends a lease and returns it; its device is set aside. None if it had ended before."""
+        return self._leases.pop(lease_id, None)
+
+    def take_back_all_of(self, owner: str) -> list[Lease]:
+        """Ends every lease of an owner; their devices are set aside."""
+        leases = [lease for lease in self._leases.values() if lease.holder.owner == owner]
+        for lease in leases:
+            del self._leases[lease.lease_id]
+        return leases
+
+    def take_back_expired(self, now: float) -> list[Lease]:
+        """Ends every lease whose time is over; their devices are set aside."""
+        expired = [lease for lease in self._leases.values() if lease.expires_at <= now]
+        for lease in expired:
+            del self._leases[lease.lease_id]
+        return expired
+
+    def held(self) -> Counter[Claimant]:
+        """Returns how many devices everybody holds."""
+        return Counter(lease.holder for lease in self._leases.values())
+
+    def holders(self) -> dict[str, str]:
+        """Returns the owner of each lent device."""
+        return {lease.device_id: lease.holder.owner for lease in self._leases.values()}

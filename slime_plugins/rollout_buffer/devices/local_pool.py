@@ -1,0 +1,99 @@
+"""The device pool without Ray: each device in a thread of this process. For tests and debugging.
+
+It is the same registry and the same client as in production; only the way of a call to its device is shorter. A hung
+device cannot be killed here, only abandoned: its thread stays until the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from slime_plugins.rollout_buffer.devices.interface import Action, Observation
+from slime_plugins.rollout_buffer.devices.leased_device import device_died
+from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
+from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
+
+__all__ = ["LocalDevicePool"]
+
+_WATCH_S = 1.0
+
+
+class LocalDevicePool(RegistryDevicePool):
+    """A ``DevicePool`` whose devices are threads; they end with it."""
+
+    def __init__(self, settings: DevicePoolSettings, *, owner: str = "local") -> None:
+        registry = DeviceRegistry(_launch, name=f"local-{os.getpid()}")
+        super().__init__(registry, settings, owner=owner)
+
+
+class _WorkerThread:
+    """A device worker in a daemon thread; both the registry's ``Worker`` and the episode's ``DeviceCalls``."""
+
+    def __init__(self, settings: DevicePoolSettings, index: int) -> None:
+        self._worker = DeviceWorker(settings, index)
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._killed = False
+        threading.Thread(target=self._run, name=f"device-{index}", daemon=True).start()
+
+    @property
+    def calls(self) -> _WorkerThread:
+        return self
+
+    async def boot(self) -> str:
+        await self._call(self._worker.boot)
+        return f"process {os.getpid()}"
+
+    async def settle(self) -> None:
+        await self._call(self._worker.settle)
+
+    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        observation: Observation = await self._call(lambda: self._worker.reset(lease_id, task_name, params_idx))
+        return observation
+
+    async def step(self, lease_id: int, action: Action) -> Observation:
+        observation: Observation = await self._call(lambda: self._worker.step(lease_id, action))
+        return observation
+
+    async def score(self, lease_id: int) -> float:
+        return float(await self._call(lambda: self._worker.score(lease_id)))
+
+    async def lost(self, lease_id: int, wait_s: float) -> str:
+        for _ in range(round(wait_s / _WATCH_S)):
+            if why := self._worker.lost(lease_id, 0.0):
+                return why
+            await asyncio.sleep(_WATCH_S)
+        return ""
+
+    def kill(self) -> None:
+        self._killed = True
+        self._calls.put((self._worker.close, Future()))
+        self._calls.put(None)
+
+    async def _call(self, call: Callable[[], Any]) -> Any:
+        if self._killed:
+            raise device_died("the device was given up")
+        answer: Future[Any] = Future()
+        self._calls.put((call, answer))
+        return await asyncio.wrap_future(answer)
+
+    def _run(self) -> None:
+        while (entry := self._calls.get()) is not None:
+            call, answer = entry
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - carried over to whoever awaits the call
+                answer.set_exception(error)
+
+
+def _launch(settings: DevicePoolSettings, index: int, _workers_before: int) -> _WorkerThread:
+    return _WorkerThread(settings, index)

@@ -1,0 +1,345 @@
+"""The device pool on Ray. The only file that imports Ray, and only when a pool is used.
+
+One detached ``DeviceRegistry`` actor per cluster keeps detached device workers, one device each; all have names in one
+namespace. Both outlive the runner that started them, and the next one finds them there. A registry that dies is
+restarted by Ray and begins by ending the workers of its earlier life: the episodes on them cost one attempt each.
+
+How to sign in to the cluster Ray takes from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH``, when it is imported.
+
+Object references are awaited as they are: no ``ray.get`` holds up an event loop, and no pool of threads caps how many
+calls are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from slime_plugins.rollout_buffer.devices.fair_share import Purpose
+from slime_plugins.rollout_buffer.devices.interface import Action, Observation
+from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
+from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
+from slime_plugins.rollout_buffer.devices.ray_cluster.placement import in_words, why_no_node_fits
+from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions, version_refusal
+from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry, Grant
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
+
+__all__ = ["RayDevicePool", "try_cluster"]
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "rollout_buffer_devices"
+REGISTRY_NAME = "device_registry"
+WORKER_NAME_PREFIX = "device_worker"
+_IMPORT_ROOT = Path(__file__).resolve().parents[4]
+_HEAD_NODE = "node:__internal_head__"
+_WATCH = "watch"
+_CALL_TIMEOUT_S = 60.0
+_LIFETIME_GRACE_S = 10.0
+
+
+class RayDevicePool(RegistryDevicePool):
+    """A ``DevicePool`` whose devices are Ray actors, shared with every other runner on the same cluster."""
+
+    def __init__(self, settings: DevicePoolSettings, *, ray_address: str, owner: str) -> None:
+        _import_ray()
+        super().__init__(_RemoteRegistry(ray_address, settings.farm), settings, owner=owner)
+
+
+# ---- on the runner ---------------------------------------------------------------------------------------------------
+
+
+class _RemoteRegistry:
+    """``RegistryCalls`` by Ray. Connects at the first ``configure``, and again at the next one after a failure."""
+
+    def __init__(self, ray_address: str, farm: str) -> None:
+        self._ray_address = ray_address
+        self._farm = farm
+        self._actor: Any = None
+        self._connected_here = False
+
+    async def configure(self, settings: Mapping[str, Any]) -> None:
+        await asyncio.to_thread(self._connect)
+        await _ask(self._actor.configure, dict(settings), timeout_s=_CALL_TIMEOUT_S)
+
+    async def ready(self, wait_s: float) -> str:
+        return cast("str", await _ask(self._actor.ready, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S))
+
+    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
+        granted: list[Grant] = await _ask(
+            self._actor.acquire, owner, purpose, wanted, wait_s, timeout_s=wait_s + _CALL_TIMEOUT_S
+        )
+        return [
+            Grant(lease_id=grant.lease_id, device_id=grant.device_id, calls=_RemoteDevice(grant.device_id, grant.calls))
+            for grant in granted
+        ]
+
+    async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
+        return cast("list[int]", await _ask(self._actor.renew, owner, list(lease_ids), timeout_s=_CALL_TIMEOUT_S))
+
+    async def release(self, lease_id: int, report: LeaseReport) -> None:
+        await _ask(self._actor.release, lease_id, report, timeout_s=_CALL_TIMEOUT_S)
+
+    async def leave(self, owner: str) -> None:
+        # A registry of an earlier version, on a cluster that outlived an upgrade, knows no goodbye.
+        method = getattr(self._actor, "leave", None)
+        if method is not None:
+            await _ask(method, owner, timeout_s=_CALL_TIMEOUT_S)
+
+    async def snapshot(self) -> dict[str, Any]:
+        if self._actor is None:
+            raise DeviceError("the device registry is not connected yet")
+        return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))
+
+    async def close(self) -> None:
+        """Disconnects this process; registry and devices stay for the next runner."""
+        connected_here, self._connected_here = self._connected_here, False
+        if connected_here:
+            await asyncio.to_thread(_import_ray().shutdown)
+
+    def _connect(self) -> None:
+        """Joins the cluster and finds the registry, or starts it. Blocks; belongs in a thread."""
+        ray = _import_ray()
+        with _said_of_the_cluster(ray, self._ray_address):
+            if not ray.is_initialized():
+                _join_cluster(ray, self._ray_address)
+                self._connected_here = True
+            self._actor = _find_registry(ray, self._farm)
+
+
+class _RemoteDevice:
+    """``DeviceCalls`` by Ray."""
+
+    def __init__(self, device_id: str, actor: Any) -> None:
+        self._device_id = device_id
+        self._actor = actor
+
+    async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        return cast("Observation", await _ask(self._actor.reset, lease_id, task_name, params_idx))
+
+    async def step(self, lease_id: int, action: Action) -> Observation:
+        return cast("Observation", await _ask(self._actor.step, lease_id, action))
+
+    async def score(self, lease_id: int) -> float:
+        return cast("float", await _ask(self._actor.score, lease_id))
+
+    async def lost(self, lease_id: int, wait_s: float) -> str:
+        # An actor of an earlier version, on a cluster that outlived an upgrade, cannot be watched.
+        method = getattr(self._actor, "lost", None)
+        if method is None:
+            await asyncio.sleep(wait_s)
+            return ""
+        return cast("str", await _ask(method.options(concurrency_group=_WATCH), lease_id, wait_s))
+
+
+async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
+    """Calls an actor; the actor's own ``EpisodeError`` comes out as it went in, all else as DeviceError."""
+    ray = _import_ray()
+    reference = _submit(method, arguments)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await reference
+    except TimeoutError as timeout:
+        raise DeviceError(f"the device registry did not answer within {timeout_s} s") from timeout
+    except ray.exceptions.RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, EpisodeError):
+            raise type(cause)(cause.message, cause.detail) from error
+        raise DeviceError(f"a device worker broke: {error}") from error
+    except ray.exceptions.RayError as error:
+        raise device_died(f"a device worker is gone: {type(error).__name__}: {error}") from error
+
+
+def _submit(method: Any, arguments: Sequence[Any]) -> Awaitable[Any]:
+    """Sends a call. Without a cluster Ray would quietly start one of its own here, which nobody asked for."""
+    if not _import_ray().is_initialized():
+        raise device_died("this process has left the cluster of the devices")
+    try:
+        reference: Awaitable[Any] = method.remote(*arguments)
+    except Exception as error:  # Ray raises bare exceptions for an actor of a cluster that it has left
+        raise device_died(f"an actor of the devices cannot be asked: {error}") from error
+    return reference
+
+
+def try_cluster(address: str) -> None:
+    """Joins the cluster and leaves it again. Blocks.
+
+    Raises:
+        ConfigError: Ray is not installed, or (``RayVersionError``) the cluster runs another Ray or Python.
+        DeviceError: it cannot be used for another reason.
+    """
+    ray = _import_ray()
+    with _said_of_the_cluster(ray, address):
+        _join_cluster(ray, address)
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _said_of_the_cluster(ray: Any, address: str) -> Iterator[None]:
+    """Turns what Ray raises into this project's errors."""
+    try:
+        yield
+    except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        refusal = version_refusal(str(error), own_versions(), address)
+        raise refusal or DeviceError(f"the Ray cluster at {address} cannot be used: {error}") from error
+
+
+def _join_cluster(ray: Any, address: str) -> None:
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        ignore_reinit_error=True,
+        log_to_driver=False,
+        configure_logging=False,
+        runtime_env={"env_vars": {"PYTHONPATH": _python_path()}},
+    )
+
+
+def _python_path() -> str:
+    """Returns where workers look for this package first: where this process has it from."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join(part for part in (str(_IMPORT_ROOT), inherited) if part)
+
+
+def _find_registry(ray: Any, farm: str) -> Any:
+    """Returns the farm's registry, which is started if there is none.
+
+    Raises:
+        DeviceError: the one on this cluster was started by a version that names its settings otherwise.
+    """
+    registry = _get_or_start_registry(ray, farm)
+    if not hasattr(registry, "takes_kinds"):
+        raise DeviceError(
+            "the device registry on this cluster was started by an earlier version: restart the cluster, "
+            "so that its devices are started anew"
+        )
+    return registry
+
+
+def _get_or_start_registry(ray: Any, farm: str) -> Any:
+    return (
+        ray.remote(_RegistryActor)
+        .options(
+            name=_name_in(farm, REGISTRY_NAME),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            # On the head, without which there is no cluster: another node's death must cost that node's devices only.
+            resources={_HEAD_NODE: 0.001},
+            max_restarts=-1,
+        )
+        .remote(farm)
+    )
+
+
+def _import_ray() -> Any:
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError as error:
+        raise ConfigError(
+            'the device pool needs Ray: install this package with its "android" extra, or set device_pool: local'
+        ) from error
+    return ray
+
+
+# ---- in the cluster --------------------------------------------------------------------------------------------------
+
+
+class _RegistryActor(DeviceRegistry):
+    """The registry as a detached actor. Its coroutines make it one that serves many calls at once."""
+
+    def __init__(self, farm: str) -> None:
+        _end_workers_of_an_earlier_life(farm)
+        super().__init__(_RemoteWorker, name=_name_in(farm, "ray"))
+
+    async def takes_kinds(self) -> bool:
+        """Tells that this registry takes ``DevicePoolSettings``; those of earlier versions lack the method."""
+        return True
+
+
+class _WorkerActor(DeviceWorker):
+    """A device worker that knows on which node of the cluster it is."""
+
+    def place(self) -> str:
+        """Returns the node, short as Ray lists it, the host and the process."""
+        node = str(_import_ray().get_runtime_context().get_node_id())
+        return f"node {node[:8]} on {socket.gethostname()}, process {os.getpid()}"
+
+
+class _RemoteWorker:
+    """The registry's handle on one device worker: ``Worker`` by Ray."""
+
+    def __init__(self, settings: DevicePoolSettings, index: int, workers_before: int) -> None:
+        resources = settings.resources_per_worker
+        self._wanted = resources.as_ray_names_them()
+        self._patience_s = settings.boot_timeout_s / 2  # so that its message comes before the boot's own end
+        self._actor = (
+            _import_ray()
+            .remote(concurrency_groups={_WATCH: 2})(_WorkerActor)
+            .options(
+                name=f"{_name_in(settings.farm, WORKER_NAME_PREFIX)}-{index}-{os.getpid()}-{workers_before}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=resources.num_cpus,
+                memory=resources.memory or None,
+                resources=dict(resources.custom) or None,
+                max_restarts=0,
+            )
+            .remote(settings, index)
+        )
+
+    @property
+    def calls(self) -> Any:
+        return self._actor
+
+    async def boot(self) -> str:
+        """As ``Worker.boot``; an actor that no node can ever hold is refused at once instead of waited for."""
+        why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
+        if why_not:
+            raise DeviceError(why_not)
+        place = await self._placed()
+        await _ask(self._actor.boot)
+        return place
+
+    async def _placed(self) -> str:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return cast("str", await _ask(self._actor.place))
+        except TimeoutError as timeout:
+            nodes = f"every node that offers {in_words(self._wanted)}"
+            raise DeviceError(f"no worker within {self._patience_s:g} s: {nodes} is full, or slow") from timeout
+
+    async def settle(self) -> None:
+        await _ask(self._actor.settle)
+
+    def kill(self) -> None:
+        _import_ray().kill(self._actor, no_restart=True)
+
+
+def _living_nodes() -> list[dict[str, float]]:
+    """Returns what each node has in all. Blocks; belongs in a thread."""
+    return [dict(node["Resources"]) for node in _import_ray().nodes() if node["Alive"]]
+
+
+def _name_in(farm: str, name: str) -> str:
+    """Returns a name that no other farm's things have."""
+    return f"{farm}.{name}" if farm else name
+
+
+def _end_workers_of_an_earlier_life(farm: str) -> None:
+    """Ends workers that a registry before this one left behind: nobody knows any more who holds them."""
+    ray = _import_ray()
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == NAMESPACE and entry["name"].startswith(_name_in(farm, WORKER_NAME_PREFIX)):
+            logger.warning("ending %s of an earlier registry", entry["name"])
+            ray.kill(ray.get_actor(entry["name"], namespace=NAMESPACE), no_restart=True)

@@ -1,0 +1,37 @@
+"""Tries a Ray cluster, as a program: may this environment join it?
+
+    python -m slime_plugins.rollout_buffer.devices.ray_cluster.probe ADDRESS
+
+Joins, leaves again, and writes the versions; exit code 0. Otherwise one sentence that says why not; exit code 1.
+``rollout-buffer doctor`` asks this way, and the launch script before it serves a buffer on a cluster that runs already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import try_cluster
+from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tries the cluster; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="ray_cluster", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the head, or auto for the one of this machine")
+    options = parser.parse_args(arguments)
+    try:
+        try_cluster(options.address)
+    except RolloutBufferError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 1
+    sys.stdout.write(f"{own_versions()}, as the cluster at {options.address}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,498 @@
+"""The keeper of all devices: brings them up, lends them, takes them back, and looks after those that fail.
+
+One registry per Ray cluster (a detached actor) or per process (the local pool). It knows nothing of Ray: whoever makes
+it passes a ``Launcher``. Everything here runs on one event loop and never blocks it.
+
+    booting ──▶ ready ──▶ leased ──▶ checking ──▶ ready
+       ▲                                │ failed repeatedly ──▶ quarantined ──▶ checking
+       │                                │ hung, died, failed again, made under other settings
+       └────────────────────────────────┴ old ──▶ recycling ──▶ ready
+
+``health_policy`` decides what a device needs, ``fair_share`` who gets it, ``lease_table`` who has it. Beside the
+``num_workers`` devices there are ``spare_devices``, booted like the others; at most ``num_workers`` are lent at once,
+so that one which is looked after leaves no gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
+from slime_plugins.rollout_buffer.devices.fair_share import Claimant, FairShare, Purpose
+from slime_plugins.rollout_buffer.devices.health_policy import (
+    Care,
+    CareRules,
+    DeviceState,
+    HealthRecord,
+    may_recycle,
+    may_rest,
+)
+from slime_plugins.rollout_buffer.devices.lease_table import Lease, LeaseTable
+from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+
+__all__ = ["DeviceRegistry", "Grant", "Launcher", "Worker"]
+
+logger = logging.getLogger(__name__)
+
+LEASE_EXPIRED = "lease_expired"
+BOOT_FAILED = "boot_failed"
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_HOPELESS_BOOTS = 2
+
+
+class Worker(Protocol):
+    """One device worker, as its registry sees it."""
+
+    @property
+    def calls(self) -> Any:
+        """What an episode calls the device through; it must survive the way from the registry to the runner."""
+        ...
+
+    async def boot(self) -> str:
+        """Builds the device; returns where it is, when it can be used."""
+        ...
+
+    async def settle(self) -> None:
+        """Returns when the calls made so far are done; raises when the worker is gone."""
+        ...
+
+    def kill(self) -> None:
+        """Ends the worker and its device at once, whatever it is doing."""
+        ...
+
+
+Launcher = Callable[[DevicePoolSettings, int, int], Worker]
+"""Starts a worker for (settings, index of the device, how many workers it had before). Returns at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """A device lent to a runner."""
+
+    lease_id: int
+    device_id: str
+    calls: Any
+
+
+@dataclass(kw_only=True, slots=True)
+class _Slot:
+    """The place of one device: its name stays, workers come and go."""
+
+    index: int
+    settings: DevicePoolSettings
+    worker: Worker | None = None
+    workers_before: int = 0
+    state: DeviceState = DeviceState.BOOTING
+    health: HealthRecord = field(default_factory=HealthRecord)
+    failed_boots: int = 0
+    place: str = ""
+    last_error: str = ""
+    counters: DeviceCounters = field(default_factory=DeviceCounters)
+
+    @property
+    def device_id(self) -> str:
+        return f"device-{self.index}"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiter:
+    """A runner that asked for devices."""
+
+    wanted: int
+    granted: list[Grant]
+    answer: asyncio.Future[list[Grant]]
+
+
+class DeviceRegistry:
+    """Lends devices to runners, fairly among them; a runner that falls silent loses what it holds.
+
+    ``launch`` starts workers, ``clock`` returns seconds and never goes back. ``name`` tells this farm from others.
+    """
+
+    def __init__(self, launch: Launcher, clock: Callable[[], float] = time.monotonic, *, name: str = "local") -> None:
+        self._name = name
+        self._launch = launch
+        self._clock = clock
+        self._settings: DevicePoolSettings | None = None
+        # Starting from the wall clock, ids grow also from one life of the registry to the next.
+        self._table = LeaseTable(lease_timeout_s=60.0, first_lease_id=time.time_ns())
+        self._slots: dict[str, _Slot] = {}
+        self._waiters: dict[Claimant, _Waiter] = {}
+        self._line = FairShare()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._outdated = asyncio.Event()
+
+    # ---- what runners call -------------------------------------------------------------------------------------------
+
+    async def configure(self, settings: Mapping[str, Any]) -> None:
+        """Takes over a host's settings: starts missing devices, replaces outdated ones, drops surplus ones.
+
+        Devices in use are left alone until they come back. Repeating the same settings changes nothing.
+        """
+        wanted = DevicePoolSettings.model_validate(settings)
+        if wanted == self._settings:
+            return
+        first_time, self._settings = self._settings is None, wanted
+        self._table.lease_timeout_s = wanted.lease_timeout_s
+        self._line.evaluation_share = wanted.evaluation_share
+        self._begin_anew()
+        self._drop_surplus_and_outdated()
+        self._add_missing()
+        if first_time:
+            self._spawn(self._expire_leases())
+
+    async def ready(self, wait_s: float) -> str:
+        """Returns "" once a device can be used; after ``wait_s``, or when all fail to boot, the reason why none can."""
+        deadline = self._clock() + wait_s
+        while not any(slot.worker for slot in self._slots.values()):
+            if self._is_hopeless() or not await self._change_before(deadline):
+                return self._why_no_device()
+        return ""
+
+    async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
+        """Lends up to ``wanted`` devices; waits until at least one is free, at most ``wait_s``. May return none.
+
+        An owner has one such call per purpose at a time: a second one ends the first, whose reply nobody awaits any
+        more.
+
+        Raises:
+            DeviceError: nobody has configured the registry since it was started, perhaps after a crash.
+        """
+        self._current()
+        claimant = Claimant(owner=owner, purpose=purpose)
+        waiter = self._enqueue(claimant, wanted)
+        self._serve()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await asyncio.shield(waiter.answer)
+        except TimeoutError:
+            return waiter.answer.result() if waiter.answer.done() else []
+        finally:
+            if self._waiters.get(claimant) is waiter:
+                self._dequeue(claimant)
+
+    async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
+        """Extends the owner's leases; returns those that it has lost."""
+        return self._table.renew(owner, lease_ids, self._clock())
+
+    async def release(self, lease_id: int, report: LeaseReport) -> None:
+        """Takes a device back. A lease that had run out before is ignored: its device is somebody else's by now."""
+        lease = self._table.take_back(lease_id)
+        if lease is not None:
+            slot = self._slots[lease.device_id]
+            slot.counters.add(report)
+            slot.health = slot.health.after(report)
+            slot.last_error = report.error or slot.last_error
+            self._take_in(slot)
+
+    async def leave(self, owner: str) -> None:
+        """Forgets a runner that goes: it waits no more, and what it holds is taken back.
+
+        Its last request may still be waiting here, with nobody left to hear the answer.
+        """
+        for claimant in [each for each in self._waiters if each.owner == owner]:
+            self._answer(claimant)
+        for lease in self._table.take_back_all_of(owner):
+            self._take_in(self._slots[lease.device_id])
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Returns what the farm is at: its name, who waits, and every device with its state and counters."""
+        holders = self._table.holders()
+        return {
+            "pool": self._name,
+            "may_be_lent": self._current().num_workers,
+            "runners_waiting": self._line.waiting(),
+            "devices": [
+                {
+                    "device_id": slot.device_id,
+                    "state": slot.state.value,
+                    "leased_by": holders.get(slot.device_id),
+                    "workers": slot.workers_before,
+                    "place": slot.place,
+                    "last_error": slot.last_error,
+                }
+                | slot.counters.as_dict()
+                for slot in self._slots.values()
+            ],
+        }
+
+    async def close(self) -> None:
+        """Ends all workers. A registry is not used again after this."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for slot in self._slots.values():
+            self._kill(slot)
+
+    # ---- lending -----------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, claimant: Claimant, wanted: int) -> _Waiter:
+        earlier = self._waiters.pop(claimant, None)
+        if earlier is not None and not earlier.answer.done():
+            earlier.answer.set_result([])
+        waiter = _Waiter(wanted=wanted, granted=[], answer=asyncio.get_running_loop().create_future())
+        self._waiters[claimant] = waiter
+        self._line.join(claimant, self._clock())
+        return waiter
+
+    def _dequeue(self, claimant: Claimant) -> None:
+        del self._waiters[claimant]
+        self._line.leave(claimant, self._clock())
+
+    def _serve(self) -> None:
+        """Deals the free devices out among those who wait, one at a time; spares stay back."""
+        held = self._table.held()
+        while self._table.free and self._table.lent < self._current().num_workers:
+            claimant = self._line.next(held)
+            lease = None if claimant is None else self._table.lend(claimant, self._clock())
+            if lease is None:
+                break
+            held[lease.holder] += 1
+            self._line.serve(lease.holder, self._clock())
+            self._grant(self._waiters[lease.holder], lease)
+        for claimant, waiter in list(self._waiters.items()):
+            if waiter.granted:
+                self._answer(claimant)
+
+    def _grant(self, waiter: _Waiter, lease: Lease) -> None:
+        slot = self._slots[lease.device_id]
+        if slot.worker is None:
+            raise AssertionError(f"{lease.device_id} was free without a worker")
+        slot.state = DeviceState.LEASED
+        waiter.granted.append(Grant(lease_id=lease.lease_id, device_id=lease.device_id, calls=slot.worker.calls))
+        if len(waiter.granted) >= waiter.wanted:
+            self._answer(lease.holder)
+
+    def _answer(self, claimant: Claimant) -> None:
+        waiter = self._waiters[claimant]
+        self._dequeue(claimant)
+        waiter.answer.set_result(waiter.granted)
+
+    async def _expire_leases(self) -> None:
+        """Takes back, for ever, what silent owners hold."""
+        while True:
+            await asyncio.sleep(self._table.lease_timeout_s / 4)
+            for lease in self._table.take_back_expired(self._clock()):
+                slot = self._slots[lease.device_id]
+                logger.warning("%s fell silent and loses %s", lease.holder.owner, lease.device_id)
+                slot.counters.count_failure(LEASE_EXPIRED)
+                self._take_in(slot)
+
+    def _take_in(self, slot: _Slot) -> None:
+        """Looks after a device that came back; a spare may take its place at once."""
+        slot.state = DeviceState.CHECKING
+        self._spawn(self._look_after(slot))
+        self._serve()
+
+    # ---- taking care of devices --------------------------------------------------------------------------------------
+
+    def _current(self) -> DevicePoolSettings:
+        if self._settings is None:
+            raise DeviceError("the device registry has just started and was not told its settings yet")
+        return self._settings
+
+    def _devices_wanted(self) -> int:
+        return self._current().num_workers + self._current().spare_devices
+
+    def _rules(self) -> CareRules:
+        settings = self._current()
+        return CareRules(
+            max_consecutive_faults=settings.max_consecutive_faults,
+            quarantine_s=settings.quarantine_s,
+            recycle_after_episodes=settings.recycle_after_episodes,
+        )
+
+    def _drop_surplus_and_outdated(self) -> None:
+        for slot in list(self._slots.values()):
+            if self._table.set_aside(slot.device_id):
+                self._spawn(self._look_after(slot))
+
+    def _add_missing(self) -> None:
+        for index in range(self._devices_wanted()):
+            slot = _Slot(index=index, settings=self._current())
+            if slot.device_id not in self._slots:
+                self._slots[slot.device_id] = slot
+                self._spawn(self._look_after(slot))
+
+    async def _look_after(self, slot: _Slot) -> None:
+        """Makes a device ready that came back, or is yet to come up; drops it when it is surplus."""
+        while slot.index < self._devices_wanted():
+            care = self._what_it_needs(slot)
+            if care is Care.QUARANTINE:
+                slot.counters.count_quarantine()
+                await self._rest(slot, self._current().quarantine_s)
+                slot.health = slot.health.after_rest()
+                care = Care.LEND
+            if care is Care.LEND and await self._is_well(slot):
+                self._make_ready(slot)
+                return
+            await self._retire(slot, care)
+            await self._bring_up(slot)
+        self._kill(slot)
+        del self._slots[slot.device_id]
+
+    def _what_it_needs(self, slot: _Slot) -> Care:
+        if slot.worker is None or slot.settings != self._settings:
+            return Care.REPLACE
+        recycling = self._count(DeviceState.RECYCLING)
+        return self._rules().decide(
+            slot.health,
+            may_rest=self._may_rest(),
+            may_recycle=may_recycle(recycling, self._current().spare_devices),
+        )
+
+    def _may_rest(self) -> bool:
+        return may_rest(self._count(DeviceState.QUARANTINED), len(self._slots))
+
+    def _count(self, state: DeviceState) -> int:
+        return sum(slot.state is state for slot in self._slots.values())
+
+    def _make_ready(self, slot: _Slot) -> None:
+        slot.state = DeviceState.READY
+        self._table.add(slot.device_id)
+        self._serve()
+
+    async def _is_well(self, slot: _Slot) -> bool:
+        """Asks the worker; an episode that was given up may have left a call running, which ends first."""
+        if slot.worker is None or slot.settings != self._settings:
+            return False
+        slot.state = DeviceState.CHECKING
+        try:
+            async with asyncio.timeout(self._current().reset_timeout_s):
+                await slot.worker.settle()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a worker, the remedy is a new one
+            slot.last_error = str(error) or type(error).__name__
+            return False
+        return slot.settings == self._settings
+
+    async def _retire(self, slot: _Slot, care: Care) -> None:
+        """Ends the worker; a device whose last worker was no good either rests before it gets another."""
+        if slot.worker is None:
+            return
+        trouble = slot.settings == self._settings and care is not Care.RECYCLE
+        rest_s = self._rules().rest_before_new_worker_s(slot.health) if trouble and self._may_rest() else 0.0
+        self._kill(slot)
+        slot.health = slot.health.with_new_worker(because_of_trouble=trouble)
+        if care is Care.RECYCLE:
+            slot.state = DeviceState.RECYCLING
+            slot.counters.count_recycling()
+            logger.info("%s is recycled", slot.device_id)
+            return
+        slot.counters.count_replacement()
+        logger.warning("%s gets a new worker: %s", slot.device_id, slot.last_error or "the settings have changed")
+        if rest_s:
+            slot.counters.count_quarantine()
+            await self._rest(slot, rest_s)
+
+    async def _rest(self, slot: _Slot, seconds: float) -> None:
+        slot.state = DeviceState.QUARANTINED
+        logger.warning("%s is quarantined for %g s: %s", slot.device_id, seconds, slot.last_error)
+        await self._pause(seconds)
+
+    async def _bring_up(self, slot: _Slot) -> None:
+        """Starts workers until one is up, with growing pauses between failures; gives up once it is surplus."""
+        failures = 0
+        while slot.index < self._devices_wanted():
+            if slot.settings != self._settings:
+                slot.settings, failures = self._current(), 0
+            if slot.state is not DeviceState.RECYCLING:
+                slot.state = DeviceState.BOOTING
+            worker = self._launch(slot.settings, slot.index, slot.workers_before)
+            slot.workers_before += 1
+            if await self._boots(slot, worker):
+                slot.worker, slot.failed_boots = worker, 0
+                self._notify()
+                return
+            worker.kill()
+            self._notify()
+            failures += 1
+            wanted_still = slot.settings == self._settings
+            pause_s = backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+            await self._pause(pause_s if wanted_still else 0.0)
+
+    async def _boots(self, slot: _Slot, worker: Worker) -> bool:
+        """Waits until the worker is up; false when it fails, takes too long, or other settings are wanted by now."""
+        booting = asyncio.ensure_future(worker.boot())
+        outdated = asyncio.ensure_future(self._outdated.wait())
+        try:
+            async with asyncio.timeout(slot.settings.boot_timeout_s):
+                await asyncio.wait({booting, outdated}, return_when=asyncio.FIRST_COMPLETED)
+            if booting.done():
+                slot.place = booting.result()
+        except asyncio.CancelledError:
+            worker.kill()
+            raise
+        except Exception as error:  # noqa: BLE001 - any failure to boot is noted, shown to runners, and tried again
+            self._note_failed_boot(slot, str(error) or f"not up within {slot.settings.boot_timeout_s:g} s")
+            return False
+        finally:
+            booting.cancel()
+            outdated.cancel()
+        return booting.done() and not booting.cancelled()
+
+    def _note_failed_boot(self, slot: _Slot, why: str) -> None:
+        slot.last_error = why
+        slot.failed_boots += 1
+        slot.counters.count_failure(BOOT_FAILED)
+        logger.warning("%s does not boot: %s", slot.device_id, why)
+
+    def _begin_anew(self) -> None:
+        """Ends all pauses and boots under other settings, and forgets what was wrong with those."""
+        for slot in self._slots.values():
+            if slot.worker is None:
+                slot.failed_boots, slot.last_error = 0, ""
+        self._outdated.set()
+        self._outdated = asyncio.Event()
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits; not any longer once the settings are others."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._outdated.wait()
+
+    def _kill(self, slot: _Slot) -> None:
+        worker, slot.worker = slot.worker, None
+        if worker is not None:
+            worker.kill()
+
+    def _is_hopeless(self) -> bool:
+        return all(slot.failed_boots >= _HOPELESS_BOOTS for slot in self._slots.values())
+
+    def _why_no_device(self) -> str:
+        errors = sorted({slot.last_error for slot in self._slots.values() if slot.last_error})
+        return "; ".join(errors) or "no device came up in time: does the Ray cluster have the resources they ask for?"
+
+    # ---- housekeeping ------------------------------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _change_before(self, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout(max(deadline - self._clock(), 0)):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the device registry broke", exc_info=task.exception())

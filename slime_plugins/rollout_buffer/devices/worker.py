@@ -1,0 +1,112 @@
+"""One device and the fence before it: the object that lives in a device worker, whatever carries the calls there."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from slime_plugins.rollout_buffer.devices.interface import Action, Device, Observation, ReportsLoss
+from slime_plugins.rollout_buffer.devices.kinds import create_device
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
+
+__all__ = ["DeviceWorker"]
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 1.0
+_Result = TypeVar("_Result")
+
+
+class DeviceWorker:
+    """Owns one device. Calls come one at a time; one made under an older lease than the newest is refused.
+
+    Every method raises ``EpisodeError`` only: what a device breaks with otherwise becomes a ``DeviceError`` here, with
+    its traceback in this worker's log.
+    """
+
+    def __init__(self, settings: DevicePoolSettings, index: int) -> None:
+        self._settings = settings
+        self._index = index
+        self._device: Device[Any] | None = None
+        self._lease_id = 0
+        self._watched = 0
+
+    def boot(self) -> None:
+        """Builds the device; returns when it can be used."""
+        self._device = self._guarded(lambda: _made(self._settings, self._index))
+
+    def settle(self) -> None:
+        """Returns when the calls before it are done, and the device says that it is well."""
+        device = self._booted()
+        self._guarded(device.health)
+
+    def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``; from now on only ``lease_id`` may call."""
+        if lease_id < self._lease_id:
+            raise _lost()
+        self._lease_id = lease_id
+        return self._guarded(lambda: self._booted().reset(task_name, params_idx))
+
+    def step(self, lease_id: int, action: Action) -> Observation:
+        """As ``Device.step``."""
+        return self._guarded(lambda: self._leased(lease_id).step(action))
+
+    def score(self, lease_id: int) -> float:
+        """As ``Device.score``."""
+        return self._guarded(lambda: self._leased(lease_id).score())
+
+    def lost(self, lease_id: int, wait_s: float) -> str:
+        """Returns why the device is gone as soon as it is; "" after ``wait_s``, or once a newer lease is watched.
+
+        The one call that may be made beside another.
+        """
+        self._watched = max(self._watched, lease_id)
+        deadline = time.monotonic() + wait_s
+        while not self._is_over(lease_id):
+            if (why := self._why_lost()) or time.monotonic() >= deadline:
+                return why
+            time.sleep(_WATCH_S)
+        return ""
+
+    def close(self) -> None:
+        """Ends the device; a second call does nothing."""
+        device, self._device = self._device, None
+        if device is not None:
+            self._guarded(device.close)
+
+    def _is_over(self, lease_id: int) -> bool:
+        return lease_id < self._watched
+
+    def _why_lost(self) -> str:
+        device: object = self._device
+        return self._guarded(device.lost) if isinstance(device, ReportsLoss) else ""
+
+    def _booted(self) -> Device[Any]:
+        if self._device is None:
+            raise DeviceError("the device worker holds no device: it was not booted, or is closed")
+        return self._device
+
+    def _leased(self, lease_id: int) -> Device[Any]:
+        if lease_id != self._lease_id:
+            raise _lost()
+        return self._booted()
+
+    def _guarded(self, call: Callable[[], _Result]) -> _Result:
+        try:
+            return call()
+        except EpisodeError:
+            raise
+        except Exception as error:  # the boundary to devices: emulators, adb and phones of any make
+            logger.exception("device %d broke", self._index)
+            raise DeviceError(f"device {self._index} broke: {type(error).__name__}: {error}") from error
+
+
+def _made(settings: DevicePoolSettings, index: int) -> Device[Any]:
+    return create_device(settings.kind, settings.device_options, index)
+
+
+def _lost() -> DeviceError:
+    return DeviceError("the lease ran out: the device belongs to another episode now")

@@ -1,0 +1,44 @@
+"""What an agent can do on a phone: the nine actions of the ``mobile_use`` tool, as records in device pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["Action", "ActionKind", "SystemButton"]
+
+
+class ActionKind(StrEnum):
+    """The nine things the agent can do (the ``mobile_use`` tool)."""
+
+    CLICK = "click"
+    LONG_PRESS = "long_press"
+    SWIPE = "swipe"
+    TYPE = "type"
+    ANSWER = "answer"
+    SYSTEM_BUTTON = "system_button"
+    OPEN = "open"
+    WAIT = "wait"
+    TERMINATE = "terminate"
+
+
+class SystemButton(StrEnum):
+    """The hardware and navigation buttons."""
+
+    BACK = "Back"
+    HOME = "Home"
+    MENU = "Menu"
+    ENTER = "Enter"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """One action in device pixels, already validated. Fields that the kind does not use are None."""
+
+    kind: ActionKind
+    point: tuple[int, int] | None = None
+    end_point: tuple[int, int] | None = None
+    text: str | None = None
+    button: SystemButton | None = None
+    duration_s: float | None = None
+    status: str | None = None

@@ -1,0 +1,241 @@
+"""``AndroidWorldDevice``: the real ``android_world`` package on an Android emulator of its own, as a ``Device``.
+
+An episode keeps to this order: a new task object for (suite seed, task, index); home; automation marks hidden;
+``initialize_task``; the goal, read only now; proof that the task is not solved already; actions; the score, read before
+anything resets; ``tear_down``, whatever happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost, check_sdk
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import (
+    AndroidWorldPackage,
+    check_package,
+)
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
+    Look,
+    Settled,
+    SettleTimes,
+    settle,
+)
+from slime_plugins.rollout_buffer.generator.android_world.emulator.screenshots import encode_screenshot
+
+__all__ = ["AndroidWorldDevice"]
+
+logger = logging.getLogger(__name__)
+
+_STEPS_PER_COMPLEXITY = 10
+_INITIALIZE_ATTEMPTS = 2
+_LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionKind.WAIT})
+
+
+class AndroidWorldDevice:
+    """Device ``index``: owns its emulator and the connection to it, until ``close``.
+
+    Raises (when made):
+        ConfigError: the packages, the SDK or the virtual device are not there.
+        DeviceError: the emulator did not come up.
+    """
+
+    def __init__(self, settings: AndroidWorldSettings, index: int, times: SettleTimes | None = None) -> None:
+        check_package()
+        check_sdk(settings)
+        self._settings = settings
+        self._times = times or SettleTimes()
+        self._folder = WorkerFolder(f"rollout_buffer_android_world_{index}")
+        self._host = EmulatorHost(settings, index)
+        self._package = AndroidWorldPackage(self._folder.path / "tmp")
+        self._gestures = Gestures(self._package)
+        self._task: Any = None
+        self._closed = False
+        try:
+            self._package.connect(self._host.start(), self._host.adb_path)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def package(self) -> AndroidWorldPackage:
+        """The connected package."""
+        return self._package
+
+    @property
+    def task(self) -> Any:
+        """The package's task object of this episode; None between episodes."""
+        return self._task
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``."""
+        self._check_open()
+        self._tear_down()
+        self._task = self._initialized(task_name, params_idx)
+        try:
+            self._check_unsolved(task_name, params_idx)
+            return self._observe(self._home(), note="")
+        except EpisodeError:
+            self._tear_down()
+            raise
+        except Exception as error:
+            self._tear_down()
+            self._check_usable()  # a broken device is not the task's fault, nor a broken task the device's
+            message = f"{task_name} {params_idx} cannot be begun: {type(error).__name__}: {error}"
+            raise EnvironmentSetupError(message) from error
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``."""
+        self._running()
+        try:
+            # Not the last observation: while the agent thought, a message may have gone and a tree may have come late.
+            reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_look()
+            self._package.forget_accessibility_trees()
+            note = self._gestures.do(action)
+            return self._observe(reference, note)
+        except EpisodeError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"the action {action.kind} failed: {type(error).__name__}: {error}") from error
+
+    def score(self) -> float:
+        """As ``Device.score``: what the package's own ``is_successful`` says of the device now."""
+        task = self._running()
+        try:
+            self._package.await_fresh_tree()  # some tasks read it, and the newest may be from before the last action
+            success = _share(task.is_successful(self._package.env))
+            if success < 1.0:
+                self._host.check_alive()  # many tasks take a device that does not answer for one without the file
+            return success
+        except EpisodeError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"the score could not be read: {type(error).__name__}: {error}") from error
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``: the emulator lives, Android answers, and its accessibility forwarder sends."""
+        self._check_open()
+        self._check_usable()
+        ports = self._host.ports
+        return {"kind": "android_world", "serial": "" if ports is None else ports.serial}
+
+    def lost(self) -> str:
+        """As ``ReportsLoss.lost``."""
+        return "" if self._closed else self._host.lost()
+
+    def close(self) -> None:
+        """As ``Device.close``: tears the task down, and ends the connection and the emulator."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._tear_down()
+            self._package.disconnect()
+        finally:
+            self._host.close()
+            self._folder.remove()
+
+    # The parts of a reset
+
+    def _initialized(self, task_name: str, params_idx: int) -> Any:
+        """Returns a task that is set up. A set-up that fails is tried once more, with a new task object."""
+        failure: Exception | None = None
+        for _ in range(_INITIALIZE_ATTEMPTS):
+            task = self._package.new_task(task_name, params_idx, self._settings.suite_seed)
+            try:
+                self._package.env.reset(go_home=True)
+                self._package.env.hide_automation_ui()
+                task.initialize_task(self._package.env)
+                return task
+            except Exception as error:  # noqa: BLE001 - tasks raise anything; told apart from the device's death below
+                logger.warning("setting up %s failed: %s: %s", task_name, type(error).__name__, error)
+                failure = error
+                _tear_down(task, self._package.env)
+            self._check_usable()  # a broken device is not the task's fault, and needs no second attempt
+        raise EnvironmentSetupError(
+            f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
+        ) from failure
+
+    def _check_unsolved(self, task_name: str, params_idx: int) -> None:
+        self._package.await_fresh_tree()
+        if _share(self._task.is_successful(self._package.env)) != 0.0:
+            raise EnvironmentSetupError(f"{task_name} {params_idx} is already solved before the first step")
+
+    def _home(self) -> Look | None:
+        """Goes home and returns what was there before: setting up and checking may have opened an app."""
+        before = self._fresh_look() if self._task.start_on_home_screen else None
+        self._package.forget_accessibility_trees()
+        if before is not None:
+            self._package.adb("shell", "input", "keyevent", "KEYCODE_HOME")
+        return before
+
+    def _tear_down(self) -> None:
+        task, self._task = self._task, None
+        if task is not None and self._package.env is not None:
+            _tear_down(task, self._package.env)
+
+    # Looking
+
+    def _observe(self, reference: Look | None, note: str) -> Observation:
+        seen, settled = settle(reference, self._look, self._times)
+        if settled is Settled.TIMED_OUT:
+            logger.info("the screen still moved when the time for it was over")
+        height, width = seen.pixels.shape[:2]
+        task = self._running()
+        return Observation(
+            goal=task.goal,
+            screenshot=encode_screenshot(
+                seen.pixels, self._settings.screenshot_max_pixels, self._settings.image_format.value
+            ),
+            screen_width=width,
+            screen_height=height,
+            step_budget=int(_STEPS_PER_COMPLEXITY * task.complexity),
+            note=note,
+            details={"app": ",".join(task.app_names), "settled": settled.value},
+        )
+
+    def _fresh_look(self) -> Look:
+        """What is there now, its elements with it."""
+        self._package.await_fresh_tree()
+        return self._look()
+
+    def _look(self) -> Look:
+        state = self._package.env.get_state(wait_to_stabilize=False)
+        return Look(pixels=state.pixels, elements=state.ui_elements)
+
+    def _running(self) -> Any:
+        self._check_open()
+        if self._task is None:
+            raise DeviceError("the device has no task: reset it first")
+        return self._task
+
+    def _check_usable(self) -> None:
+        self._host.check_alive()
+        self._package.check_forwarder()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed")
+
+
+def _share(success: Any) -> float:
+    """The package's score, as a number in [0, 1]."""
+    value = float(success)
+    if not 0.0 <= value <= 1.0:
+        raise DeviceError(f"the score {value} does not lie between 0 and 1")
+    return value
+
+
+def _tear_down(task: Any, env: Any) -> None:
+    """Tears the task down; what fails there is logged, because the next set-up cleans up as well."""
+    try:
+        task.tear_down(env)
+    except Exception as error:  # noqa: BLE001 - tasks raise anything, and the episode's own end must not be hidden
+        logger.warning("tearing down %s failed: %s: %s", type(task).__name__, type(error).__name__, error)

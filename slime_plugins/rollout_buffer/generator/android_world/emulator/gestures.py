@@ -1,0 +1,132 @@
+"""From our nine actions to commands of an Android device, around what the package's own actions get wrong.
+
+=============  =========================================================================================
+action         what is done, and why not the package's ``JSONAction``
+=============  =========================================================================================
+click          a tap
+long_press     a swipe on one spot, as long as asked for (theirs: always one second)
+swipe          a swipe between two points (theirs: directions only, left and right exchanged)
+type           the words, without Enter (theirs: presses Enter); what adb cannot type is reported
+system_button  Back, Home, Enter and Menu as keys (theirs: no Menu)
+open           an exact name among the apps that are installed (theirs: a prefix, so that another app opens)
+wait           as long as asked for (theirs: always one second)
+answer         kept for the score (theirs: also a message on the screen, whose quoting breaks the command)
+terminate      nothing
+=============  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
+
+__all__ = ["Gestures", "typeable"]
+
+_SWIPE_MS = 500
+_LONG_PRESS_S = 1.0
+_KEYS = {
+    SystemButton.BACK: "KEYCODE_BACK",
+    SystemButton.HOME: "KEYCODE_HOME",
+    SystemButton.ENTER: "KEYCODE_ENTER",
+    SystemButton.MENU: "KEYCODE_MENU",
+}
+
+
+class Gestures:
+    """Does actions on one connected device."""
+
+    def __init__(self, package: AndroidWorldPackage) -> None:
+        self._package = package
+        self._apps: Mapping[str, str] | None = None
+
+    def do(self, action: Action) -> str:
+        """Does the action; returns a note for the agent when not all of it could be done.
+
+        Raises:
+            DeviceError: the device refused a command.
+        """
+        match action.kind:
+            case ActionKind.CLICK | ActionKind.LONG_PRESS | ActionKind.SWIPE:
+                return self._touch(action)
+            case ActionKind.TYPE:
+                return self._type(action.text or "")
+            case ActionKind.SYSTEM_BUTTON:
+                if action.button is None:
+                    return "No button was named."
+                self._package.adb("shell", "input", "keyevent", _KEYS[action.button])
+            case ActionKind.OPEN:
+                return self._open(action.text or "")
+            case ActionKind.WAIT:
+                time.sleep(max(0.0, action.duration_s if action.duration_s is not None else 1.0))
+            case ActionKind.ANSWER:
+                self._package.env.interaction_cache = action.text or ""
+            case ActionKind.TERMINATE:
+                pass  # the episode ends elsewhere
+        return ""
+
+    def _touch(self, action: Action) -> str:
+        if action.point is None:
+            return "No point was named."
+        x, y = action.point
+        if action.kind is ActionKind.CLICK:
+            self._package.adb("shell", "input", "tap", str(x), str(y))
+            return ""
+        if action.kind is ActionKind.LONG_PRESS:
+            held_s = action.duration_s if action.duration_s is not None else _LONG_PRESS_S
+            self._swipe((x, y), (x, y), round(1000 * held_s))
+            return ""
+        if action.end_point is None:
+            return "No end of the swipe was named."
+        self._swipe((x, y), action.end_point, _SWIPE_MS)
+        return ""
+
+    def _swipe(self, start: tuple[int, int], end: tuple[int, int], duration_ms: int) -> None:
+        places = [str(place) for place in (*start, *end)]
+        self._package.adb("shell", "input", "swipe", *places, str(duration_ms))
+
+    def _type(self, text: str) -> str:
+        """Types word by word, a line feed as Enter."""
+        possible, refused = typeable(text)
+        if possible:
+            self._package.adb_utils.type_text(possible, self._package.env.controller)
+        if refused:
+            return f"These characters cannot be typed on this device and were left out: {' '.join(refused[:10])}"
+        return ""
+
+    def _open(self, name: str) -> str:
+        apps = self._known_apps()
+        activity = apps.get(" ".join(name.lower().split()))
+        if activity is None:
+            return f"There is no app called {name[:60]!r}. Installed: {', '.join(sorted(apps))}."
+        self._start(activity)
+        return ""
+
+    def _start(self, activity: str) -> Any:
+        return self._package.adb("shell", "am", "start", "-W", "-n", activity)
+
+    def _known_apps(self) -> Mapping[str, str]:
+        if self._apps is None:
+            self._apps = self._package.apps()
+        return self._apps
+
+
+def typeable(text: str) -> tuple[str, list[str]]:
+    """Returns what adb can type of the text, and the characters it cannot, each once.
+
+    adb types ASCII. A letter whose accents can be taken off is typed without them, and counts as refused all the same.
+    """
+    refused: dict[str, None] = {}
+    kept = []
+    for character in text.replace("\r\n", "\n").replace("\r", "\n").replace("\t", " "):
+        if character.isascii() and (character.isprintable() or character == "\n"):
+            kept.append(character)
+            continue
+        refused[character] = None
+        plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode("ascii")
+        kept.append("".join(one for one in plain if one.isprintable()))
+    return "".join(kept), list(refused)

@@ -1,0 +1,212 @@
+"""One Android emulator of a device worker: started, waited for, and ended with everything it left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import EmulatorPorts, hold_ports
+
+__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "records_folder"]
+
+logger = logging.getLogger(__name__)
+
+DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
+"""In the environment of everything that is started for an emulator: the name of its clone."""
+
+_GUARD = Path(__file__).with_name("guard.py")
+_HEADLESS = (
+    *("-no-window", "-no-audio", "-no-boot-anim", "-no-metrics"),
+    *("-gpu", "swiftshader_indirect"),
+    # Neither read nor written: a cold boot of the clone, the same each time.
+    "-no-snapshot",
+)
+_POLL_S = 0.5
+_ADB_S = 15.0
+_GUARD_S = 40.0
+_LOG_LINES = 15
+
+
+def records_folder() -> Path:
+    """Where the guards of this user's emulators keep the ids of what they started."""
+    # Not tempfile.gettempdir(): each device worker has a temporary folder of its own.
+    return Path(os.environ.get("ROLLOUT_BUFFER_DEVICE_RECORDS", f"/tmp/rollout_buffer_devices_{os.getuid()}"))
+
+
+def check_sdk(settings: AndroidWorldSettings) -> None:
+    """Says what of the Android SDK is missing.
+
+    Raises:
+        ConfigError: a program is not where the settings say, or there is no such virtual device.
+    """
+    for key in ("emulator_path", "adb_path"):
+        path = Path(getattr(settings, key)).expanduser()
+        if not os.access(path, os.X_OK):
+            raise ConfigError(f"device: android_world needs the Android SDK: {key} names no program at {path}")
+    avd = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
+    if not avd.is_file():
+        raise ConfigError(f"device: android_world needs the virtual device {settings.avd_name}: there is no {avd}")
+
+
+class EmulatorHost:
+    """Owns the emulator of worker ``index``: its clone, its ports, its adb server, its process."""
+
+    def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
+        self._settings = settings
+        self._index = index
+        self._avd_home = Path(settings.android_avd_home).expanduser()
+        self._avd_name = settings.base_avd_name_pattern.format(index)
+        self._folder = WorkerFolder(f"rollout_buffer_device_{index}")
+        self._guard: subprocess.Popen[bytes] | None = None
+        self.ports: EmulatorPorts | None = None
+
+    @property
+    def adb_path(self) -> str:
+        """The adb program."""
+        return str(Path(self._settings.adb_path).expanduser())
+
+    def start(self) -> EmulatorPorts:
+        """Boots the emulator and returns its ports once Android is up.
+
+        Raises:
+            DeviceError: it did not come up in time, ``boot_attempts`` times.
+        """
+        clone_avd(self._avd_home, self._settings.avd_name, self._avd_name)
+        failure: DeviceError | None = None
+        for attempt in range(1, self._settings.boot_attempts + 1):
+            try:
+                return self._boot()
+            except DeviceError as error:
+                logger.warning("boot %d of device %d failed: %s", attempt, self._index, error)
+                failure = error
+                self.stop()
+        raise failure or DeviceError("no boot was attempted")
+
+    def check_alive(self) -> None:
+        """Raises ``DeviceError`` when the emulator's process is gone or Android does not answer."""
+        if self._guard is None or self._guard.poll() is not None:
+            raise DeviceError("the emulator's process is gone", {"log": self._log_tail()})
+        if "device" not in self._adb("get-state"):
+            raise DeviceError("adb says that the emulator is not a usable device")
+
+    def lost(self) -> str:
+        """Returns why there is no emulator any more although nobody ended it, "" while all is well."""
+        guard = self._guard
+        return "" if guard is None or guard.poll() is None else "the emulator's process has ended"
+
+    def stop(self) -> None:
+        """Ends the emulator and its adb server; a second call does nothing."""
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            _close_guard(guard)
+        ports, self.ports = self.ports, None
+        if ports is not None:
+            ports.release()
+        for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
+            lock.unlink(missing_ok=True)  # of the process that just ended; with it no emulator would start again
+
+    def close(self) -> None:
+        """Ends everything and removes the worker's folder."""
+        self.stop()
+        self._folder.remove()
+
+    def _boot(self) -> EmulatorPorts:
+        settings = self._settings
+        patience_s = settings.boot_timeout_s / settings.boot_attempts
+        deadline = time.monotonic() + patience_s
+        ports = self.ports = hold_ports(
+            settings.base_console_port + 2 * self._index,
+            settings.base_grpc_port + self._index,
+            settings.base_adb_server_port + self._index,
+        )
+        self._guard = self._launch(ports)
+        while time.monotonic() < deadline:
+            if self._guard.poll() is not None:
+                raise DeviceError("the emulator ended while it booted", {"log": self._log_tail()})
+            if self._is_booted():
+                logger.info("device %d is up as %s", self._index, ports.serial)
+                return ports
+            time.sleep(_POLL_S)
+        raise DeviceError(f"the emulator was not up after {patience_s:g} s", {"log": self._log_tail()})
+
+    def _launch(self, ports: EmulatorPorts) -> subprocess.Popen[bytes]:
+        settings = self._settings
+        command = [
+            *(str(Path(settings.emulator_path).expanduser()), "-avd", self._avd_name),
+            *("-port", str(ports.console), "-grpc", str(ports.grpc), *_HEADLESS),
+        ]
+        guarded = [
+            *(sys.executable, "-S", str(_GUARD), str(records_folder()), self._avd_name),
+            *(self.adb_path, str(ports.adb_server), ports.serial, "--"),
+        ]
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
+                [*guarded, *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self._environment(ports),
+                start_new_session=True,
+            )
+
+    def _environment(self, ports: EmulatorPorts) -> dict[str, str]:
+        """The emulator's environment: its own adb server, and no proxy between it and this host."""
+        sdk = str(Path(self._settings.android_sdk_root).expanduser())
+        return {
+            **os.environ,
+            "ANDROID_AVD_HOME": str(self._avd_home),
+            "ANDROID_SDK_ROOT": sdk,
+            "ANDROID_HOME": sdk,
+            "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
+            "no_proxy": "localhost,127.0.0.1,10.0.2.2",
+            DEVICE_MARK: self._avd_name,
+        }
+
+    def _is_booted(self) -> bool:
+        return self._adb("shell", "getprop", "sys.boot_completed").strip() == "1"
+
+    def _adb(self, *words: str) -> str:
+        """One adb command; empty when it failed or took too long."""
+        if self.ports is None:
+            return ""
+        command = [self.adb_path, "-P", str(self.ports.adb_server), "-s", self.ports.serial, *words]
+        try:
+            return _output(command)
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.debug("adb %s: %s", words, error)
+            return ""
+
+    @property
+    def _log_path(self) -> Path:
+        return self._folder.path / "emulator.log"
+
+    def _log_tail(self) -> str:
+        if not self._log_path.is_file():
+            return ""
+        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+def _output(command: Sequence[str]) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, timeout=_ADB_S)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _close_guard(guard: subprocess.Popen[bytes]) -> None:
+    """Closes the pipe by which the guard knows that it is wanted, and waits until it has ended the emulator."""
+    if guard.stdin is not None:
+        guard.stdin.close()
+    try:
+        guard.wait(timeout=_GUARD_S)
+    except subprocess.TimeoutExpired:
+        logger.error("the emulator's guard (pid %d) does not end; killing it", guard.pid)
+        guard.kill()
+        guard.wait()

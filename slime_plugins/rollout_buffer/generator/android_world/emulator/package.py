@@ -1,0 +1,235 @@
+"""The only file that imports the packages ``android_world`` and ``android_env``: connecting, and what the device calls.
+
+Both are imported when a device is made, never before: they keep temporary files under names that come from task
+parameters, so every worker needs a temporary folder of its own before the import. One environment for each process,
+because tasks draw from Python's global random source.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import logging
+import os
+import random
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import EmulatorPorts
+
+__all__ = ["FORWARDER_PACKAGE", "AndroidWorldPackage", "check_package", "task_seed"]
+
+logger = logging.getLogger(__name__)
+
+FORWARDER_PACKAGE = "com.google.androidenv.accessibilityforwarder"
+_SUITE = "android_world"
+_TREE = "accessibility_tree"
+_TREE_S = 10.0
+_TREE_POLL_S = 0.05
+_MODULES = {
+    "loader": "android_env.loader",
+    "config_classes": "android_env.components.config_classes",
+    "adb_pb2": "android_env.proto.adb_pb2",
+    "adb_utils": "android_world.env.adb_utils",
+    "controllers": "android_world.env.android_world_controller",
+    "launcher": "android_world.env.env_launcher",
+    "interface": "android_world.env.interface",
+    "registry": "android_world.registry",
+}
+
+
+def check_package() -> None:
+    """Raises ``ConfigError`` when the packages cannot be found in this environment; imports neither."""
+    missing = [name for name in ("android_env", "android_world") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"device: android_world needs the package{'s' * (len(missing) - 1)} {' and '.join(missing)} in the device "
+            "workers' environment: `rollout-buffer doctor` says what is missing; android_world_python names another"
+        )
+
+
+def task_seed(suite_seed: int, task_name: str, params_idx: int) -> int:
+    """The seed that AndroidWorld's own suites give this instance: the same parameters in every process."""
+    digest = hashlib.sha256(f"{suite_seed}_{task_name}_{params_idx}".encode()).hexdigest()
+    return int(digest, 16) % 2**32
+
+
+class AndroidWorldPackage:
+    """The imported packages, and one environment connected to one emulator."""
+
+    def __init__(self, temporary_folder: Path) -> None:
+        check_package()
+        temporary_folder.mkdir(parents=True, exist_ok=True)
+        os.environ["TMPDIR"] = str(temporary_folder)
+        os.environ.setdefault("no_proxy", "localhost,127.0.0.1")
+        tempfile.tempdir = None  # read TMPDIR anew
+        self._folder = temporary_folder
+        try:
+            self._modules: Mapping[str, ModuleType] = {
+                name: importlib.import_module(module) for name, module in _MODULES.items()
+            }
+        except ImportError as error:
+            raise ConfigError(f"device: android_world: the package cannot be imported: {error}") from error
+        logging.getLogger("absl").setLevel(logging.ERROR)  # it tells of every adb command
+        self._tasks: Mapping[str, Any] = self._modules["registry"].TaskRegistry().get_registry(_SUITE)
+        self.env: Any = None
+        self._connection: Any = None
+
+    @property
+    def adb_utils(self) -> Any:
+        """``android_world.env.adb_utils``."""
+        return self._modules["adb_utils"]
+
+    def connect(self, ports: EmulatorPorts, adb_path: str) -> None:
+        """Connects to the running emulator through an adb server of its own; nothing is downloaded or installed.
+
+        Raises:
+            DeviceError: it does not answer, or lacks the accessibility forwarder.
+        """
+        self.disconnect()
+        controllers: Any = self._modules["controllers"]
+
+        def controller(*_: object, **__: object) -> Any:
+            self._close_connection()  # a reconnect would leave the old one's server and logcat behind
+            config = self._environment_config(ports, adb_path)
+            made = controllers.AndroidWorldController(
+                self._modules["loader"].load(config), install_a11y_forwarding_app=False
+            )
+            self._connection = made.env
+            return made
+
+        # The package reconnects through this name when it gets no tree; its own would take the shared adb server and
+        # download the forwarder.
+        controllers.get_controller = controller
+        try:
+            self.env = self._modules["interface"].AsyncAndroidEnv(controller())
+            self._modules["launcher"].setup_env(self.env, emulator_setup=False, freeze_datetime=True)
+            packages = self.adb_utils.get_all_package_names(self.env.controller)
+        except Exception as error:
+            raise DeviceError(f"android_world cannot connect: {type(error).__name__}: {error}") from error
+        if FORWARDER_PACKAGE not in packages:
+            raise DeviceError(f"the base device lacks the app {FORWARDER_PACKAGE}: install its APK into it once")
+
+    def disconnect(self) -> None:
+        """Closes the environment; the emulator goes on."""
+        self.env = None
+        self._close_connection()
+
+    def new_task(self, task_name: str, params_idx: int, suite_seed: int) -> Any:
+        """Returns a new task object; the same arguments give the same parameters, in every process.
+
+        Raises:
+            EnvironmentSetupError: there is no such task, or its parameters cannot be made.
+        """
+        task_class = self._tasks.get(task_name)
+        if task_class is None:
+            known = {"known": self.task_names()}
+            raise EnvironmentSetupError(f"android_world has no task called {task_name!r}", known)
+        seed = task_seed(suite_seed, task_name, params_idx)
+        random.seed(seed)
+        params = task_class.generate_random_params()
+        params["seed"] = seed
+        return task_class(params)
+
+    def task_names(self) -> list[str]:
+        """All tasks of the suite."""
+        return sorted(self._tasks)
+
+    def adb(self, *words: str) -> str:
+        """Runs one adb command on the device and returns its output.
+
+        Raises:
+            DeviceError: it failed.
+        """
+        response = self.adb_utils.issue_generic_request(list(words), self.env.controller)
+        if response.status != self._modules["adb_pb2"].AdbResponse.Status.OK:
+            raise DeviceError(f"adb {' '.join(words[:3])} failed: {response.error_message}")
+        return bytes(response.generic.output).decode("utf-8", "replace")
+
+    def forget_accessibility_trees(self) -> None:
+        """Drops the trees received so far, so that one that comes late or never is not taken for a new one."""
+        wrapper = self.env.controller.env
+        wrapper.accumulate_new_extras()  # those that have come and were not fetched yet
+        wrapper._accumulated_extras = {}
+
+    def check_forwarder(self) -> None:
+        """Raises ``DeviceError`` when no new accessibility tree comes: every later look would fail."""
+        if self.env is None:
+            raise DeviceError("the device is not connected")
+        try:
+            self._await_tree()
+        except DeviceError:
+            raise
+        except Exception as error:
+            raise DeviceError(f"the connection is broken: {type(error).__name__}: {error}") from error
+
+    def await_fresh_tree(self) -> None:
+        """Returns once the newest accessibility tree is one that was made after this call began.
+
+        The forwarder makes and sends one tree after the other: the first that arrives may have been made before, the
+        second was not.
+
+        Raises:
+            DeviceError: none comes.
+        """
+        for _ in range(2):
+            self._await_tree()
+
+    def _await_tree(self) -> None:
+        deadline = time.monotonic() + _TREE_S
+        self.forget_accessibility_trees()
+        # Its events come the same way, and are no trees.
+        while _TREE not in self.env.controller.env.accumulate_new_extras():
+            if time.monotonic() > deadline:
+                raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")
+            time.sleep(_TREE_POLL_S)
+
+    def apps(self) -> dict[str, str]:
+        """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed."""
+        installed = set(self.adb_utils.get_all_package_names(self.env.controller))
+        return {
+            name.strip().lower(): activity
+            for pattern, activity in self.adb_utils._PATTERN_TO_ACTIVITY.items()
+            if activity.partition("/")[0] in installed
+            for name in _alternatives(pattern)
+        }
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.close()
+        except Exception as error:  # noqa: BLE001 - closing what is broken may fail in any way, and is not needed again
+            logger.warning("closing the connection failed: %s: %s", type(error).__name__, error)
+
+    def _environment_config(self, ports: EmulatorPorts, adb_path: str) -> Any:
+        classes = self._modules["config_classes"]
+        return classes.AndroidEnvConfig(
+            task=classes.FilesystemTaskConfig(path=str(self._write_task())),
+            simulator=classes.EmulatorConfig(
+                emulator_launcher=classes.EmulatorLauncherConfig(
+                    emulator_console_port=ports.console, adb_port=ports.console + 1, grpc_port=ports.grpc
+                ),
+                adb_controller=classes.AdbControllerConfig(adb_path=adb_path, adb_server_port=ports.adb_server),
+            ),
+        )
+
+    def _write_task(self) -> Path:
+        """android_env's own notion of a task, which here is only a limit of time: two days."""
+        path = self._folder / "task.textproto"
+        path.write_text('id: "rollout_buffer"\nname: "Device of an agent"\nmax_episode_sec: 172800\n')
+        return path
+
+
+def _alternatives(pattern: str) -> Sequence[str]:
+    """The names in one of the package's patterns; a pattern that is more than a list of names gives none."""
+    names = pattern.split("|")
+    return names if all(re.fullmatch(r"[\w .]+", name) for name in names) else []

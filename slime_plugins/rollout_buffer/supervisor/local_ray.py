@@ -1,0 +1,244 @@
+"""A Ray cluster of one machine, as a program: it lives exactly as long as it is wanted.
+
+    python -m slime_plugins.rollout_buffer.supervisor.local_ray --num-cpus 2 --address-file FILE
+
+Starts a Ray head without dashboard, writes its address to the file (or says it on the supervisor's descriptor) once it
+can be used, and stays until SIGTERM, SIGINT or the death of its parent. Then everything it started ends with it, device
+workers included, and nothing else: it adopts its descendants, so it knows them all. Ray itself is started through its
+own command, not imported here.
+
+Ray listens on every network interface and runs whatever it is sent. So this program starts no cluster without a token:
+``RAY_AUTH_TOKEN_PATH`` names a file with one, and whoever uses the cluster has the same in its environment, together
+with ``RAY_AUTH_MODE=token``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.observability.logs import set_up_logging
+
+__all__ = ["main"]
+
+logger = logging.getLogger(__name__)
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+_START_TIMEOUT_S = 120.0
+_STARTS = 3
+"""Ray gives up by itself when its own parts take more than 30 s to find each other, as on a host with much to do."""
+_GRACE_S = 3.0
+_POLL_S = 0.1
+_TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
+_READY_LINE = "Ray runtime started"
+_LONGEST_TEMP_ROOT = 22
+"""Ray puts unix sockets about 60 characters below its folder, and their paths end at 107."""
+
+
+class _StopAskedError(Exception):
+    """Raised by the signal handler to leave whatever is being waited for."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cluster until told to stop; returns 0, or 1 if Ray does not start."""
+    options = _parse(arguments)
+    set_up_logging()
+    _fall_with(os.getppid())
+    temp_dir = Path(tempfile.mkdtemp(prefix="rb-ray-", dir=options.temp_root))
+    try:
+        signal.signal(signal.SIGTERM, _ask_to_stop)
+        signal.signal(signal.SIGINT, _ask_to_stop)
+        return _run(options.num_cpus, temp_dir, lambda address: _tell(options, address))
+    except _StopAskedError:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if options.address_file is not None:
+            options.address_file.unlink(missing_ok=True)
+        _end_descendants()
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="local_ray", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--num-cpus", type=int, default=os.cpu_count() or 1, help="what Ray may give out")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--address-file", type=Path, help="gets HOST:PORT once Ray can be used")
+    where.add_argument("--address-fd", type=int, help="the same for a parent: shared memory, which no full disk stops")
+    parser.add_argument("--temp-root", default="/tmp", help="Ray's files go below it; must be a short path")
+    options = parser.parse_args(arguments)
+    if options.num_cpus < 1:
+        parser.error("--num-cpus must be at least 1")
+    if len(os.path.abspath(options.temp_root)) > _LONGEST_TEMP_ROOT:
+        parser.error(f"--temp-root may be {_LONGEST_TEMP_ROOT} characters long: Ray's socket paths would not fit")
+    if not os.environ.get(_TOKEN_VARIABLE):
+        parser.error(f"{_TOKEN_VARIABLE} must name a file with a token: anybody on the network could use this cluster")
+    return options
+
+
+def _run(num_cpus: int, temp_dir: Path, tell: Callable[[str], None]) -> int:
+    for attempt in range(_STARTS):
+        address, folder = f"127.0.0.1:{_free_port()}", temp_dir / str(attempt)
+        folder.mkdir()
+        head = _start_head(num_cpus, folder, address)
+        if _wait_until_ready(head, folder / "head.log"):
+            break
+        logger.error("Ray did not start:\n%s", (folder / "head.log").read_text(errors="replace")[-4000:])
+        _end_descendants()
+    else:
+        return 1
+    tell(address)
+    logger.info("Ray is up at %s with %d CPUs, files in %s", address, num_cpus, folder)
+    logger.error("Ray ended by itself with code %d", _wait_and_bury(head))
+    return 1
+
+
+def _wait_and_bury(head: subprocess.Popen[bytes]) -> int:
+    """Returns the head's exit code once it has ended; meanwhile buries what killed workers leave to this process."""
+    while True:
+        dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        if dead is None or dead.si_pid == head.pid:
+            return head.wait()
+        os.waitpid(dead.si_pid, 0)
+
+
+def _start_head(num_cpus: int, temp_dir: Path, address: str) -> subprocess.Popen[bytes]:
+    host, _, port = address.partition(":")
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += [f"--node-ip-address={host}", f"--port={port}", f"--num-cpus={num_cpus}", f"--temp-dir={temp_dir}"]
+    command += ["--include-dashboard=false", "--disable-usage-stats", "--dashboard-agent-listen-port=0"]
+    command += ["--min-worker-port=0", "--max-worker-port=0"]
+    with (temp_dir / "head.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"RAY_AUTH_MODE": "token"},
+            start_new_session=True,
+            preexec_fn=_fall_with_me(os.getpid()),
+        )
+
+
+def _wait_until_ready(head: subprocess.Popen[bytes], log: Path) -> bool:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline and head.poll() is None:
+        if _READY_LINE in log.read_text(errors="replace"):
+            return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _tell(options: argparse.Namespace, address: str) -> None:
+    if options.address_file is not None:
+        _write_whole(options.address_file, address)
+    else:
+        Heartbeat(options.address_fd).beat(address=address)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes the file so that nobody ever reads half of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+# ---- dying together --------------------------------------------------------------------------------------------------
+
+
+def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
+    raise _StopAskedError
+
+
+def _fall_with(parent: int) -> None:
+    """Asks the kernel for SIGTERM when the parent dies, and to hand over descendants whose own parents die."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        raise SystemExit("the parent process is gone")
+
+
+def _fall_with_me(me: int) -> Callable[[], None]:
+    """Returns what the head does before it starts: SIGTERM for it too, should this program be killed."""
+
+    def before_exec() -> None:
+        _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != me:
+            os._exit(1)
+
+    return before_exec
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _end_descendants() -> None:
+    """Asks every descendant to end, and kills those that do not within the grace period."""
+    _signal_all(signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_S
+    while _living_descendants() and time.monotonic() < deadline:
+        _reap()
+        time.sleep(_POLL_S)
+    while _living_descendants():  # a killed parent may have left children that are ours only now
+        _signal_all(signal.SIGKILL)
+        _reap()
+        time.sleep(_POLL_S)
+
+
+def _signal_all(number: signal.Signals) -> None:
+    for process in _living_descendants():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+def _living_descendants() -> list[int]:
+    """Returns the ids of all processes below this one; the dead that nobody has reaped yet do not count."""
+    parents = {entry: _parent_if_alive(entry) for entry in map(int, filter(str.isdigit, os.listdir("/proc")))}
+    found = [os.getpid()]
+    for process in found:  # grows while it is walked
+        found.extend(child for child, parent in parents.items() if parent == process)
+    return found[1:]
+
+
+def _parent_if_alive(process: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it ended in between
+        return None
+    state, parent = fields[0], int(fields[1])
+    return None if state in "ZX" else parent
+
+
+if __name__ == "__main__":
+    sys.exit(main())

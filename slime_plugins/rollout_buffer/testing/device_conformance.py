@@ -1,0 +1,106 @@
+"""The promises that every ``Device`` keeps, as tests to inherit.
+
+    class TestMyDevice(DeviceContract):
+        task, unknown_task = ("Solved", 0), "NoSuch"
+
+        @pytest.fixture
+        def device(self): ...
+
+        def harmless_action(self): ...
+
+``task`` is one that can be set up and does not start solved, ``harmless_action`` one that a device of this kind takes
+at any time and that solves nothing. The fake device and the simulated phone pass. Nothing here imports pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import pickle
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from slime_plugins.rollout_buffer.devices.interface import Device, Observation, ReportsLoss
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+
+__all__ = ["DeviceContract"]
+
+
+class DeviceContract:
+    """What the pool and an episode rely on."""
+
+    task: ClassVar[tuple[str, int]]
+    unknown_task: ClassVar[str] = "there is no such task"
+
+    @abstractmethod
+    def harmless_action(self) -> Any:
+        """Returns an action that changes little."""
+
+    def test_a_reset_shows_the_task(self, device: Device[Any]) -> None:
+        first = device.reset(*self.task)
+        assert first.goal.strip()
+        assert_a_look(first)
+
+    def test_every_step_gives_a_look(self, device: Device[Any]) -> None:
+        first = device.reset(*self.task)
+        after = device.step(self.harmless_action())
+        assert_a_look(after)
+        assert (after.goal, after.step_budget) == (first.goal, first.step_budget)
+        assert (after.screen_width, after.screen_height) == (first.screen_width, first.screen_height)
+
+    def test_success_is_a_share_and_reading_it_changes_nothing(self, device: Device[Any]) -> None:
+        device.reset(*self.task)
+        device.step(self.harmless_action())
+        scores = [device.score() for _ in range(2)]
+        assert scores[0] == scores[1]
+        assert all(math.isfinite(score) and 0.0 <= score <= 1.0 for score in scores)
+
+    def test_the_same_task_has_the_same_goal(self, device: Device[Any]) -> None:
+        goals = {device.reset(*self.task).goal for _ in range(2)}
+        assert len(goals) == 1
+
+    def test_an_unknown_task_is_the_tasks_fault_and_the_device_goes_on(self, device: Device[Any]) -> None:
+        assert raised(lambda: device.reset(self.unknown_task, 0), EnvironmentSetupError)
+        assert device.reset(*self.task).goal
+        device.health()
+
+    def test_a_device_is_well_before_and_after_a_task(self, device: Device[Any]) -> None:
+        before = device.health()
+        device.reset(*self.task)
+        after = device.health()
+        assert all(isinstance(fact, str) for facts in (before, after) for fact in (*facts, *facts.values()))
+
+    def test_a_device_that_lives_is_not_lost(self, device: Device[Any]) -> None:
+        device.reset(*self.task)
+        assert not isinstance(device, ReportsLoss) or device.lost() == ""
+
+    def test_actions_and_looks_travel_between_processes(self, device: Device[Any]) -> None:
+        action = self.harmless_action()
+        assert isinstance(str(action.kind), str)
+        assert action.duration_s is None or action.duration_s >= 0
+        assert pickle.loads(pickle.dumps(action)) == action
+        look = device.reset(*self.task)
+        assert pickle.loads(pickle.dumps(look)) == look
+
+    def test_closing_twice_does_nothing_and_a_closed_device_says_so(self, device: Device[Any]) -> None:
+        device.reset(*self.task)
+        device.close()
+        device.close()
+        assert raised(device.health, DeviceError)
+
+
+def assert_a_look(seen: Observation) -> None:
+    """What every observation has: a picture named by its bytes, a screen with a size, words."""
+    assert seen.screenshot.sha256 == hashlib.sha256(seen.screenshot.data).hexdigest()
+    assert min(seen.screen_width, seen.screen_height) > 0
+    assert seen.step_budget is None or seen.step_budget > 0
+    assert isinstance(seen.note, str)
+
+
+def raised(call: Any, kind: type[Exception]) -> bool:
+    """Tells whether a call raised this kind of error; any other goes on."""
+    with contextlib.suppress(kind):
+        call()
+        return False
+    return True

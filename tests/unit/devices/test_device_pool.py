@@ -1,0 +1,839 @@
+"""Leases, the registry and the pool, all in one process: who gets a device, and what happens when one breaks."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from slime_plugins.rollout_buffer.devices import pool as pool_client
+from slime_plugins.rollout_buffer.devices.factory import create_device_pool
+from slime_plugins.rollout_buffer.devices.fair_share import Claimant, Purpose
+from slime_plugins.rollout_buffer.devices.lease_table import LeaseTable
+from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice, LeaseReport, device_died
+from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
+from slime_plugins.rollout_buffer.devices.ray_cluster.placement import why_no_node_fits
+from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
+from tests.example_counts import examples
+from tests.virtual_time import in_virtual_time
+
+CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
+
+
+def settings(**changes: Any) -> DevicePoolSettings:
+    return DevicePoolSettings.model_validate({"kind": ADDRESS, "device_pool": "local"} | changes)
+
+
+@asynccontextmanager
+async def local_pool(**changes: Any) -> AsyncIterator[LocalDevicePool]:
+    pool = LocalDevicePool(settings(**changes))
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def counters_of(pool: LocalDevicePool) -> dict[str, Any]:
+    (counters,) = await pool.counters()
+    return counters
+
+
+# ---- leases ----------------------------------------------------------------------------------------------------------
+
+
+def training(owner: str) -> Claimant:
+    return Claimant(owner=owner, purpose=Purpose.TRAINING)
+
+
+class LeasesUnderAnyInterleaving(RuleBasedStateMachine):
+    """No device is ever lent twice or lost, whatever owners do and however time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = LeaseTable(lease_timeout_s=10, first_lease_id=1)
+        self.now = 0.0
+        self.lent: dict[int, str] = {}
+        self.set_aside = {f"device-{index}" for index in range(4)}
+
+    @precondition(lambda self: self.set_aside)
+    @rule(data=st.data())
+    def a_device_comes_up(self, data: st.DataObject) -> None:
+        device_id = data.draw(st.sampled_from(sorted(self.set_aside)))
+        self.table.add(device_id)
+        self.set_aside.remove(device_id)
+
+    @rule(owner=st.sampled_from(["a", "b"]))
+    def an_owner_takes_one(self, owner: str) -> None:
+        free = self.table.free
+        lease = self.table.lend(training(owner), self.now)
+        assert (lease is None) == (free == 0)
+        if lease is not None:
+            assert lease.lease_id > max(self.lent, default=0)
+            self.lent[lease.lease_id] = lease.device_id
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def one_comes_back(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.lent)))
+        lease = self.table.take_back(lease_id)
+        assert lease is not None
+        assert self.table.take_back(lease_id) is None
+        self.set_aside.add(self.lent.pop(lease_id))
+
+    @rule(owner=st.sampled_from(["a", "b"]))
+    def an_owner_leaves(self, owner: str) -> None:
+        held = self.table.held()[training(owner)]
+        taken = self.table.take_back_all_of(owner)
+        assert len(taken) == held
+        for lease in taken:
+            assert lease.holder.owner == owner
+            self.set_aside.add(self.lent.pop(lease.lease_id))
+
+    @rule(passed=st.floats(0, 6), owner=st.sampled_from(["a", "b"]))
+    def time_passes_while_one_owner_renews(self, passed: float, owner: str) -> None:
+        self.now += passed
+        lost = self.table.renew(owner, list(self.lent), self.now)
+        assert set(lost) <= set(self.lent)
+        for lease in self.table.take_back_expired(self.now):
+            assert lease.lease_id in lost
+            self.set_aside.add(self.lent.pop(lease.lease_id))
+
+    @invariant()
+    def every_device_is_in_one_place(self) -> None:
+        lent = list(self.lent.values())
+        assert len(set(lent)) == len(lent)
+        assert not self.set_aside & set(lent)
+        assert self.table.free == 4 - len(lent) - len(self.set_aside)
+        held = self.table.held()
+        assert held[training("a")] + held[training("b")] == self.table.lent == len(lent)
+        assert sorted(self.table.holders()) == sorted(lent)
+
+
+LeasesUnderAnyInterleaving.TestCase.settings = examples(60, stateful_step_count=30)
+TestLeases = LeasesUnderAnyInterleaving.TestCase
+
+
+def test_a_device_cannot_be_added_twice() -> None:
+    table = LeaseTable(lease_timeout_s=1, first_lease_id=1)
+    table.add("device-0")
+    with pytest.raises(ValueError, match="already"):
+        table.add("device-0")
+
+
+# ---- the registry ----------------------------------------------------------------------------------------------------
+
+
+class FakeWorker:
+    """A worker without a device, whose boots and settling a test decides."""
+
+    def __init__(self, index: int, workers_before: int) -> None:
+        self.calls = (index, workers_before)
+        self.killed = False
+        self.settle_error: Exception | None = None
+
+    async def boot(self) -> str:
+        await asyncio.sleep(0)
+        return "here"
+
+    async def settle(self) -> None:
+        if self.settle_error:
+            raise self.settle_error
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@asynccontextmanager
+async def registry_of_fakes(
+    make: Callable[[int, int], FakeWorker] = FakeWorker, **changes: Any
+) -> AsyncIterator[tuple[DeviceRegistry, list[FakeWorker]]]:
+    workers: list[FakeWorker] = []
+
+    def launch(_settings: DevicePoolSettings, index: int, workers_before: int) -> FakeWorker:
+        workers.append(make(index, workers_before))
+        return workers[-1]
+
+    registry = DeviceRegistry(launch, clock=asyncio.get_running_loop().time)
+    await registry.configure(settings(**changes).model_dump(mode="json"))
+    await turns()  # every fake boots and settles
+    try:
+        yield registry, workers
+    finally:
+        await registry.close()
+
+
+async def test_a_registry_that_knows_no_settings_says_so_instead_of_letting_runners_wait() -> None:
+    registry = DeviceRegistry(lambda _settings, index, before: FakeWorker(index, before))
+    with pytest.raises(DeviceError, match="was not told its settings"):
+        await registry.acquire("a", Purpose.TRAINING, 1, 60)
+
+
+@in_virtual_time
+async def test_a_runner_gets_at_most_what_it_wants_and_at_least_one() -> None:
+    async with registry_of_fakes(num_workers=3) as (registry, _):
+        first = await registry.acquire("a", Purpose.TRAINING, 2, 5)
+        second = await registry.acquire("b", Purpose.TRAINING, 5, 5)
+        assert (len(first), len(second)) == (2, 1)
+        assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
+
+
+async def test_two_waiting_runners_share_what_comes_free() -> None:
+    async with registry_of_fakes(num_workers=4) as (registry, _):
+        held = await registry.acquire("a", Purpose.TRAINING, 4, 5)
+        greedy, modest = (
+            asyncio.create_task(registry.acquire("a", Purpose.TRAINING, 4, 5)),
+            asyncio.create_task(registry.acquire("b", Purpose.TRAINING, 4, 5)),
+        )
+        await asyncio.sleep(0)
+        for grant in held[:2]:
+            await registry.release(grant.lease_id, LeaseReport())
+        (got,) = await modest
+        assert got.device_id in {held[0].device_id, held[1].device_id}
+        greedy.cancel()
+
+
+async def test_a_device_that_fails_too_often_in_a_row_gets_a_new_worker() -> None:
+    async with registry_of_fakes(num_workers=1, max_consecutive_faults=2) as (registry, workers):
+        for fault in ("error", None, "error", "error"):
+            (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+            assert len(workers) == 1
+            await registry.release(grant.lease_id, LeaseReport(fault=fault))
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        assert grant.calls == (0, 1)
+        assert workers[0].killed
+
+
+@pytest.mark.parametrize("fault", ["hung", "died"])
+async def test_a_hung_or_dead_device_is_replaced_at_once(fault: str) -> None:
+    async with registry_of_fakes(num_workers=1) as (registry, _):
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        await registry.release(grant.lease_id, LeaseReport(fault=fault))
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        assert grant.calls == (0, 1)
+
+
+async def test_a_device_that_does_not_settle_is_replaced() -> None:
+    async with registry_of_fakes(num_workers=1) as (registry, workers):
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        workers[0].settle_error = DeviceError("gone")
+        await registry.release(grant.lease_id, LeaseReport())
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        assert grant.calls == (0, 1)
+
+
+@in_virtual_time
+async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_is_ignored() -> None:
+    async with registry_of_fakes(num_workers=1, lease_timeout_s=0.1) as (registry, _):
+        (lost,) = await registry.acquire("silent", Purpose.TRAINING, 1, 5)
+        (grant,) = await registry.acquire("next", Purpose.TRAINING, 1, 5)
+        assert grant.lease_id > lost.lease_id
+        assert await registry.renew("silent", [lost.lease_id]) == [lost.lease_id]
+        await registry.release(lost.lease_id, LeaseReport())
+        assert await registry.renew("next", [grant.lease_id]) == []
+        assert (await registry.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
+
+
+async def test_who_leaves_waits_no_more_and_holds_nothing() -> None:
+    async with registry_of_fakes(num_workers=2) as (registry, _):
+        (kept,) = await registry.acquire("leaves", Purpose.TRAINING, 1, 5)
+        (given_back,) = await registry.acquire("leaves", Purpose.TRAINING, 1, 5)
+        waits = [asyncio.create_task(registry.acquire("leaves", purpose, 9, 60)) for purpose in Purpose]
+        await turns()
+        stays = asyncio.create_task(registry.acquire("stays", Purpose.TRAINING, 9, 60))
+        await registry.leave("leaves")
+        await registry.release(given_back.lease_id, LeaseReport())
+        assert await asyncio.gather(*waits) == [[], []]
+        got = await stays + await registry.acquire("stays", Purpose.TRAINING, 1, 5)
+        assert {grant.device_id for grant in got} == {kept.device_id, given_back.device_id}
+        assert await registry.renew("leaves", [kept.lease_id]) == [kept.lease_id]
+        assert (await registry.snapshot())["runners_waiting"] == {"training": 0, "evaluation": 0}
+
+
+class DyingRegistry(DeviceRegistry):
+    """Dies in the first calls of ``ready``, as an actor does whose process was killed, and has forgotten all then."""
+
+    def __init__(self, *deaths: DeviceError) -> None:
+        super().__init__(lambda _settings, index, before: FakeWorker(index, before))
+        self.deaths = list(deaths)
+        self.configured = 0
+
+    async def configure(self, settings: Mapping[str, Any]) -> None:
+        self.configured += 1
+        await super().configure(settings)
+
+    async def ready(self, wait_s: float) -> str:
+        if self.deaths:
+            raise self.deaths.pop()
+        return await super().ready(wait_s)
+
+
+@in_virtual_time
+async def test_a_registry_that_dies_while_a_runner_starts_costs_time_and_not_the_job() -> None:
+    registry = DyingRegistry(device_died("killed"), device_died("killed again"))
+    pool = RegistryDevicePool(registry, settings(), owner="job")
+    await pool.start()
+    assert registry.configured == 3
+    await pool.close()
+
+
+@in_virtual_time
+async def test_a_registry_that_dies_for_ever_or_cannot_be_reached_is_an_error() -> None:
+    lasting = RegistryDevicePool(
+        DyingRegistry(*[device_died("killed")] * 1000), settings(boot_timeout_s=30), owner="job"
+    )
+    with pytest.raises(DeviceError, match="killed"):
+        await lasting.start()
+    unreachable = DyingRegistry(DeviceError("the Ray cluster cannot be used"))
+    with pytest.raises(DeviceError, match="cannot be used"):
+        await RegistryDevicePool(unreachable, settings(), owner="job").start()
+    assert unreachable.configured == 1
+
+
+async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_registry_that_is_gone() -> None:
+    said: list[str] = []
+
+    class Noting(DeviceRegistry):
+        async def leave(self, owner: str) -> None:
+            said.append(owner)
+            raise DeviceError("gone")
+
+    registry = Noting(lambda _settings, index, before: FakeWorker(index, before))
+    pool = RegistryDevicePool(registry, settings(), owner="job")
+    await pool.close()
+    assert said == []
+    await pool.start()
+    await pool.close()
+    await pool.close()
+    assert len(said) == 1
+
+
+@in_virtual_time
+async def test_renewed_leases_outlive_their_time() -> None:
+    async with registry_of_fakes(num_workers=1, lease_timeout_s=0.2) as (registry, _):
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        for _ in range(6):
+            await asyncio.sleep(0.06)
+            assert await registry.renew("a", [grant.lease_id]) == []
+
+
+@in_virtual_time
+async def test_a_device_that_does_not_boot_is_tried_again_and_says_why() -> None:
+    class NeverBoots(FakeWorker):
+        async def boot(self) -> str:
+            raise DeviceError("no kernel")
+
+    async with registry_of_fakes(NeverBoots, num_workers=1) as (registry, workers):
+        assert await registry.ready(20) == "no kernel"
+        assert len(workers) == 2
+        assert workers[0].killed
+
+
+async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_back() -> None:
+    async with registry_of_fakes(num_workers=2) as (registry, workers):
+        grants = await registry.acquire("a", Purpose.TRAINING, 2, 5)
+        await registry.configure(settings(num_workers=2).model_dump(mode="json"))
+        assert len(workers) == 2
+        await registry.configure(settings(num_workers=1, device_options={"toasted": False}).model_dump(mode="json"))
+        for grant in grants:
+            await registry.release(grant.lease_id, LeaseReport())
+        (grant,) = await registry.acquire("a", Purpose.TRAINING, 2, 5)
+        assert grant.calls == (0, 1)
+        assert [worker.killed for worker in workers] == [True, True, False]
+        assert len((await registry.snapshot())["devices"]) == 1
+
+
+@in_virtual_time
+async def test_new_settings_end_the_boots_and_pauses_of_wrong_ones_and_what_was_said_of_them() -> None:
+    class NeedsJpeg(FakeWorker):
+        def __init__(self, index: int, workers_before: int, wanted: DevicePoolSettings) -> None:
+            super().__init__(index, workers_before)
+            self.wanted = wanted
+
+        async def boot(self) -> str:
+            if self.wanted.device_options == {"toasted": True}:
+                if self.calls[0] == 0:
+                    raise DeviceError("no toaster")
+                await asyncio.sleep(60)
+            return "here"
+
+    registry = DeviceRegistry(
+        lambda wanted, index, before: NeedsJpeg(index, before, wanted), clock=asyncio.get_running_loop().time
+    )
+    try:
+        await registry.configure(
+            settings(num_workers=2, boot_timeout_s=60, device_options={"toasted": True}).model_dump(mode="json")
+        )
+        await asyncio.sleep(1.1)
+        assert "no toaster" in str((await registry.snapshot())["devices"])
+        await registry.configure(settings(num_workers=2, device_options={"toasted": False}).model_dump(mode="json"))
+        assert await registry.ready(5) == ""
+        await turns()
+        assert await states_of(registry) == ["ready", "ready"]
+        assert "no toaster" not in str((await registry.snapshot())["devices"])
+    finally:
+        await registry.close()
+
+
+async def test_more_workers_are_added_to_those_at_work() -> None:
+    async with registry_of_fakes(num_workers=1) as (registry, _):
+        await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        await registry.configure(settings(num_workers=2).model_dump(mode="json"))
+        (grant,) = await registry.acquire("b", Purpose.TRAINING, 2, 5)
+        assert grant.device_id == "device-1"
+
+
+async def turns(count: int = 20) -> None:
+    """Lets everything that is ready run, without waiting for time to pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def states_of(registry: DeviceRegistry) -> list[str]:
+    return [device["state"] for device in (await registry.snapshot())["devices"]]
+
+
+async def play(registry: DeviceRegistry, count: int = 1, **report: Any) -> list[Any]:
+    """Lends ``count`` devices, gives them back, and returns which workers they were."""
+    grants = await registry.acquire("a", Purpose.TRAINING, count, 5)
+    for grant in grants:
+        await registry.release(grant.lease_id, LeaseReport(**report))
+    await turns()
+    return [grant.calls for grant in grants]
+
+
+@in_virtual_time
+async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> None:
+    async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.1) as (registry, workers):
+        await play(registry, fault="error", error="adb is offline")
+        assert sorted(await states_of(registry)) == ["quarantined", "ready"]
+        (resting,) = [each for each in (await registry.snapshot())["devices"] if each["state"] == "quarantined"]
+        assert (resting["last_error"], resting["quarantines"], resting["replacements"]) == ("adb is offline", 1, 0)
+        assert await play(registry, 2) == [(1, 0)]
+        await asyncio.sleep(0.15)
+        assert await states_of(registry) == ["ready", "ready"]
+        assert [worker.killed for worker in workers] == [False, False]
+        assert await play(registry) == [(1, 0)]
+        assert await play(registry, fault="error") == [(0, 0)]
+        assert [worker.killed for worker in workers] == [True, False, False]
+        assert await states_of(registry) == ["ready", "ready"]
+
+
+@in_virtual_time
+async def test_a_device_that_fails_its_probe_gets_a_new_worker() -> None:
+    async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.05) as (registry, workers):
+        await play(registry, fault="error")
+        workers[0].settle_error = DeviceError("still offline")
+        await asyncio.sleep(0.1)
+        await turns()
+        assert workers[0].killed
+        assert await states_of(registry) == ["ready", "ready"]
+
+
+@in_virtual_time
+async def test_a_device_whose_new_worker_hangs_too_rests_before_the_next() -> None:
+    async with registry_of_fakes(num_workers=2, quarantine_s=0.1) as (registry, _):
+        held = await registry.acquire("keeps the other", Purpose.TRAINING, 1, 5)
+        assert await play(registry, fault="hung") == [(1, 0)]
+        assert await states_of(registry) == ["leased", "ready"]
+        assert await play(registry, fault="hung") == [(1, 1)]
+        assert await states_of(registry) == ["leased", "quarantined"]
+        await asyncio.sleep(0.15)
+        assert await play(registry) == [(1, 2)]
+        assert held[0].device_id == "device-0"
+
+
+async def test_at_most_half_of_the_farm_rests() -> None:
+    async with registry_of_fakes(num_workers=4, max_consecutive_faults=1, quarantine_s=60) as (registry, _):
+        await play(registry, 4, fault="error")
+        assert sorted(await states_of(registry)) == ["quarantined", "quarantined", "ready", "ready"]
+
+
+@in_virtual_time
+async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> None:
+    booting = asyncio.Event()
+
+    class BootsOnceThenSlowly(FakeWorker):
+        async def boot(self) -> str:
+            if self.calls[1]:
+                await booting.wait()
+            return "here"
+
+    async with registry_of_fakes(BootsOnceThenSlowly, num_workers=2, spare_devices=1) as (registry, _):
+        assert await states_of(registry) == ["ready"] * 3
+        first, second = await registry.acquire("a", Purpose.TRAINING, 5, 5)
+        assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
+        waiting = asyncio.create_task(registry.acquire("b", Purpose.TRAINING, 2, 5))
+        await turns()
+        await registry.release(first.lease_id, LeaseReport(fault="died"))
+        await turns(2)
+        (third,) = waiting.result()
+        await turns()
+        assert sorted(await states_of(registry)) == ["booting", "leased", "leased"]
+        await registry.release(second.lease_id, LeaseReport())
+        await registry.release(third.lease_id, LeaseReport())
+        booting.set()
+        await turns()
+        assert await states_of(registry) == ["ready"] * 3
+
+
+async def test_old_devices_are_recycled_one_after_the_other() -> None:
+    booting = asyncio.Event()
+
+    class BootsOnceThenSlowly(FakeWorker):
+        async def boot(self) -> str:
+            if self.calls[1]:
+                await booting.wait()
+            return "here"
+
+    async with registry_of_fakes(BootsOnceThenSlowly, num_workers=3, recycle_after_episodes=2) as (registry, workers):
+        await play(registry, 3)
+        await play(registry, 3)
+        assert sorted(await states_of(registry)) == ["ready", "ready", "recycling"]
+        assert [worker.killed for worker in workers] == [True, False, False, False]
+        booting.set()
+        await turns()
+        for _ in range(10):
+            await play(registry)
+            assert (await states_of(registry)).count("recycling") <= 1
+        assert all(worker.killed for worker in workers[:3])
+        counted = (await registry.snapshot())["devices"]
+        assert sum(device["recyclings"] for device in counted) == len(workers) - 3
+        assert sum(device["replacements"] for device in counted) == 0
+
+
+async def test_a_lease_that_nobody_used_is_no_episode() -> None:
+    async with registry_of_fakes(num_workers=1, recycle_after_episodes=1) as (registry, workers):
+        await play(registry, called=False)
+        assert len(workers) == 1
+        assert (await registry.snapshot())["devices"][0]["episodes"] == 0
+
+
+async def test_the_snapshot_says_who_has_what_and_who_waits() -> None:
+    async with registry_of_fakes(num_workers=1) as (registry, _):
+        await registry.acquire("training-job", Purpose.TRAINING, 1, 5)
+        waiting = asyncio.create_task(registry.acquire("evaluation-job", Purpose.EVALUATION, 1, 5))
+        await turns()
+        snapshot = await registry.snapshot()
+        assert (snapshot["pool"], snapshot["may_be_lent"]) == ("local", 1)
+        assert snapshot["runners_waiting"] == {"training": 0, "evaluation": 1}
+        (device,) = snapshot["devices"]
+        assert (device["state"], device["leased_by"], device["workers"]) == ("leased", "training-job", 1)
+        waiting.cancel()
+
+
+async def test_an_evaluation_gets_its_share_from_a_training_run_that_wants_everything() -> None:
+    async with registry_of_fakes(num_workers=8, evaluation_share=0.25) as (registry, _):
+        held = {"training": await registry.acquire("t", Purpose.TRAINING, 99, 5), "evaluation": []}
+        assert len(held["training"]) == 8
+        asking = {purpose: asyncio.create_task(registry.acquire(purpose.value, purpose, 99, 60)) for purpose in Purpose}
+        for _ in range(60):
+            giver = max(held, key=lambda name: (len(held[name]), name))
+            await registry.release(held[giver].pop(0).lease_id, LeaseReport())
+            await turns()
+            for purpose, task in list(asking.items()):
+                if task.done():
+                    held[purpose.value] += task.result()
+                    asking[purpose] = asyncio.create_task(registry.acquire(purpose.value, purpose, 99, 60))
+                    await turns(2)
+        assert {name: len(grants) for name, grants in held.items()} == {"training": 6, "evaluation": 2}
+        for task in asking.values():
+            task.cancel()
+
+
+# ---- where workers fit -----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_fits_where_one_node_offers_everything() -> None:
+    nodes = [{"CPU": 8.0, "node:10.0.0.1": 1.0}, {"CPU": 2.0, "phone": 4.0, "object_store_memory": 1e9}]
+    assert why_no_node_fits({"CPU": 2, "phone": 1}, nodes) == ""
+    assert why_no_node_fits({}, nodes) == ""
+    assert why_no_node_fits({"CPU": 4, "phone": 1}, nodes) == (
+        "no node offers {CPU: 4, phone: 1}: the cluster has {CPU: 8}; {CPU: 2, phone: 4}"
+    )
+    assert why_no_node_fits({"CPU": 1}, []) == "no node offers {CPU: 1}: the cluster has no node"
+
+
+def test_what_is_reserved_goes_by_the_names_of_ray() -> None:
+    resources = settings(resources_per_worker={"num_cpus": 0, "memory": 5, "custom": {"phone": 1}}).resources_per_worker
+    assert resources.as_ray_names_them() == {"memory": 5, "phone": 1}
+
+
+# ---- the worker ------------------------------------------------------------------------------------------------------
+
+
+def booted_worker() -> DeviceWorker:
+    worker = DeviceWorker(settings(), 0)
+    worker.boot()
+    return worker
+
+
+def test_a_call_under_an_older_lease_is_refused() -> None:
+    worker = booted_worker()
+    worker.reset(2, "Solved", 0)
+    for late_call in (lambda: worker.step(1, CLICK), lambda: worker.score(1), lambda: worker.reset(1, "Solved", 0)):
+        with pytest.raises(DeviceError, match="lease ran out"):
+            late_call()
+    assert worker.step(2, CLICK).goal == "Play Solved number 0."
+
+
+def test_a_mistake_in_a_device_becomes_a_device_error() -> None:
+    worker = booted_worker()
+    worker.reset(1, "Bug", 0)
+    with pytest.raises(DeviceError, match="ZeroDivisionError: a mistake"):
+        worker.step(1, CLICK)
+
+
+def test_a_worker_without_device_says_so() -> None:
+    worker = booted_worker()
+    worker.close()
+    worker.close()
+    with pytest.raises(DeviceError, match="holds no device"):
+        worker.settle()
+
+
+# ---- the pool --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_episode_plays_on_a_leased_device_and_gives_it_back() -> None:
+    async with local_pool(num_workers=1) as pool:
+        for _ in range(3):
+            async with await pool.acquire() as device:
+                assert (await device.reset("Solved", 1)).goal == "Play Solved number 1."
+                await device.step(CLICK)
+                assert await device.score() == 1.0
+        async with await pool.acquire():
+            counters = await counters_of(pool)
+        assert (counters["episodes"], counters["steps"], counters["failures"]) == (3, 3, {})
+        assert counters["reset_s_p50"] <= counters["reset_s_p95"]
+
+
+async def test_thousands_of_episodes_wait_in_line_for_a_few_devices() -> None:
+    served: list[int] = []
+
+    async with local_pool(num_workers=4) as pool:
+
+        async def episode(number: int) -> str:
+            async with await pool.acquire() as device:
+                served.append(number)
+                await device.reset("Solved", number)
+                return device.device_id
+
+        devices = Counter(await asyncio.gather(*(episode(number) for number in range(5000))))
+    assert served == sorted(served)
+    assert sum(devices.values()) == 5000
+    assert len(devices) == 4
+
+
+async def test_cancelling_episodes_wherever_they_are_loses_no_device() -> None:
+    async with local_pool(num_workers=2) as pool:
+
+        async def episode() -> None:
+            async with await pool.acquire() as device:
+                await device.reset("Solved", 0)
+                await device.step(CLICK)
+
+        for delay in range(30):
+            tasks = [asyncio.create_task(episode()) for _ in range(5)]
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        async with await pool.acquire() as one, await pool.acquire() as other:
+            assert one.device_id != other.device_id
+
+
+async def test_a_hung_device_costs_its_episode_and_is_replaced() -> None:
+    async with local_pool(num_workers=1, step_timeout_s=0.2) as pool:
+        async with await pool.acquire() as device:
+            await device.reset("Hang", 0)
+            with pytest.raises(DeviceError, match=r"did not finish the action click within 0\.2 s"):
+                await device.step(CLICK)
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            counters = await counters_of(pool)
+        assert (counters["failures"], counters["replacements"]) == ({"hung": 1}, 1)
+
+
+async def test_within_one_pool_an_evaluation_does_not_wait_behind_all_of_training() -> None:
+    order: list[str] = []
+
+    async with local_pool(num_workers=2) as pool:
+
+        async def episode(purpose: Purpose) -> None:
+            async with await pool.acquire(purpose) as device:
+                order.append(purpose.value)
+                await device.reset("Solved", 0)
+
+        training_episodes = [asyncio.create_task(episode(Purpose.TRAINING)) for _ in range(400)]
+        await turns()
+        evaluations = [asyncio.create_task(episode(Purpose.EVALUATION)) for _ in range(20)]
+        await asyncio.gather(*training_episodes, *evaluations)
+    # Every other device while both wait would be the 40th; who asks a moment late misses a turn, and a busy machine is
+    # late often. In the order of asking it would be the 420th.
+    last_evaluation = max(at for at, name in enumerate(order) if name == "evaluation")
+    assert last_evaluation < 200
+
+
+async def test_a_pool_says_for_which_purpose_it_waits() -> None:
+    async with local_pool(num_workers=1) as pool, await pool.acquire():
+        waiting = [asyncio.create_task(pool.acquire(Purpose.EVALUATION)) for _ in range(3)]
+        await turns()
+        snapshot = await pool.snapshot()
+        assert snapshot["runners_waiting"] == {"training": 0, "evaluation": 1}
+        assert snapshot["episodes_waiting"] == {"training": 0, "evaluation": 3}
+        for task in waiting:
+            task.cancel()
+        await turns()
+        assert (await pool.snapshot())["episodes_waiting"] == {"training": 0, "evaluation": 0}
+
+
+async def test_the_event_loop_goes_on_while_a_device_hangs() -> None:
+    async with local_pool(num_workers=1, step_timeout_s=0.5) as pool, await pool.acquire() as device:
+        await device.reset("Hang", 0)
+        hanging = asyncio.create_task(device.step(CLICK))
+        beats = 0
+        while not hanging.done():
+            await asyncio.sleep(0.005)
+            beats += 1
+        with pytest.raises(DeviceError, match="did not finish"):
+            await hanging
+    assert beats > 3  # about a hundred; held up by the device it would be one
+
+
+def test_no_pool_module_blocks_the_loop_or_sends_calls_through_a_pool_of_threads() -> None:
+    folder = Path(pool_client.__file__).parent
+    found = [
+        f"{room}: {ast.unparse(node)}"
+        for room in ("ray_cluster/pool", "registry", "pool", "leased_device", "local_pool")
+        for node in ast.walk(ast.parse((folder / f"{room}.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in BLOCKING.get(ast.unparse(node.value), ANYBODYS)
+    ]
+    # Joining and leaving the cluster happens once per runner, and looking at its nodes once per boot.
+    assert Counter(found) == {"ray_cluster/pool: asyncio.to_thread": 3}
+
+
+ANYBODYS = {"run_in_executor", "set_default_executor", "ThreadPoolExecutor", "run_until_complete"}
+BLOCKING = {"ray": {"get", "wait"}, "time": {"sleep"}, "asyncio": {"to_thread", *ANYBODYS}}
+
+
+async def test_a_wait_may_take_as_long_as_it_says() -> None:
+    async with local_pool(num_workers=1, step_timeout_s=0.2) as pool, await pool.acquire() as device:
+        await device.reset("Slow", 0)
+        await device.step(Action(kind=ActionKind.WAIT, duration_s=5))
+
+
+async def test_a_bad_task_is_no_fault_of_the_device() -> None:
+    async with local_pool(num_workers=1, max_consecutive_faults=1) as pool:
+        with pytest.raises(EnvironmentSetupError):
+            async with await pool.acquire() as device:
+                await device.reset("NoSuch", 0)
+        async with await pool.acquire():
+            counters = await counters_of(pool)
+        assert (counters["failures"], counters["replacements"]) == ({"environment_setup": 1}, 0)
+
+
+async def test_nobody_waits_for_ever() -> None:
+    async with local_pool(num_workers=1, acquire_timeout_s=0.5) as pool, await pool.acquire():
+        with pytest.raises(DeviceError, match=r"no device became free within 0\.5 s"):
+            await pool.acquire()
+
+
+async def test_a_lost_lease_ends_the_episode_at_its_next_call() -> None:
+    async with local_pool(num_workers=1) as pool, await pool.acquire() as device:
+        await device.reset("Solved", 0)
+        device.mark_lost()
+        with pytest.raises(DeviceError, match="silent for too long"):
+            await device.step(CLICK)
+
+
+async def test_a_device_that_dies_ends_its_episode_while_the_engine_is_silent() -> None:
+    async with local_pool(num_workers=1) as pool:
+        start = time.monotonic()
+        with pytest.raises(DeviceError, match="device-0 is gone: the fake device has died"):
+            await wait_for_a_silent_engine(pool, "Dies")
+        assert time.monotonic() - start < 45  # the engine would be silent for a minute
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            counters = await counters_of(pool)
+        assert (counters["failures"], counters["replacements"]) == ({"died": 1}, 1)
+
+
+async def test_a_lost_lease_ends_its_episode_while_the_engine_is_silent() -> None:
+    async with local_pool(num_workers=1) as pool:
+        with pytest.raises(DeviceError, match="silent for too long"):
+            await wait_for_a_silent_engine(pool, "Solved", begun=LeasedDevice.mark_lost)
+
+
+async def wait_for_a_silent_engine(
+    pool: LocalDevicePool, task: str, begun: Callable[[LeasedDevice], object] = bool
+) -> None:
+    async with await pool.acquire() as device:
+        await device.reset(task, 0)
+        asyncio.get_running_loop().call_soon(begun, device)
+        await asyncio.sleep(60)
+
+
+async def test_a_device_that_dies_in_a_call_ends_the_call_and_is_counted_once() -> None:
+    async with local_pool(num_workers=1) as pool, await pool.acquire() as device:
+        await device.reset("Hang", 0)
+        asyncio.get_running_loop().call_later(0.2, device.mark_lost)
+        with pytest.raises(DeviceError, match="silent for too long"):
+            await device.step(CLICK)
+        assert device.report().failures == {"device": 1}
+        await asyncio.sleep(0)
+
+
+async def test_an_episode_that_is_cancelled_as_its_device_dies_stays_cancelled() -> None:
+    async with local_pool(num_workers=1) as pool:
+        begun = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(wait_for_a_silent_engine(pool, "Solved", begun.set_result))
+        (await begun).mark_lost()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with await pool.acquire():
+            pass
+
+
+async def test_an_episode_that_ends_as_its_device_dies_keeps_what_it_has() -> None:
+    async with local_pool(num_workers=1) as pool:
+        async with await pool.acquire() as device:
+            await device.reset("Solved", 0)
+            device.mark_lost()
+        async with await pool.acquire() as device:
+            with contextlib.suppress(ZeroDivisionError):
+                device.mark_lost()
+                raise ZeroDivisionError
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+
+async def test_a_pool_without_a_device_does_not_start_and_says_why() -> None:
+    with pytest.raises(DeviceError, match=r"no device came up: .* no_such_module"):
+        async with local_pool(kind="no_such_module:create_device"):
+            pass
+
+
+def test_a_ray_pool_needs_a_cluster() -> None:
+    with pytest.raises(ConfigError, match="needs a Ray cluster"):
+        create_device_pool(settings(device_pool="ray"), job_id="job", ray_address=None)

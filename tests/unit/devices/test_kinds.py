@@ -1,0 +1,94 @@
+"""Kinds of devices: each keeps the contract, and a new one needs nothing but a function under an address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from slime_plugins.rollout_buffer.devices.interface import Device
+from slime_plugins.rollout_buffer.devices.kinds import create_device
+from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
+from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS, FakeDevice
+
+PAGE = f"{__name__}:browser_page"
+
+
+class Page(FakeDevice):
+    """A device of another kind, with an option of its own."""
+
+    def __init__(self, index: int, *, url: str) -> None:
+        super().__init__(index)
+        self._url = url
+
+    def health(self) -> Mapping[str, str]:
+        return {**super().health(), "url": f"{self._url}/{self.index}"}
+
+
+def browser_page(options: Mapping[str, Any], index: int) -> Device[Any]:
+    return Page(index, url=options["url"])
+
+
+class TestTheFakeDevice(DeviceContract):
+    task: ClassVar[tuple[str, int]] = ("Failed", 0)
+    unknown_task: ClassVar[str] = "NoSuch"
+
+    @pytest.fixture
+    def device(self) -> Iterator[Device[Any]]:
+        made = create_device(ADDRESS, {}, 0)
+        yield made
+        made.close()
+
+    def harmless_action(self) -> Action:
+        return Action(kind=ActionKind.WAIT, duration_s=0.0)
+
+
+class TestTheSimulatedPhone(DeviceContract):
+    task: ClassVar[tuple[str, int]] = ("SystemWifiTurnOff", 0)
+
+    @pytest.fixture
+    def device(self) -> Iterator[Device[Any]]:
+        farm = AndroidWorldSettings().for_devices()
+        made = create_device(farm.kind, farm.device_options, 0)
+        yield made
+        made.close()
+
+    def harmless_action(self) -> Action:
+        return Action(kind=ActionKind.WAIT, duration_s=0.0)
+
+
+async def test_a_new_kind_needs_nothing_but_its_address() -> None:
+    settings = DevicePoolSettings(
+        kind=PAGE, device_options={"url": "http://page"}, device_pool=PoolKind.LOCAL, num_workers=1
+    )
+    pool = LocalDevicePool(settings)
+    await pool.start()
+    try:
+        async with await pool.acquire() as device:
+            assert (await device.reset("Solved", 1)).goal == "Play Solved number 1."
+            assert (await device.step(Action(kind=ActionKind.WAIT))).screen_width == 1080
+            assert await device.score() == 1.0
+    finally:
+        await pool.close()
+
+
+def test_options_reach_the_kind() -> None:
+    assert create_device(PAGE, {"url": "http://page"}, 3).health()["url"] == "http://page/3"
+
+
+@pytest.mark.parametrize("address", ["no_such_module:create", f"{__name__}:no_such_function"])
+def test_a_kind_that_cannot_be_loaded_is_named(address: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{address} cannot be loaded"):
+        create_device(address, {}, 0)
+
+
+def test_what_a_device_is_made_from_is_apart_from_how_many_there_are() -> None:
+    one, many = (AndroidWorldSettings(num_workers=count).for_devices() for count in (1, 64))
+    assert one.device_options == many.device_options
+    assert (one.num_workers, many.num_workers) == (1, 64)

@@ -1,0 +1,89 @@
+"""Ray lets only equals join: what it refuses with is read, and said with both versions and the way out."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.devices.ray_cluster import pool as device_pool
+from slime_plugins.rollout_buffer.devices.ray_cluster import probe as ray_cluster
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import try_cluster
+from slime_plugins.rollout_buffer.devices.ray_cluster.versions import (
+    RayVersionError,
+    RayVersions,
+    own_versions,
+    version_refusal,
+)
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+
+OWN = RayVersions(ray="2.60.0", python="3.11.7")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # Ray announces its own changes when it is imported
+
+
+def refusal(ray: str, python: str) -> str:
+    """What Ray says in a process of its own version and Python."""
+    return (
+        "Version mismatch: The cluster was started with:\n"
+        f"    Ray: {ray}\n    Python: {python}\n"
+        f"This process on node 10.0.0.2 was started with:\n    Ray: {OWN.ray}\n    Python: {OWN.python}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ray", "python", "says"),
+    [
+        ("2.54.0", "3.11.7", "install 'ray==2.54.0' here, or 2.60.0 there; or leave --ray-address out"),
+        ("2.60.0", "3.11.9", "run both on one Python (3.11.9 there, 3.11.7 here)"),
+        ("2.9.3", "3.10.4", "install 'ray==2.9.3' here, or 2.60.0 there and run both on one Python"),
+    ],
+)
+def test_a_refusal_names_both_versions_and_the_remedy(ray: str, python: str, says: str) -> None:
+    error = version_refusal(refusal(ray, python), OWN, "10.0.0.1:6379")
+    assert error is not None
+    assert f"10.0.0.1:6379 runs Ray {ray} on Python {python}" in error.message
+    assert "this process has Ray 2.60.0 on Python 3.11.7" in error.message
+    assert says in error.message
+    assert isinstance(error, ConfigError)
+    assert pickle.loads(pickle.dumps(error)).detail == error.detail
+
+
+def test_other_errors_of_ray_are_not_about_versions() -> None:
+    assert version_refusal("Could not find any running Ray instance.", OWN, "auto") is None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_the_refusal_is_read_as_the_installed_ray_writes_it() -> None:
+    from ray._private.utils import check_version_info
+
+    with pytest.raises(RuntimeError) as caught:
+        check_version_info({"ray_version": "2.1.0", "python_version": "3.9.2"}, "node 10.0.0.2")
+    error = version_refusal(str(caught.value), own_versions(), "a:1")
+    assert error is not None
+    assert error.detail == {"address": "a:1", "cluster": "Ray 2.1.0 on Python 3.9.2", "own": str(own_versions())}
+    assert own_versions().python == ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (RuntimeError(refusal("2.54.0", "3.11.7")), RayVersionError),
+        (RuntimeError("something else"), DeviceError),
+        (ConnectionError("Could not find any running Ray instance."), DeviceError),
+    ],
+)
+def test_joining_raises_what_it_is_about(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(ray: Any, address: str) -> None:
+        raise raised
+
+    monkeypatch.setattr(device_pool, "_join_cluster", refuse)
+    with pytest.raises(kind):
+        try_cluster("10.0.0.1:6379")
+    assert ray_cluster.main(["10.0.0.1:6379"]) == 1
+    assert "10.0.0.1:6379" in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""The program that keeps a local Ray, with a play-acted ``ray`` command: what it does when Ray does not start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
+ROOT = Path(__file__).resolve().parents[4]
+FAKE = """
+import os, sys, time
+from pathlib import Path
+tries = Path(os.environ["TRIES"])
+count = len(tries.read_text()) + 1 if tries.exists() else 1
+tries.write_text("x" * count)
+if count <= int(os.environ["FAILURES"]):
+    sys.exit("The current node timed out during startup.")
+if "ORPHAN" in os.environ and os.fork() == 0:
+    orphan = os.fork()
+    if orphan:
+        Path(os.environ["ORPHAN"]).write_text(str(orphan))
+    os._exit(0)
+print("Ray runtime started", flush=True)
+time.sleep(600)
+"""
+
+
+def start(tmp_path: Path, failures: int, **variables: str) -> subprocess.Popen[str]:
+    package = tmp_path / "ray" / "scripts"
+    package.mkdir(parents=True)
+    (tmp_path / "ray" / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "scripts.py").write_text(FAKE, encoding="utf-8")
+    (tmp_path / "token").write_text("a secret of this test", encoding="utf-8")
+    more = {"TRIES": str(tmp_path / "tries"), "FAILURES": str(failures), "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    command = [sys.executable, "-m", LOCAL_RAY, "--address-file", str(tmp_path / "address"), "--num-cpus", "1"]
+    environment = {**os.environ, **more, **variables, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_ray_that_did_not_start_is_started_again(tmp_path: Path) -> None:
+    process = start(tmp_path, failures=2)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "address").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert said.count("timed out during startup") == 2
+    assert process.returncode == 0
+    assert (tmp_path / "tries").read_text(encoding="utf-8") == "xxx"
+
+
+@pytest.mark.timeout(60)
+def test_a_ray_that_never_starts_ends_the_program_with_its_words(tmp_path: Path) -> None:
+    process = start(tmp_path, failures=99)
+    _, said = process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert said.count("timed out during startup") == 3
+    assert not (tmp_path / "address").exists()
+
+
+def test_the_dead_that_others_leave_behind_are_buried_while_it_serves(tmp_path: Path) -> None:
+    """A killed worker leaves its device's process to the cluster's keeper, and a farm replaces workers for weeks."""
+    note = tmp_path / "orphan"
+    process = start(tmp_path, failures=0, ORPHAN=str(note))
+    try:
+        deadline = time.monotonic() + 20
+        while not (note.exists() and note.read_text() and not Path(f"/proc/{note.read_text()}").exists()):
+            assert time.monotonic() < deadline, "a zombie stays"
+            time.sleep(0.05)
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
