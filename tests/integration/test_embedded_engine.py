@@ -337,6 +337,23 @@ async def test_a_biased_token_is_sampled_or_never(base_url: str) -> None:
     assert wanted["output_ids"] == [99, 99, 99]
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_log_probs_beside_banned_tokens_are_those_of_the_whole_distribution(
+    engine: Engine, policies: Policies, temperature: float
+) -> None:
+    """Half of the likeliest tokens are banned: without their mass the gap would be tenths."""
+    with torch.no_grad():
+        likeliest = policies.first(torch.tensor([PROMPT])).logits[0, -1].topk(20).indices.tolist()
+    params = SamplingParams(max_new_tokens=20, temperature=temperature, extra={"ignore_eos": True})
+    banned = frozenset(likeliest[::2])
+    reply = await engine.generate(
+        GenerateRequest(input_ids=PROMPT, sampling_params=params, session_id="s", banned_ids=banned)
+    )
+    assert not banned & set(reply.output_ids)
+    expected = recomputed(policies.first, PROMPT, reply.output_ids, temperature)
+    assert reply.output_log_probs == pytest.approx(expected, abs=1e-4)
+
+
 async def test_a_turn_stops_at_its_end_token_and_keeps_it(base_url: str) -> None:
     reply = await generate(base_url, max_new_tokens=9, logit_bias={str(END): 1e9}, no_stop_trim=True)
     assert reply["output_ids"] == [END]

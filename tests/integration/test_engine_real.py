@@ -11,7 +11,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import aiohttp
 import pytest
@@ -109,3 +109,32 @@ class TestVisionEngine(RealServerTests, VisionContract):
     prompt_ids: ClassVar[Sequence[int]] = (START, USER, NEW_LINE, HELLO, END, NEW_LINE, START, ASSISTANT, NEW_LINE)
     image_prompt_ids: ClassVar[Sequence[int]] = (START, USER, NEW_LINE, *IMAGE_IDS, *IMAGE_IDS, *prompt_ids[3:])
     images = (picture(64, 128), picture(128, 64))
+
+
+@pytest.mark.parametrize("url_variable", [TEXT_URL, VISION_URL])
+async def test_log_probs_beside_banned_tokens_are_those_of_the_whole_distribution(url_variable: str) -> None:
+    """Against the same server's log-probs of the same ids as a prompt, which no bias reaches."""
+    url = server_at(url_variable)
+    prompt = [START, USER, NEW_LINE, HELLO, END, NEW_LINE, START, ASSISTANT, NEW_LINE]
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(**body: Any) -> Any:
+            async with session.post(f"{url}/generate", json={"return_logprob": True, **body}) as response:
+                return (await response.json())["meta_info"]
+
+        greedy = {"max_new_tokens": 1, "temperature": 0.0}
+        first = await ask(input_ids=prompt, sampling_params=greedy, top_logprobs_num=4)
+        banned = frozenset(int(entry[1]) for entry in first["output_top_logprobs"][0])
+        engine = SglangEngine(url, SETTINGS)
+        try:
+            params = SamplingParams(max_new_tokens=12, extra={"ignore_eos": True})
+            request = GenerateRequest(input_ids=prompt, sampling_params=params, session_id="ban", banned_ids=banned)
+            reply = await engine.generate(request)
+        finally:
+            await engine.close()
+        whole = [*prompt, *reply.output_ids]
+        read = await ask(input_ids=whole, sampling_params=greedy, logprob_start_len=len(prompt) - 1)
+
+    assert not banned & set(reply.output_ids)
+    expected = [entry[0] for entry in read["input_token_logprobs"]][-len(reply.output_ids) :]
+    assert reply.output_log_probs == pytest.approx(expected, abs=1e-4)

@@ -50,6 +50,7 @@ class Request:
     epoch: int = -1
     cached_tokens: int = 0
     log_probs: list[float] = field(default_factory=list)
+    asked_log_probs: list[tuple[float, ...]] = field(default_factory=list)
     versions: list[tuple[str, int]] = field(default_factory=list)
     finish_reason: Mapping[str, Any] | None = None
     error: BaseException | None = None
@@ -273,6 +274,7 @@ class Decoder:
             request.versions.append((self.weight_version, len(request.log_probs)))
         request.ids.append(choice.token_id)
         request.log_probs.append(choice.log_prob)
+        request.asked_log_probs.append(choice.asked_log_probs)
 
     def _luck(self, request: Request) -> float:
         """A number in [0, 1): with a seed that of the seed and the place, so that a resumed request goes on alike."""

@@ -171,7 +171,7 @@ class EmbeddedEngine:
         if not ids:
             raise BadRequestError({"message": "The prompt is empty."})
         size = self._model.vocab_size
-        for token_id in (*ids, *call.sampling.logit_bias):
+        for token_id in (*ids, *call.sampling.logit_bias, *call.sampling.asked_ids):
             if type(token_id) is not int or not 0 <= token_id < size:
                 raise BadRequestError({"message": f"{str(token_id)[:100]} is no id of this model ({size} ids)."})
         return ids
@@ -201,6 +201,7 @@ class EmbeddedEngine:
             text=self._text(request.output_ids, reason.get("matched"), request.sampling),
             output_ids=request.output_ids,
             log_probs=request.log_probs,
+            asked_log_probs=request.asked_log_probs if request.sampling.asked_ids else None,
             finish_reason=reason,
             weight_version=request.versions[-1][0] if request.versions else self.weight_version,
             version_spans=request.version_spans(self.weight_version),

@@ -18,10 +18,11 @@ __all__ = ["TokenChoice", "choose"]
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """One sampled token."""
+    """One sampled token, with the log-probs of the tokens that its request asked for beside it."""
 
     token_id: int
     log_prob: float
+    asked_log_probs: tuple[float, ...] = ()
 
 
 def choose(logits: torch.Tensor, wishes: Sequence[Sampling], luck: Sequence[float]) -> list[TokenChoice]:
@@ -39,7 +40,8 @@ def choose(logits: torch.Tensor, wishes: Sequence[Sampling], luck: Sequence[floa
     greedy = torch.tensor([wish.greedy for wish in wishes])
     chosen = likeliest if greedy.all() else torch.where(greedy, likeliest, _drawn(log_probs, likeliest, wishes, luck))
     taken = log_probs.gather(1, chosen[:, None])[:, 0]
-    return [TokenChoice(*pair) for pair in zip(chosen.tolist(), taken.tolist(), strict=True)]
+    asked = [tuple(line[list(wish.asked_ids)].tolist()) for line, wish in zip(log_probs, wishes, strict=True)]
+    return [TokenChoice(*choice) for choice in zip(chosen.tolist(), taken.tolist(), asked, strict=True)]
 
 
 def _drawn(

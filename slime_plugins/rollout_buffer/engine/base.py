@@ -73,13 +73,15 @@ class GenerateRequest:
     """One turn to sample.
 
     ``input_ids`` hold one image placeholder per entry of ``images``, in order. ``session_id`` is the trajectory's uid:
-    a router keeps all turns of a session on the engine that has their prefix cached.
+    a router keeps all turns of a session on the engine that has their prefix cached. ``banned_ids`` are never sampled,
+    and the log-probs of the others are what they are without that ban.
     """
 
     input_ids: Sequence[int]
     sampling_params: SamplingParams
     session_id: str
     images: Sequence[Image] = ()
+    banned_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -460,6 +462,7 @@ class SglangEngine(HttpEngine):
             max_new_tokens=request.sampling_params.max_new_tokens - len(sampled),
             images=request.images,
             rid=rid,
+            banned_ids=request.banned_ids,
         )
 
     def _part(self, answer: HttpAnswer) -> SampledPart:

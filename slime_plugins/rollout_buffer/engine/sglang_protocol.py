@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
+from slime_plugins.rollout_buffer.engine.banned_tokens import ban_bias, with_banned_mass
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
@@ -53,15 +54,27 @@ class SampledPart:
 
 
 def generate_body(
-    *, input_ids: Sequence[int], sampling_params: SamplingParams, max_new_tokens: int, images: Sequence[Image], rid: str
+    *,
+    input_ids: Sequence[int],
+    sampling_params: SamplingParams,
+    max_new_tokens: int,
+    images: Sequence[Image],
+    rid: str,
+    banned_ids: Collection[int] = (),
 ) -> bytes:
     """The body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all."""
+    sampling = sampling_params_body(sampling_params, max_new_tokens)
     body: dict[str, Any] = {
         "input_ids": list(input_ids),
-        "sampling_params": sampling_params_body(sampling_params, max_new_tokens),
+        "sampling_params": sampling,
         "return_logprob": True,
         "rid": rid,
     }
+    if banned_ids:
+        ban = ban_bias(banned_ids, sampling_params.temperature)
+        sampling["logit_bias"] = {**(sampling.get("logit_bias") or {}), **ban}
+        if sampling.get("top_k") != 1:  # the temperature of its log-probs depends on who else is in the batch
+            body["token_ids_logprob"] = sorted(banned_ids)
     if images:
         body["image_data"] = [_data_uri(image) for image in images]
     return orjson.dumps(body)
@@ -95,6 +108,7 @@ def parse_generate_reply(body: bytes) -> SampledPart:
     if not isinstance(meta, dict):
         raise ForeignReplyError(f"no meta_info: {_shortened(body)}")
     ids, log_probs = _sampled_tokens(reply, meta)
+    log_probs = with_banned_mass(log_probs, meta.get("output_token_ids_logprobs"))
     version = meta.get("weight_version")
     version = None if version is None else str(version)
     return SampledPart(

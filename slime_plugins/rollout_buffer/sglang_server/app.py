@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -141,7 +142,7 @@ async def _generate(request: web.Request) -> web.Response:
     call = GenerateCall(
         prompt=_prompt(body),
         images=read_images(body.get("image_data")),
-        sampling=read_sampling_params(body.get("sampling_params")),
+        sampling=replace(read_sampling_params(body.get("sampling_params")), asked_ids=_asked_ids(body)),
         rid=str(body.get("rid") or ""),
         session=request.headers.get(SESSION_HEADER, ""),
     )
@@ -237,6 +238,13 @@ def _prompt(body: dict[str, Any]) -> str | list[int]:
     return str(text) if ids is None else ids
 
 
+def _asked_ids(body: dict[str, Any]) -> tuple[int, ...]:
+    asked = body.get("token_ids_logprob") or []
+    if not isinstance(asked, list) or not all(type(token_id) is int and token_id >= 0 for token_id in asked):
+        raise BadRequestError({"message": "token_ids_logprob must be a list of token ids."})
+    return tuple(asked)
+
+
 def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "id": sampled.rid,
@@ -256,6 +264,12 @@ def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
         pairs = zip(sampled.log_probs, sampled.output_ids, strict=True)
         meta["input_token_logprobs"] = []
         meta["output_token_logprobs"] = [[log_prob, token_id, None] for log_prob, token_id in pairs]
+    if body.get("return_logprob") and sampled.asked_log_probs is not None:
+        asked = _asked_ids(body)
+        meta["output_token_ids_logprobs"] = [
+            [[log_prob, token_id, None] for log_prob, token_id in zip(log_probs, asked, strict=True)]
+            for log_probs in sampled.asked_log_probs
+        ]
     reply: dict[str, Any] = {"text": sampled.text, "output_ids": sampled.output_ids, "meta_info": meta}
     if body.get("return_prompt_token_ids"):
         reply["prompt_token_ids"] = sampled.prompt_ids

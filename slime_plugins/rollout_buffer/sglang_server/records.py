@@ -59,6 +59,8 @@ class Sampled:
     prompt_ids: list[int]
     cached_tokens: int
     image_tokens: int
+    asked_log_probs: Sequence[Sequence[float]] | None = None
+    """For each output token those of ``Sampling.asked_ids``; None where the engine does not compute them."""
 
 
 class SglangBackend(Protocol):

@@ -83,6 +83,8 @@ class Sampling:
     no_stop_trim: bool = False
     sampling_seed: int | None = None
     not_computed: tuple[str, ...] = ()
+    asked_ids: tuple[int, ...] = ()
+    """Tokens whose log-probs are wanted beside each sampled one (``token_ids_logprob`` of the request)."""
 
     @property
     def greedy(self) -> bool:

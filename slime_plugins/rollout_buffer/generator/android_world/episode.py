@@ -47,14 +47,11 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
     Outcome,
-    SamplingParams,
     StopReason,
     Trajectory,
 )
 
 __all__ = ["Episode", "Task", "create_context", "read_task"]
-
-FORBIDDEN_LOGIT_BIAS = -100.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +125,8 @@ class Episode:
             count_tokens=chat.count,
             timer=timer,
         )
-        self._sampling_params = _without_vision_tokens(request.sampling_params, chat, settings)
+        self._sampling_params = request.sampling_params
+        self._banned_ids = frozenset(chat.vision_ids) if settings.ban_vision_tokens else frozenset()
         self._allowed_tokens = 0
         self._turns = 0
 
@@ -173,6 +171,7 @@ class Episode:
             sampling_params=replace(self._sampling_params, max_new_tokens=self._allowed_tokens),
             session_id=self._request.uid,
             images=self._conversation.prompt.images,
+            banned_ids=self._banned_ids,
         )
         with self._timer.phase("generate"):
             reply = await self._engine.generate(request)
@@ -248,12 +247,3 @@ class Episode:
         """Says, where it is so, that the engine counted a prompt's images in another way than the model's size rule."""
         mismatch = self._image_budget.mismatch
         return {} if mismatch is None else {"prompt_tokens_mismatch": asdict(mismatch)}
-
-
-def _without_vision_tokens(params: SamplingParams, chat: ChatTokens, settings: AndroidWorldSettings) -> SamplingParams:
-    """Forbids the tokens that only the template may write, beside what the job's own bias says."""
-    if not settings.ban_vision_tokens or not chat.vision_ids:
-        return params
-    forbidden = {str(token): FORBIDDEN_LOGIT_BIAS for token in sorted(chat.vision_ids)}
-    bias = {**(params.extra.get("logit_bias") or {}), **forbidden}
-    return replace(params, extra={**params.extra, "logit_bias": bias})

@@ -47,7 +47,6 @@ from slime_plugins.rollout_buffer.types import (
     Generation,
     Message,
     Outcome,
-    SamplingParams,
     StopReason,
     Trajectory,
     WeightVersionSpan,
@@ -57,7 +56,6 @@ __all__ = ["ContextEditingEpisode", "EpisodeSetup"]
 
 logger = logging.getLogger(__name__)
 
-FORBIDDEN_LOGIT_BIAS = -100.0
 NO_TOOL = "none"
 TOOL_NAMES = frozenset(map(str, ToolName))
 
@@ -110,7 +108,9 @@ class ContextEditingEpisode:
         self._setup = setup
         self._settings = settings
         self._response_length = settings.response_length or request.sampling_params.max_new_tokens
-        self._sampling_params = _sampling(request.sampling_params, self._response_length, setup)
+        cap = min(request.sampling_params.max_new_tokens, self._response_length)
+        self._sampling_params = replace(request.sampling_params, max_new_tokens=cap)
+        self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
         self._history = History(prompt, setup.break_markers)
         self._view = View(setup.chat, setup.tools if setup.tools_in_template else ())
         self._toolbox = Toolbox(document, settings, count=setup.chat.count, budget=self._budget)
@@ -149,7 +149,10 @@ class ContextEditingEpisode:
 
     async def _generate(self, prompt_ids: Sequence[int]) -> GenerateReply:
         request = GenerateRequest(
-            input_ids=prompt_ids, sampling_params=self._sampling_params, session_id=self._request.uid
+            input_ids=prompt_ids,
+            sampling_params=self._sampling_params,
+            session_id=self._request.uid,
+            banned_ids=self._banned_ids,
         )
         with self._stopwatch.phase("generate"):
             reply = await self._setup.engine.generate(request)
@@ -286,16 +289,6 @@ class ContextEditingEpisode:
             "tools": list(self._setup.tools) if self._setup.tools_in_template else [],
             "task": dict(self._task.extra_info),
         }
-
-
-def _sampling(params: SamplingParams, response_length: int, setup: EpisodeSetup) -> SamplingParams:
-    """Caps a turn, and forbids the tokens that only the template may write beside what the job's own bias says."""
-    capped = replace(params, max_new_tokens=min(params.max_new_tokens, response_length))
-    if not setup.settings.ban_vision_tokens or not setup.chat.vision_ids:
-        return capped
-    forbidden = {str(token): FORBIDDEN_LOGIT_BIAS for token in sorted(setup.chat.vision_ids)}
-    bias = {**(params.extra.get("logit_bias") or {}), **forbidden}
-    return replace(capped, extra={**params.extra, "logit_bias": bias})
 
 
 def _generation(prompt_ids: Sequence[int], reply: GenerateReply, length: int) -> Generation:
