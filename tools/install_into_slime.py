@@ -37,7 +37,7 @@ PATTERNS = (
     "slime/rollout/agent_rollout*.py",
     "slime/utils/mask_*.py",
     "slime_plugins/rollout_buffer/**/*",
-    "examples/android_world/*",
+    "examples/android_world/**/*",
     "scripts/cleanup.sh",
     "scripts/multi_node_ray_start.sh",
     "scripts/run_agent.sh",

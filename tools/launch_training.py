@@ -7,8 +7,9 @@ The scripts in ``scripts/`` are this program with a kind of run each:
     python tools/launch_training.py android_world --only-train  # scripts/run_android_world.py: Ray and model are there
 
 Everything is set by environment variables (``SLIME_SCRIPT_…``, ``--help`` lists them) and by arguments after ``--``,
-which go to slime as they are and win over those composed here. ``--dry-run`` prints the exact commands and runs none.
-What is missing is said before anything is started.
+which go to slime as they are and win over those composed here. ``--dry-run`` prints the exact commands and runs none,
+``--check`` (``rollout-buffer doctor --launch``) looks at what a run needs. Each start looks, too: what is missing is
+said before anything is started.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.launching.execution import run
 from tools.launching.models import Kind, LaunchError
-from tools.launching.preconditions import missing
+from tools.launching.preconditions import looked_at, missing
 from tools.launching.settings import VARIABLES, misspelt, read_settings
-from tools.launching.steps import compose, obstacles, show
+from tools.launching.steps import compose, show
 
 __all__ = ["main"]
 
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps = compose(settings, extra, only_train=options.only_train)
         if options.dry_run:
             sys.stdout.write(show(steps, [settings.wandb_key, settings.buffer_token]))
-        problems = [*obstacles(settings), *missing(settings, only_train=options.only_train)]
+        if options.check:
+            return _report(looked_at(settings, extra, only_train=options.only_train))
+        problems = missing(settings, extra, only_train=options.only_train)
         if options.dry_run:
             for problem in problems:
                 logging.warning("%s", problem)
@@ -50,6 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(problems) if problems else run(steps)
     except (LaunchError, OSError) as error:
         return _refuse([str(error)])
+
+
+def _report(checks: Iterable[tuple[str, Sequence[str]]]) -> int:
+    """Prints every check with what is wrong, a sentence each; returns 0, or 1 where anything is."""
+    well = True
+    for name, problems in checks:
+        well = well and not problems
+        sys.stdout.writelines(f"missing  {name}: {problem}\n" for problem in problems)
+        if not problems:
+            sys.stdout.write(f"ok       {name}\n")
+    return 0 if well else 1
 
 
 def _refuse(problems: Sequence[str]) -> int:
@@ -67,6 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     )
     parser.add_argument("kind", choices=[kind.value for kind in Kind])
     parser.add_argument("--dry-run", action="store_true", help="print the exact commands and run none")
+    parser.add_argument("--check", action="store_true", help="say what the run needs and what of it is there, and end")
     parser.add_argument(
         "--only-train", action="store_true", help="neither clean up, nor start Ray, nor fetch the model"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import time
@@ -43,7 +44,8 @@ def _do(step: Step, background: list[subprocess.Popen[bytes]]) -> int:
     if step.writes is not None:
         path, content = step.writes
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=_owners_alone if step.secret else None) as file:
+            file.write(content)
         return 0
     try:
         process = subprocess.Popen(step.command, cwd=step.folder)
@@ -55,6 +57,10 @@ def _do(step: Step, background: list[subprocess.Popen[bytes]]) -> int:
     if step.healthy_url is not None:
         _wait_until_healthy(step.healthy_url, process)
     return 0
+
+
+def _owners_alone(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MATH_MODELS", "Kind", "LaunchError", "MathModel", "default_model", "math_model", "owner_of", "shape_of"]
+__all__ = [
+    "MATH_MODELS",
+    "TEXT_COMMIT",
+    "VISION_COMMIT",
+    "VISION_MODELS",
+    "Kind",
+    "LaunchError",
+    "MathModel",
+    "VisionModel",
+    "default_model",
+    "math_model",
+    "owner_of",
+    "shape_of",
+    "vision_model",
+]
 
-SIZES = {"2B": "qwen3-1.7B", "4B": "qwen3-4B", "8B": "qwen3-8B"}
-"""Qwen3-VL's language model by size, as slime's ``scripts/models`` names its shape."""
+TEXT_COMMIT, VISION_COMMIT = "624b824a8", "df926b6a9"
+"""The slimes that are tried here: for text and Qwen3.5, and the newest that takes Qwen3-VL and Qwen2.5-VL."""
 
 
 class LaunchError(Exception):
@@ -54,6 +67,55 @@ MATH_MODELS: Mapping[str, MathModel] = {
 """The models that ``run_agent.sh`` knows."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionModel:
+    """A model that sees: slime's script with the shape of its language model, its mask, and what its launch needs.
+
+    ``native`` ones slime builds itself, with their own vision tower; the others go through a bridge, or FSDP.
+    ``query_groups`` bound the tensor ranks; ``engine_gpus`` are what one engine takes.
+    """
+
+    shape: str
+    loss_mask_type: str
+    query_groups: int
+    rotary_base: int | None = None
+    native: bool = False
+    experts: bool = False
+    engine_gpus: int = 1
+
+
+def _qwen3_vl(shape: str) -> VisionModel:
+    return VisionModel(shape=shape, loss_mask_type="qwen3", query_groups=8, rotary_base=5_000_000)
+
+
+def _qwen3_5(size: str, query_groups: int, *, experts: bool = False, engine_gpus: int = 1) -> VisionModel:
+    return VisionModel(
+        shape=f"qwen3.5-{size}",
+        loss_mask_type="qwen3_5",
+        query_groups=query_groups,
+        native=True,
+        experts=experts,
+        engine_gpus=engine_gpus,
+    )
+
+
+VISION_MODELS: Mapping[str, VisionModel] = {
+    **{
+        f"Qwen3-VL-{size}-{variant}": _qwen3_vl(shape)
+        for size, shape in {"2B": "qwen3-1.7B", "4B": "qwen3-4B", "8B": "qwen3-8B"}.items()
+        for variant in ("Instruct", "Thinking")
+    },
+    "Qwen2.5-VL-3B-Instruct": VisionModel(shape="qwen2.5-3B", loss_mask_type="qwen", query_groups=2),
+    "Qwen2.5-VL-7B-Instruct": VisionModel(shape="qwen2.5-7B", loss_mask_type="qwen", query_groups=4),
+    "Qwen3.5-0.8B": _qwen3_5("0.8B", 2),
+    "Qwen3.5-4B": _qwen3_5("4B", 4),
+    "Qwen3.5-9B": _qwen3_5("9B", 4),
+    "Qwen3.5-27B": _qwen3_5("27B", 4, engine_gpus=2),
+    "Qwen3.5-35B-A3B": _qwen3_5("35B-A3B", 2, experts=True, engine_gpus=4),
+}
+"""The models that the scripts for Android World know."""
+
+
 def default_model(kind: Kind) -> str:
     """Returns the model of a run that names none."""
     return "Qwen3-VL-2B-Instruct" if kind.is_android else "DeepSeek-R1-Distill-Qwen-7B"
@@ -76,15 +138,22 @@ def math_model(model: str) -> MathModel:
     return found
 
 
+def vision_model(model: str) -> VisionModel:
+    """Returns what is known of a model that sees.
+
+    Raises:
+        LaunchError: nothing is.
+    """
+    found = VISION_MODELS.get(model)
+    if found is None:
+        raise LaunchError(f"the shape of {model!r} is not known here: {', '.join(VISION_MODELS)} are")
+    return found
+
+
 def shape_of(kind: Kind, model: str) -> str:
     """Returns the name of slime's script with the shape of the model; of one that sees, of its language model.
 
     Raises:
         LaunchError: the model is not known.
     """
-    if not kind.is_android:
-        return math_model(model).shape
-    found = re.fullmatch(r"Qwen3-VL-(2B|4B|8B)-(Instruct|Thinking)", model)
-    if found is None:
-        raise LaunchError(f"the shape of {model!r} is not known here: Qwen3-VL-{{2B,4B,8B}}-{{Instruct,Thinking}} are")
-    return SIZES[found.group(1)]
+    return vision_model(model).shape if kind.is_android else math_model(model).shape

@@ -10,18 +10,30 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tools.launching.settings import ROOT, LaunchSettings
-from tools.launching.slime_checkout import loads_hf_weights
-from tools.launching.steps import repository_of
+from tools.launching.slime_checkout import bridges, loads_hf_weights
+from tools.launching.steps import obstacles, repository_of
+from tools.launching.train_arguments import train_arguments
 
-__all__ = ["missing"]
+__all__ = ["CHECKS", "Check", "looked_at", "missing"]
 
 LINES_LOOKED_AT = 1000
+ANSWER_S = 5.0
+FREE_GPU_MB = 2048
+RAY_DASHBOARD = ("127.0.0.1", 8265)
+FLAG_CHECK = Path(__file__).with_name("flag_check.py")
+TRY_RAY = (
+    "import ray; ray.init(address='auto', log_to_driver=False, logging_level='ERROR'); "
+    "print(ray.available_resources().get('GPU', 0))"
+)
 TRY_BUFFER = (
     "from slime_plugins.rollout_buffer.server import app; "
     "from slime_plugins.rollout_buffer.supervisor import supervisor; "
@@ -34,18 +46,35 @@ TRY_TOKENIZER = (
 )
 
 
-def missing(settings: LaunchSettings, *, only_train: bool = False) -> list[str]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """Something that a run needs: what it is, when it is needed, and the sentences that say what is wrong with it."""
+
+    name: str
+    find: Callable[[LaunchSettings], Iterator[str]]
+    needed: Callable[[LaunchSettings], bool] = lambda _: True
+
+
+def missing(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False) -> list[str]:
     """Returns a sentence for each thing that the run needs and does not find; none when it can start.
 
-    ``only_train`` is a run that neither starts Ray nor fetches the model.
+    ``extra`` are arguments of the user's own for slime. ``only_train`` is a run that neither starts Ray nor fetches the
+    model.
     """
-    checks: list[Callable[[LaunchSettings], Iterator[str]]] = [_input, _model, _converted, _megatron, _programs]
-    if not settings.without_buffer:
-        checks += [_buffer, _judge, _port]
-    found = [sentence for check in checks for sentence in check(settings)]
+    return [sentence for _, found in looked_at(settings, extra, only_train=only_train) for sentence in found]
+
+
+def looked_at(
+    settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields each check that this run needs by its name, with what is wrong, in the order in which a run meets it."""
+    for check in CHECKS:
+        if check.needed(settings):
+            yield check.name, list(check.find(settings))
     if not settings.model_path.is_dir():
-        found += _cannot_fetch(settings, only_train=only_train)
-    return found
+        yield "model to fetch", list(_cannot_fetch(settings, only_train=only_train))
+    yield "Ray", list(_ray(settings, only_train=only_train))
+    yield "arguments that slime knows", list(_arguments(settings, extra))
 
 
 def _input(settings: LaunchSettings) -> Iterator[str]:
@@ -131,11 +160,6 @@ def _megatron(settings: LaunchSettings) -> Iterator[str]:
         yield f"there is no Megatron in {settings.megatron}: name its folder in SLIME_SCRIPT_MEGATRON_DIR"
 
 
-def _programs(settings: LaunchSettings) -> Iterator[str]:
-    if shutil.which("ray") is None:
-        yield "the program ray is not on PATH: run this in slime's environment"
-
-
 def _buffer(settings: LaunchSettings) -> Iterator[str]:
     problem = _try(TRY_BUFFER.format(kind="math" if not settings.kind.is_android else "android_world"))
     if problem is not None:
@@ -160,6 +184,126 @@ def _port(settings: LaunchSettings) -> Iterator[str]:
                 f"nothing can be served on {settings.master}:{settings.buffer_port} ({error.strerror}): set "
                 "SLIME_SCRIPT_BUFFER_PORT, or end what serves there"
             )
+
+
+def _buffer_elsewhere(settings: LaunchSettings) -> Iterator[str]:
+    """Asks a buffer that runs already who it is, and whether it takes this token."""
+    request = urllib.request.Request(f"{settings.external_buffer}/jobs")
+    if settings.buffer_token:
+        request.add_header("Authorization", f"Bearer {settings.buffer_token}")
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S):
+            return
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            yield f"{settings.external_buffer} refuses the token: name its file in SLIME_SCRIPT_BUFFER_TOKEN_FILE"
+        else:
+            yield f"{settings.external_buffer} answers {error.code}: is it a rollout buffer?"
+    except (OSError, ValueError) as error:
+        yield f"no buffer answers at {settings.external_buffer} ({error}): start it, or correct SLIME_SCRIPT_BUFFER_URL"
+
+
+def _loadable(settings: LaunchSettings) -> Iterator[str]:
+    """Whether this slime's Megatron has a loader for the model, once its config can be read."""
+    loaders = settings.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
+    config = settings.model_path / "config.json"
+    if settings.backend != "megatron" or bridges(settings.slime) or not loaders.is_file() or not config.is_file():
+        return
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        kind = None
+    if kind is None:
+        yield f"{config} names no model_type; {_fetch(settings)}"
+    elif f'"{kind}"' not in loaders.read_text(encoding="utf-8"):
+        yield f"{settings.model_path} is a {kind}, for which this slime has no loader: docs/slime.md says which has"
+
+
+def _gpus(settings: LaunchSettings) -> Iterator[str]:
+    """Counts this host's GPUs, and those of them that nobody uses."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        yield "nvidia-smi does not answer: this host shows no GPU to train on"
+        return
+    used = [int(line) for line in done.stdout.split() if line.strip().isdigit()]
+    free = sum(megabytes < FREE_GPU_MB for megabytes in used)
+    if len(used) < settings.gpus:
+        yield f"this host has {len(used)} GPUs, and SLIME_SCRIPT_NUM_GPUS wants {settings.gpus}"
+    elif free < settings.gpus:
+        yield f"only {free} of {len(used)} GPUs are free, {settings.gpus} are wanted: nvidia-smi says who has them"
+
+
+def _farm(settings: LaunchSettings) -> Iterator[str]:
+    """What the doctor says of this host's emulators, where they are to run on it."""
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "doctor", "--json"]
+    command += ["--data-dir", str(settings.run_path), "--android-config", str(settings.farm.path)]
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+    try:
+        findings = json.loads(done.stdout)
+    except ValueError:
+        yield f"{settings.farm.path}: {(done.stderr.strip().splitlines() or ['the doctor says nothing'])[-1]}"
+        return
+    for finding in findings:
+        if finding["state"] == "missing":
+            yield f"{finding['name']}: {finding['detail']}: {finding['remedy']}"
+
+
+def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
+    """Lets slime's own parsers read them: what none of them takes would have no effect, and nobody would say so."""
+    words = [*train_arguments(settings), *extra]
+    path = f"{settings.slime}:{settings.megatron}"
+    done = subprocess.run(
+        [sys.executable, str(FLAG_CHECK)],
+        input=json.dumps(words),
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=settings.slime,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        yield f"slime's parsers cannot read the arguments in {sys.executable} ({last}): run this in slime's environment"
+        return
+    unknown = json.loads(done.stdout.splitlines()[-1])
+    if unknown:
+        yield f"this slime does not know {', '.join(unknown)} and would not say so: take them out or correct them"
+
+
+def _ray(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:
+    """One that is to run already must answer, with GPUs enough; one that is to be started must not run yet."""
+    if shutil.which("ray") is None:
+        yield "the program ray is not on PATH: run this in slime's environment"
+        return
+    runs = _answers(*RAY_DASHBOARD)
+    if not settings.external_ray and not only_train:
+        if runs:
+            yield "a Ray runs on this host already: SLIME_SCRIPT_EXTERNAL_RAY=1 takes it, `ray stop` ends it"
+        return
+    if not runs:
+        yield "no Ray takes jobs at 127.0.0.1:8265: start it, or leave SLIME_SCRIPT_EXTERNAL_RAY out on a single node"
+        return
+    wanted = settings.nodes * settings.gpus
+    done = subprocess.run([sys.executable, "-c", TRY_RAY], capture_output=True, text=True, check=False)
+    words = done.stdout.split()
+    if done.returncode != 0 or not words:
+        yield f"this Python cannot join the Ray that runs ({_last_line(done.stderr)}): both need one Ray and one Python"
+    elif float(words[-1]) < wanted:
+        yield f"the Ray cluster has {float(words[-1]):.0f} free GPUs, and {wanted} are wanted: other jobs hold the rest"
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER_S):
+            return True
+    except OSError:
+        return False
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
 
 
 def _cannot_fetch(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:
@@ -187,9 +331,38 @@ def _try(program: str, *arguments: str) -> str | None:
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"},
+        env=_environment(),
         capture_output=True,
         text=True,
         check=False,
     )
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it does not start"])[-1]
+    return None if done.returncode == 0 else _last_line(done.stderr)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+
+
+CHECKS: Sequence[Check] = (
+    Check(name="model and slime go together", find=lambda settings: iter(obstacles(settings))),
+    Check(name="input file", find=_input),
+    Check(name="model and tokenizer", find=_model),
+    Check(name="model that this slime loads", find=_loadable),
+    Check(name="converted model", find=_converted),
+    Check(name="Megatron", find=_megatron),
+    Check(name="GPUs", find=_gpus, needed=lambda settings: not settings.external_ray),
+    Check(name="rollout buffer", find=_buffer, needed=lambda settings: settings.serves_buffer),
+    Check(name="judge of answers", find=_judge, needed=lambda settings: settings.serves_buffer),
+    Check(name="port of the buffer", find=_port, needed=lambda settings: settings.serves_buffer),
+    Check(name="buffer elsewhere", find=_buffer_elsewhere, needed=lambda settings: bool(settings.external_buffer)),
+    Check(
+        name="device farm",
+        find=_farm,
+        # With a Ray that runs already the emulators are on its nodes, and with a buffer elsewhere they are there.
+        needed=lambda settings: (
+            settings.kind.is_android
+            and not (settings.farm.simulated or settings.external_ray or settings.external_buffer)
+        ),
+    ),
+)
+"""In the order in which a run meets them."""

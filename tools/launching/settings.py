@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
+import secrets
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from tools.launching.models import Kind, LaunchError, default_model, math_model, owner_of, shape_of
+import yaml
+
+from tools.launching.models import Kind, LaunchError, default_model, owner_of, shape_of
 from tools.launching.slime_checkout import backend_of
 
-__all__ = ["ROOT", "VARIABLES", "LaunchSettings", "misspelt", "read_settings"]
+__all__ = ["ROOT", "VARIABLES", "Farm", "LaunchSettings", "is_loopback", "misspelt", "read_settings"]
 
 ROOT = Path(__file__).resolve().parents[2]
 IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
@@ -49,11 +55,31 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
         "file with the buffer's token; needed as soon as MASTER_ADDR is not loopback",
     ),
     "SLIME_SCRIPT_MEGATRON_DIR": ("~/Megatron-LM", "Megatron's sources, for its backend"),
-    "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": ("", "the device farm's config.yaml; without it the phones are simulated"),
-    "MASTER_ADDR": ("127.0.0.1", "address of the head node"),
+    "SLIME_SCRIPT_BUFFER_URL": ("", "a buffer that runs already, on another host perhaps; none is served then"),
+    "SLIME_SCRIPT_EVAL_DATA": ("", "input file with which every 20th rollout is evaluated, by the buffer"),
+    "SLIME_SCRIPT_SIMULATED_PHONES": ("0", "1: train on simulated phones, whatever the farm's file says"),
+    "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": (
+        "examples/android_world/config.yaml",
+        "the device farm's file; real devices unless it says `device: simulated`",
+    ),
+    "MASTER_ADDR": (
+        "127.0.0.1",
+        "address of the head node; with several nodes, what is left out is the address of this host in its network",
+    ),
     "WANDB_API_KEY": ("", "when set, W&B is used; the key stays in the environment and out of the command line"),
 }
 """Every variable that is read, its default and its meaning."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Farm:
+    """What a launch takes from the device farm's file, which it never changes. ``device`` None: the file names none."""
+
+    path: Path
+    device: str | None
+    num_workers: int
+    max_context_len: int
+    simulated: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +105,9 @@ class LaunchSettings:
     megatron: Path
     master: str
     wandb_key: str
-    android_config: Path | None
+    farm: Farm
+    eval_data: Path | None
+    external_buffer: str
 
     @property
     def model_path(self) -> Path:
@@ -103,7 +131,12 @@ class LaunchSettings:
     @property
     def buffer_url(self) -> str:
         """Where the trainer finds the buffer."""
-        return f"http://{self.master}:{self.buffer_port}"
+        return self.external_buffer or f"http://{self.master}:{self.buffer_port}"
+
+    @property
+    def serves_buffer(self) -> bool:
+        """Whether this run has a buffer of its own."""
+        return not self.without_buffer and not self.external_buffer
 
 
 def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
@@ -115,6 +148,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
     values = {name: environment.get(name) or default for name, (default, _) in VARIABLES.items()}
     slime = _slime(environment.get("SLIME_DIR"))
     asked = environment.get("SLIME_SCRIPT_TRAIN_BACKEND")
+    nodes = _number("SLIME_SCRIPT_NUM_NODES", _nodes(kind, environment, values))
     settings = LaunchSettings(
         kind=kind,
         slime=slime,
@@ -122,7 +156,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
         repository=values["SLIME_SCRIPT_MODEL_REPOSITORY"],
         models=_path(values["SLIME_SCRIPT_MODELS_DIR"]),
         save=_path(values["SLIME_SCRIPT_SAVE_DIR"]),
-        nodes=_number("SLIME_SCRIPT_NUM_NODES", _nodes(kind, environment, values)),
+        nodes=nodes,
         gpus=_number("SLIME_SCRIPT_NUM_GPUS", values["SLIME_SCRIPT_NUM_GPUS"]),
         backend=backend_of(slime, asked),
         task_data=_task_data(kind, environment.get("SLIME_SCRIPT_TASK_DATA")),
@@ -133,12 +167,14 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
         buffer_token_file=_path(token) if (token := values["SLIME_SCRIPT_BUFFER_TOKEN_FILE"]) else None,
         buffer_token=_first_line(values["SLIME_SCRIPT_BUFFER_TOKEN_FILE"]),
         megatron=_path(values["SLIME_SCRIPT_MEGATRON_DIR"]),
-        master=values["MASTER_ADDR"],
+        master=_master(environment.get("MASTER_ADDR"), nodes),
         wandb_key=values["WANDB_API_KEY"],
-        android_config=_path(farm) if (farm := values["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"]) else None,
+        farm=_farm(kind, environment, values),
+        eval_data=_path(data) if (data := values["SLIME_SCRIPT_EVAL_DATA"]) else None,
+        external_buffer=values["SLIME_SCRIPT_BUFFER_URL"].rstrip("/"),
     )
     _check(settings)
-    return settings
+    return _with_token(settings)
 
 
 def misspelt(environment: Mapping[str, str]) -> list[str]:
@@ -159,21 +195,88 @@ def _check(settings: LaunchSettings) -> None:
         )
     if settings.without_buffer and not settings.kind.is_android:
         raise LaunchError("SLIME_SCRIPT_WITHOUT_BUFFER is for Android World: math without the buffer is slime's own")
-    if not settings.without_buffer and settings.master != "127.0.0.1" and settings.buffer_token_file is None:
-        raise LaunchError(
-            f"MASTER_ADDR is {settings.master}: the buffer will be open to the network. Put a token into a file and "
-            "name it in SLIME_SCRIPT_BUFFER_TOKEN_FILE"
-        )
+    if settings.without_buffer and settings.external_buffer:
+        raise LaunchError("SLIME_SCRIPT_BUFFER_URL names a buffer; SLIME_SCRIPT_WITHOUT_BUFFER=1 wants none: unset one")
     if not settings.colocate and settings.nodes * settings.gpus < 2:
         raise LaunchError("one GPU cannot be both trainer and engine at once: set SLIME_SCRIPT_COLOCATE=1")
-    if settings.android_config is not None and not settings.android_config.is_file():
-        raise LaunchError(f"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG is {settings.android_config}: there is no such file")
+    if settings.eval_data is not None and (settings.without_buffer or not settings.eval_data.is_file()):
+        raise LaunchError(
+            f"SLIME_SCRIPT_EVAL_DATA is {settings.eval_data}: "
+            + ("only a buffer evaluates it" if settings.eval_data.is_file() else "there is no such file")
+        )
     if settings.buffer_port > 65535:
         raise LaunchError(f"SLIME_SCRIPT_BUFFER_PORT is {settings.buffer_port}: ports end at 65535")
-    if not settings.kind.is_android:
-        math_model(settings.model)
-    elif settings.backend == "megatron":
-        shape_of(settings.kind, settings.model)
+    shape_of(settings.kind, settings.model)
+
+
+def _master(given: str | None, nodes: int) -> str:
+    """Takes the address that is given; with several nodes it must be one that the others reach.
+
+    Raises:
+        LaunchError: it is this host's own for itself, or none could be found.
+    """
+    if nodes == 1:
+        return given or VARIABLES["MASTER_ADDR"][0]
+    found = given or own_address()
+    if found is None:
+        raise LaunchError(
+            "this host has no address in a network: say in MASTER_ADDR under which address the other nodes reach it"
+        )
+    if is_loopback(found):
+        raise LaunchError(
+            f"MASTER_ADDR is {found}, which each of the {nodes} nodes takes for itself: say the address under which "
+            "the others reach this one"
+        )
+    return found
+
+
+def own_address() -> str | None:
+    """Returns the address that this host has in its network, None where it has none. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation: only the route to it is looked up
+            address = str(probe.getsockname()[0])
+        except OSError:
+            return None
+    return None if is_loopback(address) else address
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or a name, means the host itself, or all of its addresses."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost" or host.lower().endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
+
+
+def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str]) -> Farm:
+    given = environment.get("ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG")
+    path = _path(given) if given else ROOT / values["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"]
+    content: Any = {}
+    if kind.is_android:
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise LaunchError(f"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG is {path}: it cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise LaunchError(f"{path} is no list of `key: value` lines")
+    return Farm(
+        path=path,
+        device=content.get("device"),
+        num_workers=int(content.get("num_workers") or 64),
+        max_context_len=int(content.get("max_context_len") or 16384),
+        simulated=_switch("SLIME_SCRIPT_SIMULATED_PHONES", values["SLIME_SCRIPT_SIMULATED_PHONES"]),
+    )
+
+
+def _with_token(settings: LaunchSettings) -> LaunchSettings:
+    """Gives a buffer that others can reach a token, where none is named: one that stays with the run's folder."""
+    if not settings.serves_buffer or is_loopback(settings.master) or settings.buffer_token_file is not None:
+        return settings
+    file = settings.run_path / "buffer_token"
+    token = _first_line(str(file)) if file.is_file() else secrets.token_hex(24)
+    return replace(settings, buffer_token_file=file, buffer_token=token)
 
 
 def _nodes(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str]) -> str:

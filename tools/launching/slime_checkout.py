@@ -13,6 +13,7 @@ __all__ = [
     "bridges",
     "has_flag",
     "loads_hf_weights",
+    "rows_share_weight",
     "trains_qwen3_5_vl",
     "trains_qwen3_vl",
 ]
@@ -60,6 +61,12 @@ def bridges(slime: Path) -> bool:
 def trains_qwen3_5_vl(slime: Path) -> bool:
     """Whether its Megatron knows Qwen3.5 with its vision tower by itself."""
     return (slime / "slime_plugins" / "models" / "qwen3_5_vl.py").is_file()
+
+
+def rows_share_weight(slime: Path) -> bool:
+    """Whether the rows of one trajectory can weigh as one: its Sample says which execution each is a row of."""
+    types = slime / "slime" / "utils" / "types.py"
+    return re.search(r"^    (rollout_id|group_id)\b", types.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
 def loads_hf_weights(slime: Path) -> bool:

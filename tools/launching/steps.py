@@ -11,9 +11,17 @@ from pathlib import Path
 
 import yaml
 
-from tools.launching.models import math_model, owner_of, shape_of
+from tools.launching.models import (
+    TEXT_COMMIT,
+    VISION_COMMIT,
+    Kind,
+    math_model,
+    owner_of,
+    shape_of,
+    vision_model,
+)
 from tools.launching.settings import ROOT, LaunchSettings
-from tools.launching.slime_checkout import trains_qwen3_vl
+from tools.launching.slime_checkout import rows_share_weight, trains_qwen3_5_vl, trains_qwen3_vl
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
 
 __all__ = ["Step", "compose", "obstacles", "repository_of", "show"]
@@ -21,7 +29,7 @@ __all__ = ["Step", "compose", "obstacles", "repository_of", "show"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One command. ``background`` ones are ended when the run is over."""
+    """One command. ``background`` ones are ended when the run is over; a ``secret`` file is its owner's alone."""
 
     says: str
     command: tuple[str, ...] = ()
@@ -29,6 +37,7 @@ class Step:
     folder: Path | None = None
     healthy_url: str | None = None
     writes: tuple[Path, str] | None = None
+    secret: bool = False
 
     def shown(self) -> str:
         """Returns the command as a shell would take it."""
@@ -45,17 +54,51 @@ def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
     wanted = [*_overlay(settings), Step(says="what slime has no flag for", writes=(config_path(settings), config))]
     if not only_train:
         wanted = [*_cleaning(settings), *wanted, *_ray(settings), *_download(settings)]
-    if not settings.without_buffer:
-        wanted += [*_ray_check(settings), _buffer(settings)]
+    if settings.serves_buffer:
+        wanted += [*_token(settings), *_ray_check(settings), _buffer(settings)]
     return [*wanted, _training(settings, extra)]
 
 
 def obstacles(settings: LaunchSettings) -> list[str]:
     """Says what stands against the run on this slime: composed it can be, started it would fail."""
-    into_megatron = settings.kind.is_android and settings.backend == "megatron"
-    if not into_megatron or trains_qwen3_vl(settings.slime):
+    if not settings.kind.is_android:
         return []
-    return [f"the slime in {settings.slime} cannot load Qwen3-VL into Megatron: take a version that can"]
+    found = [*_model_obstacles(settings), *_row_obstacles(settings)]
+    if settings.farm.device == "simulated" and not settings.farm.simulated and not settings.external_buffer:
+        found.append(
+            f"{settings.farm.path} says device: simulated, and a real model would be trained on phones that are drawn: "
+            "name the file of a farm in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, or set SLIME_SCRIPT_SIMULATED_PHONES=1 if "
+            "that is meant"
+        )
+    return found
+
+
+def _model_obstacles(settings: LaunchSettings) -> list[str]:
+    slime, model = settings.slime, settings.model
+    if vision_model(model).native:
+        if settings.backend == "megatron" and trains_qwen3_5_vl(slime):
+            return []
+        return [f"the slime in {slime} cannot train {model} with its eyes: take slime {TEXT_COMMIT}, with megatron"]
+    if trains_qwen3_vl(slime):
+        return []
+    other = " or one that it can: SLIME_SCRIPT_MODEL_NAME=Qwen3.5-4B" if trains_qwen3_5_vl(slime) else ""
+    return [f"the slime in {slime} cannot load {model} into Megatron: take slime {VISION_COMMIT},{other}".rstrip(",")]
+
+
+def _row_obstacles(settings: LaunchSettings) -> list[str]:
+    if settings.kind is not Kind.ANDROID_WORLD_HISTORY:
+        return []
+    if not rows_share_weight(settings.slime):
+        return [
+            f"the slime in {settings.slime} weighs each row as a trajectory of its own, and mode history makes several "
+            f"of each: take slime {VISION_COMMIT} or later, or scripts/run_android_world.sh"
+        ]
+    if settings.without_buffer and vision_model(settings.model).native:
+        return [
+            f"{settings.model} wants micro-batches of one size, which the rows of mode history do not fill without the "
+            "buffer: leave SLIME_SCRIPT_WITHOUT_BUFFER out"
+        ]
+    return []
 
 
 def repository_of(settings: LaunchSettings) -> str:
@@ -111,10 +154,22 @@ def _ray_check(settings: LaunchSettings) -> list[Step]:
     return [Step(says="see that the buffer may join the Ray that runs", command=command, folder=settings.slime)]
 
 
+def _token(settings: LaunchSettings) -> list[Step]:
+    """Writes a token that was made for this run; one of the user's own is never touched."""
+    file = settings.buffer_token_file
+    if file is None or file.exists():
+        return []
+    return [Step(says="keep the buffer's token", writes=(file, f"{settings.buffer_token}\n"), secret=True)]
+
+
 def _buffer(settings: LaunchSettings) -> Step:
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(settings.buffer_port)]
     command += ["--host", settings.master, "--data-dir", str(settings.run_path / "rollout_buffer")]
     command += ["--data-root", str(settings.task_data.parent), "--data-root", str(settings.model_path.parent)]
+    if settings.eval_data is not None:
+        command += ["--data-root", str(settings.eval_data.parent)]
+    if settings.kind.is_android:
+        command += ["--android-config", str(settings.farm.path), *_simulation(settings)]
     if settings.buffer_token_file is not None:
         command += ["--token-file", str(settings.buffer_token_file)]
     if _joins_ray(settings):
@@ -126,6 +181,16 @@ def _buffer(settings: LaunchSettings) -> Step:
         folder=settings.slime,
         healthy_url=f"{settings.buffer_url}/health",
     )
+
+
+SIMULATED = {"device": "simulated", "resources_per_worker.num_cpus": "0.1", "resources_per_worker.memory": "0"}
+"""What makes a farm of simulated phones of any farm's file."""
+
+
+def _simulation(settings: LaunchSettings) -> list[str]:
+    if not settings.farm.simulated:
+        return []
+    return [word for key, value in SIMULATED.items() for word in ("--android", f"{key}={value}")]
 
 
 def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
@@ -141,13 +206,18 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
         variables["ROLLOUT_BUFFER_TOKEN"] = settings.buffer_token
     if settings.wandb_key:
         variables["WANDB_API_KEY"] = settings.wandb_key
-    if settings.android_config is not None and settings.without_buffer:
+    if settings.kind.is_android and settings.without_buffer:
         # A Ray that runs already does not see this environment.
-        variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] = str(settings.android_config)
+        variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] = str(settings.farm.path)
+        if settings.farm.simulated:
+            prefix = "ROLLOUT_BUFFER_ANDROID_WORLD__"
+            variables |= {prefix + key.upper().replace(".", "__"): value for key, value in SIMULATED.items()}
     program = settings.slime / ("train.py" if settings.colocate else "train_async.py")
-    submit = ["ray", "job", "submit", "--address", f"http://{settings.master}:8265"]
+    submit = ["ray", "job", "submit", "--address", "http://127.0.0.1:8265"]
     submit += ["--runtime-env-json", json.dumps({"env_vars": variables}), "--"]
-    train = ["python3", str(program), *train_arguments(settings), *extra]
+    # With several nodes Ray may put slime's rollout manager on any: it is kept where the job and the buffer are.
+    pinned = [str(ROOT / "tools" / "launching" / "pinned_train.py")] if settings.nodes > 1 else []
+    train = ["python3", *pinned, str(program), *train_arguments(settings), *extra]
     return Step(says="train", command=(*submit, *_with_shape(settings, train)), folder=settings.slime)
 
 
@@ -156,13 +226,23 @@ def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
     if settings.backend != "megatron":
         return list(train)
     script = settings.slime / "scripts" / "models" / f"{shape_of(settings.kind, settings.model)}.sh"
-    rotary = "MODEL_ARGS_ROTARY_BASE=5000000 " if settings.kind.is_android else ""
-    head, tail = shlex.join(train[:2]), shlex.join([*_other_rotary_base(settings), *train[2:]])
-    line = f'{rotary}source {shlex.quote(str(script))} && exec {head} "${{MODEL_ARGS[@]}}" {tail}'
+    cut = next(at for at, word in enumerate(train) if word.startswith("--"))
+    head, tail = shlex.join(train[:cut]), shlex.join([*_other_rotary_base(settings), *train[cut:]])
+    line = f'source {shlex.quote(str(script))} && {_eyes(settings)}exec {head} "${{MODEL_ARGS[@]}}" {tail}'
     return ["bash", "-c", line]
+
+
+def _eyes(settings: LaunchSettings) -> str:
+    """Puts the vision tower before a language model that slime builds itself: its shape begins with ``--spec A B``."""
+    if not settings.kind.is_android or not vision_model(settings.model).native:
+        return ""
+    return f"MODEL_ARGS[1]={NATIVE_SPEC[0]} && MODEL_ARGS[2]={NATIVE_SPEC[1]} && "
+
+
+NATIVE_SPEC = ("slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider")
 
 
 def _other_rotary_base(settings: LaunchSettings) -> list[str]:
     """What comes after slime's shape of the model, and so wins over it."""
-    base = None if settings.kind.is_android else math_model(settings.model).rotary_base
-    return [] if base is None else ["--rotary-base", str(base)]
+    known = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
+    return [] if known.rotary_base is None else ["--rotary-base", str(known.rotary_base)]

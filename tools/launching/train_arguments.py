@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tools.launching.models import Kind, math_model
+from tools.launching.models import Kind, math_model, vision_model
 from tools.launching.settings import LaunchSettings
-from tools.launching.slime_checkout import has_flag
+from tools.launching.slime_checkout import bridges
 
 __all__ = ["config_path", "custom_config", "train_arguments"]
 
@@ -31,18 +31,26 @@ def config_path(settings: LaunchSettings) -> Path:
 
 def custom_config(settings: LaunchSettings) -> dict[str, Any]:
     """Returns what slime has no flag for, as the trainer side and the episodes read it."""
-    mode = "history" if settings.kind is Kind.ANDROID_WORLD_HISTORY else "incremental"
-    if settings.without_buffer:
-        return {"android_world": {"rollout_mode": mode, "max_turns": 5, "max_context_len": 16384}}
-    config: dict[str, Any] = {
+    if settings.kind.is_android:
+        return _android_config(settings)
+    return {
         "rollout_buffer_job_id": settings.run_path.name,
-        "rollout_num_process": 64 if settings.kind.is_android else 256,
+        "rollout_num_process": 256,
         "rollout_buffer_on_exhausted": "repeat",
     }
-    if settings.kind.is_android:
-        options = {"rollout_mode": mode, "max_turns": 5, "max_context_len": 16384}
-        config["rollout_buffer_options"] = {"android_world": options}
-    return config
+
+
+def _android_config(settings: LaunchSettings) -> dict[str, Any]:
+    """Says which of the two modes is played, and nothing else that the farm's own file says."""
+    mode = "history" if settings.kind is Kind.ANDROID_WORLD_HISTORY else "incremental"
+    if settings.without_buffer:
+        return {"android_world": {"rollout_mode": mode}}
+    return {
+        "rollout_buffer_job_id": settings.run_path.name,
+        "rollout_num_process": settings.farm.num_workers,
+        "rollout_buffer_on_exhausted": "repeat",
+        "rollout_buffer_options": {"android_world": {"rollout_mode": mode}},
+    }
 
 
 def _checkpoint_arguments(settings: LaunchSettings) -> list[str]:
@@ -60,17 +68,30 @@ def _rollout_arguments(settings: LaunchSettings) -> list[str]:
     arguments = ["--prompt-data", str(settings.task_data), "--input-key", "prompt", "--label-key", "label"]
     arguments += ["--metadata-key", "metadata", "--rollout-shuffle"]
     arguments += ["--custom-config-path", str(config_path(settings))]
+    arguments += [*_size_arguments(settings), *_evaluation_arguments(settings)]
+    # Without it the rows of one trajectory would be normalised as if they were trajectories, with a buffer and without.
+    arguments += ["--custom-reward-post-process-path", "slime.rollout.agent_rollout.post_process_rewards"]
     if settings.without_buffer:
-        return [*arguments, *_size_arguments(settings), "--custom-generate-function-path", _generate_path(settings)]
+        return [*arguments, "--custom-generate-function-path", _generate_path(settings)]
     return [
         *arguments,
-        *_size_arguments(settings),
         *("--rollout-function-path", "slime.rollout.agent_rollout.generate_rollout"),
         *("--rollout-buffer-url", settings.buffer_url),
         *("--rollout-task-type", "android_world" if settings.kind.is_android else "math"),
-        *("--loss-mask-type", "qwen3" if settings.kind.is_android else math_model(settings.model).loss_mask_type),
-        *("--custom-reward-post-process-path", "slime.rollout.agent_rollout.post_process_rewards"),
+        *("--loss-mask-type", _loss_mask_type(settings)),
     ]
+
+
+def _loss_mask_type(settings: LaunchSettings) -> str:
+    known = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
+    return known.loss_mask_type
+
+
+def _evaluation_arguments(settings: LaunchSettings) -> list[str]:
+    if settings.eval_data is None:
+        return []
+    name = settings.eval_data.stem.replace("_instance_id", "")
+    return ["--eval-interval", "20", "--eval-prompt-data", name, str(settings.eval_data)]
 
 
 def _size_arguments(settings: LaunchSettings) -> list[str]:
@@ -98,38 +119,70 @@ def _algorithm_arguments(settings: LaunchSettings) -> list[str]:
 
 
 def _device_arguments(settings: LaunchSettings) -> list[str]:
-    nodes, gpus = settings.nodes, settings.gpus
-    engine = ["--rollout-num-gpus-per-engine", "1", "--sglang-mem-fraction-static", "0.6"]
     if settings.colocate:
-        total = str(nodes * gpus)
-        train = ["--actor-num-nodes", str(nodes), "--actor-num-gpus-per-node", str(gpus), "--rollout-num-gpus", total]
-        return [*train, "--colocate", *engine]
+        total = settings.nodes * settings.gpus
+        train = ["--actor-num-nodes", str(settings.nodes), "--actor-num-gpus-per-node", str(settings.gpus)]
+        return [*train, "--rollout-num-gpus", str(total), "--colocate", *_engine_arguments(settings, total)]
+    nodes, per_node, engines = shares(settings)
+    train = ["--actor-num-nodes", str(nodes), "--actor-num-gpus-per-node", str(per_node)]
+    return [*train, "--rollout-num-gpus", str(engines), *_engine_arguments(settings, engines)]
+
+
+def shares(settings: LaunchSettings) -> tuple[int, int, int]:
+    """Returns the trainer's nodes, its GPUs on each of them, and the engines' GPUs, of a run that shares none."""
+    nodes, gpus = settings.nodes, settings.gpus
     if nodes > 1:
-        trainers, per_node, engines = nodes // 2, gpus, (nodes - nodes // 2) * gpus
-    else:
-        trainers, per_node, engines = 1, gpus // 2, gpus - gpus // 2
-    train = ["--actor-num-nodes", str(trainers), "--actor-num-gpus-per-node", str(per_node)]
-    return [*train, "--rollout-num-gpus", str(engines), *engine]
+        return nodes // 2, gpus, (nodes - nodes // 2) * gpus
+    return 1, gpus // 2, gpus - gpus // 2
+
+
+def _engine_arguments(settings: LaunchSettings, gpus: int) -> list[str]:
+    model = vision_model(settings.model) if settings.kind.is_android else None
+    each = 1 if model is None else min(model.engine_gpus, gpus)
+    experts = ["--sglang-ep-size", str(each)] if model is not None and model.experts else []
+    return ["--rollout-num-gpus-per-engine", str(each), "--sglang-mem-fraction-static", "0.6", *experts]
 
 
 def _backend_arguments(settings: LaunchSettings) -> list[str]:
     arguments = ["--train-backend", settings.backend]
     if settings.backend == "fsdp":
-        return [*arguments, "--gradient-checkpointing"]
-    parallel = 8 if settings.kind is Kind.ANDROID_WORLD_OPT else 2
-    trainers = settings.gpus if settings.colocate or settings.nodes > 1 else settings.gpus // 2
+        return [*arguments, "--gradient-checkpointing", *_batch_arguments(settings)]
     # Context parallelism cuts a sequence without its images: it stays 1, and longer sequences get more tensor ranks.
-    arguments += ["--tensor-model-parallel-size", str(min(parallel, trainers)), "--sequence-parallel"]
+    arguments += ["--tensor-model-parallel-size", str(_tensor_ranks(settings)), "--sequence-parallel"]
     arguments += ["--pipeline-model-parallel-size", "1", "--context-parallel-size", "1"]
+    arguments += _expert_arguments(settings)
     arguments += ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
     arguments += ["--attention-dropout", "0.0", "--hidden-dropout", "0.0", "--attention-backend", "flash"]
     arguments += ["--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32"]
-    if settings.kind.is_android:
-        arguments += ["--micro-batch-size", "1"]
-        if has_flag(settings.slime, "--megatron-to-hf-mode"):
-            arguments += ["--megatron-to-hf-mode", "bridge"]
-        return arguments
-    return [*arguments, "--use-dynamic-batch-size", "--max-tokens-per-gpu", "9216"]
+    if settings.kind.is_android and bridges(settings.slime):
+        arguments += ["--megatron-to-hf-mode", "bridge"]
+    return [*arguments, *_batch_arguments(settings)]
+
+
+def _tensor_ranks(settings: LaunchSettings) -> int:
+    """As many as the run wants, its trainer's GPUs of a node allow, and the model's attention can be cut into."""
+    wanted = 8 if settings.kind is Kind.ANDROID_WORLD_OPT else 2
+    trainers = settings.gpus if settings.colocate or settings.nodes > 1 else settings.gpus // 2
+    groups = vision_model(settings.model).query_groups if settings.kind.is_android else wanted
+    return min(wanted, trainers, groups)
+
+
+def _expert_arguments(settings: LaunchSettings) -> list[str]:
+    if not settings.kind.is_android or not vision_model(settings.model).experts:
+        return []
+    nodes, per_node, _ = (settings.nodes, settings.gpus, 0) if settings.colocate else shares(settings)
+    return ["--expert-model-parallel-size", str(nodes * per_node), "--expert-tensor-parallel-size", "1"]
+
+
+def _batch_arguments(settings: LaunchSettings) -> list[str]:
+    """How rows become micro-batches. Their number varies, and a fixed size would have to divide it."""
+    if not settings.kind.is_android:
+        return ["--use-dynamic-batch-size", "--max-tokens-per-gpu", "9216"]
+    if vision_model(settings.model).native:
+        # slime's linear attention wants rows one by one; the rollout function fills steps up to the ranks by itself.
+        return ["--micro-batch-size", "1"]
+    # No more at once than the longest row needs in any case.
+    return ["--use-dynamic-batch-size", "--max-tokens-per-gpu", str(settings.farm.max_context_len)]
 
 
 def _logging_arguments(settings: LaunchSettings) -> list[str]:

@@ -303,14 +303,24 @@ def doctor(
     ray_address: Annotated[
         str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
     ] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Say instead what a training of this kind lacks: math, android_world, android_world_history or "
+            "android_world_opt, with the variables that its script reads.",
+        ),
+    ] = None,
     android_config: AndroidConfig = None,
     android: AndroidSetting = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine lacks for the devices that the Android World settings ask for. Exit code 1 when it does."""
-    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, examine, verdict
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, State, check_launch, examine, verdict
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
+    if launch is not None:
+        raise typer.Exit(check_launch(launch))
     with report_errors():
         set_android_settings(android_config, android)
         settings = load_settings({})

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import 
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 from slime_plugins.rollout_buffer.redaction import redacted
 
-__all__ = ["Examination", "Finding", "State", "examine", "verdict"]
+__all__ = ["Examination", "Finding", "State", "check_launch", "examine", "verdict"]
 
 _PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
@@ -114,6 +114,20 @@ def verdict(findings: Sequence[Finding], device: str) -> str:
     if not missing:
         return f"Nothing is missing for device: {device}."
     return f"Missing for device: {device}: {', '.join(missing)}. The remedies stand beside them."
+
+
+def check_launch(kind: str) -> int:
+    """Runs the launch script's own check of what a training needs; returns its exit code, 2 where it is not there.
+
+    The scripts belong to a checkout of the project, or of slime with the overlay, and not to an installed package.
+    """
+    program = Path(__file__).resolve().parents[3] / "tools" / "launch_training.py"
+    if not program.is_file():
+        sys.stderr.write(
+            f"doctor --launch: there is no {program}: run it in a checkout of this project, or of slime overlaid\n"
+        )
+        return 2
+    return subprocess.run([sys.executable, str(program), kind, "--check"], check=False).returncode
 
 
 def _found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:

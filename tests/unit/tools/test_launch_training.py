@@ -11,18 +11,22 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tools.launch_training import main
 from tools.launching.execution import run
 from tools.launching.models import Kind, LaunchError
 from tools.launching.preconditions import missing
-from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
+from tools.launching.settings import VARIABLES, LaunchSettings, is_loopback, misspelt, read_settings
 from tools.launching.steps import Step, compose, obstacles
 from tools.launching.train_arguments import train_arguments
 
@@ -44,8 +48,11 @@ MEGATRONS_OWN = {
     "--attention-dropout",
     "--attention-softmax-in-fp32",
     "--context-parallel-size",
+    "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size",
     "--hidden-dropout",
     "--lr-decay-style",
+    "--micro-batch-size",
     "--optimizer",
     "--pipeline-model-parallel-size",
     "--recompute-granularity",
@@ -67,6 +74,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         'parser.add_argument("--train-backend", type=str, choices=["megatron", "fsdp"], default="megatron")\n'
         'parser.add_argument("--megatron-to-hf-mode")\n'
     )
+    arguments.with_name("types.py").write_text("class Sample:\n    rollout_id: int | None = None\n")
     return {
         "SLIME_DIR": str(tmp_path / "slime"),
         "SLIME_SCRIPT_MODELS_DIR": str(tmp_path / "models"),
@@ -189,6 +197,173 @@ def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
     ]
 
 
+NETWORK = {"SLIME_SCRIPT_NUM_NODES": "2", "SLIME_SCRIPT_EXTERNAL_RAY": "1"}
+
+
+def test_two_nodes_meet_at_an_address_that_both_reach(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.launching.settings.own_address", lambda: "10.0.0.7")
+    settings = settings_of({**environment, **NETWORK})
+    steps = {step.says: step for step in compose(settings)}
+    served = steps["serve the rollout buffer"].command
+    job = steps["train"].command
+    variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
+
+    assert settings.buffer_url == "http://10.0.0.7:8889"
+    assert served[served.index("--host") + 1] == "10.0.0.7"
+    assert variables["MASTER_ADDR"] == "10.0.0.7"
+    assert "pinned_train.py" in steps["train"].shown()
+    assert "pinned_train.py" not in compose(settings_of(environment))[-1].shown()
+    monkeypatch.setattr("tools.launching.settings.own_address", lambda: None)
+    with pytest.raises(LaunchError, match="say in MASTER_ADDR"):
+        settings_of({**environment, **NETWORK})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "0.0.0.0", "localhost", "LOCALHOST", "::"])
+def test_an_address_of_the_host_itself_is_none_for_others(host: str) -> None:
+    assert is_loopback(host)
+    assert not is_loopback("10.0.0.1")
+    assert not is_loopback("head.cluster")
+
+
+def test_a_buffer_that_others_reach_has_a_token_that_stays(environment: dict[str, str]) -> None:
+    more = {**NETWORK, "MASTER_ADDR": "10.0.0.1"}
+    first = settings_of({**environment, **more})
+    step = next(step for step in compose(first) if step.says == "keep the buffer's token")
+    run([step])
+    file = first.run_path / "buffer_token"
+
+    assert len(first.buffer_token) >= 16
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = settings_of({**environment, **more})
+    assert again.buffer_token == first.buffer_token == file.read_text().strip()
+    assert "keep the buffer's token" not in [step.says for step in compose(again)]
+
+
+def test_a_buffer_elsewhere_is_not_served_again(environment: dict[str, str]) -> None:
+    settings = settings_of(environment, SLIME_SCRIPT_BUFFER_URL="http://10.0.0.9:8889/")
+
+    assert "serve the rollout buffer" not in [step.says for step in compose(settings)]
+    assert values_of(train_arguments(settings))["--rollout-buffer-url"] == "http://10.0.0.9:8889"
+
+
+def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    farm = tmp_path / "farm.yaml"
+    farm.write_text("num_workers: 12\nmax_turns: 30\nmax_context_len: 32768\n")
+    settings = settings_of(environment, ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG=str(farm))
+    config = next(step.writes for step in compose(settings) if step.writes)[1]
+
+    assert "rollout_num_process: 12" in config
+    assert not {"max_turns", "max_context_len"} & set(re.findall(r"\w+", config))
+    assert values_of(train_arguments(settings))["--max-tokens-per-gpu"] == "32768"
+    assert farm.read_text() == "num_workers: 12\nmax_turns: 30\nmax_context_len: 32768\n"
+
+
+def test_a_launch_means_the_documented_farm_of_real_devices(environment: dict[str, str]) -> None:
+    settings = settings_of(environment)
+    served = next(step for step in compose(settings) if step.says == "serve the rollout buffer").command
+
+    assert settings.farm.path == ROOT / "examples" / "android_world" / "config.yaml"
+    assert (settings.farm.device, settings.farm.num_workers) == (None, 64)
+    assert served[served.index("--android-config") + 1] == str(settings.farm.path)
+
+
+def test_a_real_model_is_trained_on_simulated_phones_only_when_told(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    farm = tmp_path / "farm.yaml"
+    farm.write_text("device: simulated\n")
+    more = {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(farm)}
+    told = settings_of({**environment, **more, "SLIME_SCRIPT_SIMULATED_PHONES": "1"})
+
+    assert "SLIME_SCRIPT_SIMULATED_PHONES=1" in obstacles(settings_of({**environment, **more}))[0]
+    assert obstacles(told) == []
+    served = next(step for step in compose(told) if step.says == "serve the rollout buffer").command
+    assert "device=simulated" in served
+
+
+def test_an_evaluation_set_is_played_and_may_be_read(environment: dict[str, str], tmp_path: Path) -> None:
+    data = tmp_path / "aime" / "aime-2024_instance_id.jsonl"
+    data.parent.mkdir()
+    data.write_text("")
+    settings = settings_of(environment, Kind.MATH, SLIME_SCRIPT_EVAL_DATA=str(data))
+    arguments = train_arguments(settings)
+    at = arguments.index("--eval-prompt-data")
+
+    assert arguments[at + 1 : at + 3] == ["aime-2024", str(data)]
+    served = next(step for step in compose(settings) if step.says == "serve the rollout buffer").command
+    assert str(data.parent) in served
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_any_number_of_rows_goes_into_micro_batches(environment: dict[str, str], kind: Kind, backend: str) -> None:
+    """54 or 86 rows of a step stop a training whose micro-batches have one size, at four data-parallel ranks."""
+    more = {"SLIME_SCRIPT_TRAIN_BACKEND": backend, "SLIME_SCRIPT_EXTERNAL_RAY": "1", "MASTER_ADDR": "10.0.0.1"}
+    values = values_of(train_arguments(settings_of(environment, kind, **more)))
+
+    assert "--use-dynamic-batch-size" in values
+    assert int(values["--max-tokens-per-gpu"]) > 0
+    assert "--micro-batch-size" not in values
+
+
+def test_the_rows_of_a_trajectory_share_a_baseline_without_the_buffer_too(environment: dict[str, str]) -> None:
+    settings = settings_of(environment, Kind.ANDROID_WORLD_HISTORY, SLIME_SCRIPT_WITHOUT_BUFFER="1")
+    values = values_of(train_arguments(settings))
+
+    assert values["--custom-reward-post-process-path"] == "slime.rollout.agent_rollout.post_process_rewards"
+
+
+@pytest.fixture
+def newest(environment: dict[str, str]) -> dict[str, str]:
+    """A slime without FSDP and without the bridge, which trains Qwen3.5 by itself."""
+    root = Path(environment["SLIME_DIR"])
+    arguments = '"--train-backend", type=str, choices=["megatron"], default="megatron"'
+    (root / "slime" / "utils" / "arguments.py").write_text(arguments)
+    model = root / "slime_plugins" / "models" / "qwen3_5_vl.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("")
+    return environment
+
+
+def test_qwen3_5_is_trained_with_its_eyes_by_slime_itself(newest: dict[str, str]) -> None:
+    settings = settings_of(newest, SLIME_SCRIPT_MODEL_NAME="Qwen3.5-35B-A3B")
+    values = values_of(train_arguments(settings))
+    line = compose(settings)[-1].command[-1]
+
+    assert obstacles(settings) == []
+    assert "scripts/models/qwen3.5-35B-A3B.sh && MODEL_ARGS[1]=slime_plugins.models.qwen3_5_vl" in line
+    assert "MODEL_ARGS[2]=get_qwen3_5_vl_model_provider && exec" in line
+    assert (values["--loss-mask-type"], values["--micro-batch-size"]) == ("qwen3_5", "1")
+    assert "--use-dynamic-batch-size" not in values
+    assert (values["--tensor-model-parallel-size"], values["--expert-model-parallel-size"]) == ("2", "4")
+    assert "--megatron-to-hf-mode" not in values
+
+
+@pytest.mark.parametrize("model", ["Qwen3-VL-8B-Instruct", "Qwen2.5-VL-7B-Instruct"])
+def test_a_model_that_needs_the_bridge_is_refused_where_there_is_none(newest: dict[str, str], model: str) -> None:
+    (said,) = obstacles(settings_of(newest, SLIME_SCRIPT_MODEL_NAME=model))
+
+    assert f"cannot load {model} into Megatron: take slime df926b6a9" in said
+    assert "SLIME_SCRIPT_MODEL_NAME=Qwen3.5" in said
+
+
+def test_a_slime_that_does_not_know_qwen3_5s_eyes_is_refused(environment: dict[str, str]) -> None:
+    (said,) = obstacles(settings_of(environment, SLIME_SCRIPT_MODEL_NAME="Qwen3.5-4B"))
+
+    assert "take slime 624b824a8" in said
+
+
+def test_mode_history_needs_a_slime_where_rows_weigh_as_one(environment: dict[str, str]) -> None:
+    (Path(environment["SLIME_DIR"]) / "slime" / "utils" / "types.py").write_text("class Sample:\n    index: int\n")
+
+    assert "weighs each row" in obstacles(settings_of(environment, Kind.ANDROID_WORLD_HISTORY))[0]
+    assert obstacles(settings_of(environment)) == []
+
+
 def test_history_mode_reaches_the_episodes(environment: dict[str, str]) -> None:
     config = next(step.writes for step in compose(settings_of(environment, Kind.ANDROID_WORLD_HISTORY)) if step.writes)
 
@@ -215,7 +390,7 @@ def test_trainer_and_engine_share_the_gpus_only_when_asked(environment: dict[str
 
 
 def test_several_nodes_are_split_between_trainer_and_engines(environment: dict[str, str]) -> None:
-    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"}
+    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "MASTER_ADDR": "10.0.0.1"}
     settings = settings_of(environment, Kind.ANDROID_WORLD_OPT, **more)
     values = values_of(train_arguments(settings))
 
@@ -260,7 +435,17 @@ def test_secrets_are_in_the_job_and_never_shown(
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_TRAIN_BACKEND": "deepspeed"}, "say fsdp or megatron"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_NODES": "2"}, "SLIME_SCRIPT_EXTERNAL_RAY=1"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "1"}, "SLIME_SCRIPT_COLOCATE=1"),
-        (Kind.ANDROID_WORLD, {"MASTER_ADDR": "10.0.0.1"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE"),
+        (
+            Kind.ANDROID_WORLD,
+            {"SLIME_SCRIPT_NUM_NODES": "2", "SLIME_SCRIPT_EXTERNAL_RAY": "1", "MASTER_ADDR": "127.0.0.1"},
+            "each of the 2 nodes takes for itself",
+        ),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_EVAL_DATA": "/nowhere.jsonl"}, "there is no such file"),
+        (
+            Kind.ANDROID_WORLD,
+            {"SLIME_SCRIPT_BUFFER_URL": "http://10.0.0.9:8889", "SLIME_SCRIPT_WITHOUT_BUFFER": "1"},
+            "unset one",
+        ),
         (Kind.ANDROID_WORLD, {"SLIME_DIR": "/nowhere"}, "no slime checkout"),
         (
             Kind.ANDROID_WORLD,
@@ -269,7 +454,7 @@ def test_secrets_are_in_the_job_and_never_shown(
         ),
         (Kind.MATH, {"SLIME_SCRIPT_WITHOUT_BUFFER": "1"}, "is for Android World"),
         (Kind.MATH, {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": "/nowhere/token"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE is /nowhere"),
-        (Kind.ANDROID_WORLD, {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": "/nowhere.yaml"}, "there is no such file"),
+        (Kind.ANDROID_WORLD, {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": "/nowhere.yaml"}, "it cannot be read"),
         (Kind.MATH, {"SLIME_SCRIPT_MODEL_NAME": "Other"}, "DeepSeek-R1-Distill-Qwen-7B, Qwen2.5-7B-Instruct"),
         (Kind.MATH, {"SLIME_SCRIPT_BUFFER_PORT": "70000"}, "ports end at 65535"),
     ],
@@ -290,7 +475,7 @@ def test_a_backend_that_this_slime_lacks_is_refused_when_named_and_replaced_when
     assert settings_of(environment).backend == "megatron"
     with pytest.raises(LaunchError, match="this slime has no backend fsdp"):
         settings_of(environment, SLIME_SCRIPT_TRAIN_BACKEND="fsdp")
-    assert "cannot load Qwen3-VL" in obstacles(settings_of(environment))[0]
+    assert "cannot load Qwen3-VL-2B-Instruct" in obstacles(settings_of(environment))[0]
     assert obstacles(settings_of(environment, Kind.MATH)) == []
 
 
@@ -339,6 +524,12 @@ def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(home))
+    (programs / "nvidia-smi").write_text("#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo 3; done\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    check = tmp_path / "flag_check.py"
+    check.write_text("print('[]')\n")
+    monkeypatch.setattr("tools.launching.preconditions.FLAG_CHECK", check)
+    monkeypatch.setattr("tools.launching.preconditions.RAY_DASHBOARD", ("127.0.0.1", free_port()))
     shutil.copytree(DEMO_TOKENIZER_PATH, model)
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"")
@@ -439,6 +630,149 @@ def test_what_is_missing_is_said_with_its_remedy(
     assert all("\n" not in sentence for sentence in found)
 
 
+def says(found: list[str], words: str) -> bool:
+    return any(re.search(words, sentence) for sentence in found)
+
+
+def program(tmp_path: Path, name: str, script: str) -> None:
+    file = tmp_path / "bin" / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs a Python of its own is there."""
+    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
+        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 9", "this host has 0 GPUs, and SLIME_SCRIPT_NUM_GPUS wants 8"),
+        ("for gpu in 1 2; do echo 3; done", "this host has 2 GPUs"),
+        ("for gpu in 1 2 3 4 5 6 7; do echo 3; done; echo 70000", "only 7 of 8 GPUs are free"),
+    ],
+)
+def test_gpus_that_others_use_are_not_trained_on(
+    ready: LaunchSettings, tmp_path: Path, script: str, words: str
+) -> None:
+    program(tmp_path, "nvidia-smi", script)
+
+    assert says(missing(ready), words)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_ray_that_runs_is_taken_or_ended_and_one_that_is_wanted_must_run(
+    ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert says(missing(replace(ready, external_ray=True)), "no Ray takes jobs")
+    with socket.create_server(("127.0.0.1", 0)) as dashboard:
+        monkeypatch.setattr("tools.launching.preconditions.RAY_DASHBOARD", dashboard.getsockname())
+        assert says(missing(ready), "a Ray runs on this host already: SLIME_SCRIPT_EXTERNAL_RAY=1")
+        for answer, words in {
+            "print(3.0)": "has 3 free GPUs, and 16 are wanted",
+            "raise OSError('other version')": "cannot join the Ray that runs .*other version",
+        }.items():
+            monkeypatch.setattr("tools.launching.preconditions.TRY_RAY", answer)
+            assert says(missing(replace(ready, external_ray=True, nodes=2)), words)
+        monkeypatch.setattr("tools.launching.preconditions.TRY_RAY", "print(16.0)")
+        assert missing(replace(ready, external_ray=True, nodes=2)) == []
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """A buffer that wants a token."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers["Authorization"] == "Bearer sesame" else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings) -> None:
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        there = replace(ready, external_buffer=f"http://127.0.0.1:{server.server_port}")
+
+        assert says(missing(there), "refuses the token: name its file in SLIME_SCRIPT_BUFFER_TOKEN_FILE")
+        assert missing(replace(there, buffer_token="sesame")) == []
+        server.shutdown()
+    assert says(missing(there), "no buffer answers at http://127.0.0.1")
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("print('[\"--old-flag\"]')", "this slime does not know --old-flag and would not say so"),
+        ("raise ImportError('no megatron')", "cannot read the arguments in .*no megatron.*slime's environment"),
+    ],
+)
+def test_arguments_that_slime_would_pass_over_are_refused(
+    ready: LaunchSettings, tmp_path: Path, answer: str, words: str
+) -> None:
+    (tmp_path / "flag_check.py").write_text(answer + "\n")
+
+    assert says(missing(ready, ["--old-flag"]), words)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSettings, tmp_path: Path) -> None:
+    loaders = ready.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
+    loaders.parent.mkdir(parents=True)
+    loaders.write_text('_LOADERS = {"qwen3": qwen_hf_tensor}\n')
+    (ready.slime / "slime/utils/arguments.py").write_text("")
+    (tmp_path / "megatron" / "megatron").mkdir(parents=True)
+    megatron = replace(ready, backend="megatron", megatron=tmp_path / "megatron")
+    config = ready.model_path / "config.json"
+
+    for content, words in {"{}": "names no model_type", '{"model_type": "other"}': "is a other, for which"}.items():
+        config.write_text(content)
+        assert says(missing(megatron), words)
+    config.write_text('{"model_type": "qwen3"}')
+    assert missing(megatron) == []
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_check_names_everything_that_was_looked_at(
+    ready: LaunchSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["math", "--check"]) == 0
+    well = capsys.readouterr().out.splitlines()
+    program(tmp_path, "nvidia-smi", "exit 9")
+    assert main(["math", "--check"]) == 1
+    unwell = capsys.readouterr().out.splitlines()
+
+    assert {line.split(maxsplit=1)[0] for line in well} == {"ok"}
+    assert {"ok       GPUs", "ok       Ray", "ok       arguments that slime knows"} <= set(well)
+    assert [line for line in unwell if line.startswith("missing")] == [
+        "missing  GPUs: this host has 0 GPUs, and SLIME_SCRIPT_NUM_GPUS wants 8"
+    ]
+    assert not (tmp_path / "started").exists()
+    assert not ready.run_path.exists()
+
+
+def test_the_doctor_looks_at_a_launch_as_the_script_does(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1)
+
+    monkeypatch.setattr("slime_plugins.rollout_buffer.cli.doctor.subprocess.run", answer)
+    result = CliRunner().invoke(app, ["doctor", "--launch", "android_world"])
+
+    assert result.exit_code == 1
+    assert asked == [[sys.executable, str(ROOT / "tools" / "launch_training.py"), "android_world", "--check"]]
+
+
 def test_math_without_its_judge_is_refused_and_nothing_was_started(
     ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -488,7 +822,7 @@ def test_what_the_guide_downloaded_is_found_where_the_guide_puts_it(ready: Launc
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_each_script_shows_its_commands(script: str, environment: dict[str, str]) -> None:
-    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1"} if "opt" in script else {}
+    more = {"SLIME_SCRIPT_EXTERNAL_RAY": "1", "MASTER_ADDR": "10.0.0.1"} if "opt" in script else {}
     shown = subprocess.run(
         ["bash", str(ROOT / "scripts" / script), "--dry-run"],
         env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/nowhere", **environment, **more},
@@ -507,12 +841,27 @@ def test_the_nodes_of_a_cluster_are_started_one_by_one() -> None:
     shown = subprocess.run(
         command, env={"PATH": path, "MASTER_ADDR": "10.0.0.1"}, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    lost = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+    lost = subprocess.run(
+        command, env={"PATH": path, "MASTER_ADDR": "127.0.0.1"}, capture_output=True, text=True, check=False
+    )
 
     assert [line.split()[0] for line in shown] == ["ray", "ssh", "ssh"]
     assert "--head" in shown[0]
     assert lost.returncode == 2
     assert "MASTER_ADDR" in lost.stderr
+
+
+def test_nodes_that_are_not_named_are_those_of_the_hostfile(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("10.0.0.1 slots=8\n10.0.0.2 slots=8\n\n10.0.0.3\n")
+    command = ["bash", str(ROOT / "examples" / "android_world" / "multi_node_ray_start.sh"), "--dry-run"]
+    environment = {"PATH": os.environ["PATH"], "MASTER_ADDR": "10.0.0.1", "HOSTFILE": str(hosts)}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    hosts.write_text("10.0.0.1\n")
+    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert [re.findall(r"10\.0\.0\.[23]", line)[0] for line in shown[1:]] == ["10.0.0.2", "10.0.0.3"]
+    assert (alone.returncode, "name the other nodes" in alone.stderr) == (2, True)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -535,17 +884,72 @@ def test_every_variable_is_documented() -> None:
 
 
 @pytest.mark.slime
-@pytest.mark.timeout(300)  # it imports torch and transformers in a process of its own
+@pytest.mark.timeout(300)  # torch and transformers are imported in a process of its own
 @pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
-@pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("without_buffer", ["0", "1"])
-def test_slimes_parser_knows_every_argument(kind: Kind, without_buffer: str) -> None:
-    """SGLang's own arguments begin with --sglang-; its classes are replaced, and it need not be installed."""
-    if kind is Kind.MATH and without_buffer == "1":
-        pytest.skip("math is played by the buffer alone")
-    settings = read_settings(
-        kind, {"SLIME_DIR": SLIME, "SLIME_SCRIPT_EXTERNAL_RAY": "1", "SLIME_SCRIPT_WITHOUT_BUFFER": without_buffer}
+class TestParsers:
+    """With slime's own parser, and Megatron's and SGLang's where they can be imported."""
+
+    @pytest.mark.parametrize("colocate", ["0", "1"])
+    @pytest.mark.parametrize("without_buffer", ["0", "1"])
+    @pytest.mark.parametrize("kind", Kind)
+    def test_slimes_parsers_know_every_argument(
+        self, kind: Kind, without_buffer: str, colocate: str, tmp_path: Path
+    ) -> None:
+        if kind is Kind.MATH and without_buffer == "1":
+            pytest.skip("math is played by the buffer alone")
+        for model in MODELS_OF[kind.is_android]:
+            settings = read_settings(
+                kind,
+                {
+                    "SLIME_DIR": SLIME,
+                    "SLIME_SCRIPT_EXTERNAL_RAY": "1",
+                    "MASTER_ADDR": "10.0.0.1",
+                    "SLIME_SCRIPT_WITHOUT_BUFFER": without_buffer,
+                    "SLIME_SCRIPT_COLOCATE": colocate,
+                    "SLIME_SCRIPT_MODEL_NAME": model,
+                    "WANDB_API_KEY": "key",
+                },
+            )
+            assert unknown_to_slime(train_arguments(settings), tmp_path) == set()
+
+    def test_a_flag_that_was_renamed_is_found(self, tmp_path: Path) -> None:
+        words = ["--hf-checkpoint", "model", "--offload-old-actor", "--sglang-mem-fraction-static", "0.6"]
+
+        assert unknown_to_slime(words, tmp_path) == {"--offload-old-actor"}
+
+
+MODELS_OF = {True: ("Qwen3-VL-8B-Instruct", "Qwen2.5-VL-7B-Instruct", "Qwen3.5-35B-A3B"), False: ("Qwen3-4B",)}
+STUBS = {
+    "wandb": "",
+    "sglang_router": "__version__ = '0.3.2+slime'\n",
+    "sglang_router/launch_router": "class RouterArgs:\n    add_cli_args = staticmethod(lambda parser, **_: None)\n",
+}
+
+
+def unknown_to_slime(arguments: list[str], folder: Path) -> set[str]:
+    """Returns the flags that no parser takes; without ``ROLLOUT_BUFFER_TEST_MEGATRON``, those slime does not know."""
+    megatron = os.environ.get("ROLLOUT_BUFFER_TEST_MEGATRON", "")
+    if not megatron:
+        return unknown_to_slime_itself(arguments)
+    for name, content in STUBS.items():
+        file = folder / name / "__init__.py" if "/" not in name else folder / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content)
+    program = ROOT / "tools" / "launching" / "flag_check.py"
+    asked = subprocess.run(
+        [SLIME_PYTHON, str(program)],
+        input=json.dumps(arguments),
+        env={**os.environ, "PYTHONPATH": f"{SLIME}:{megatron}:{folder}"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert asked.returncode == 0, asked.stderr[-3000:]
+    return set(json.loads(asked.stdout.splitlines()[-1]))
+
+
+def unknown_to_slime_itself(arguments: list[str]) -> set[str]:
+    """SGLang's own arguments begin with --sglang-; its classes are replaced, and Megatron's are known by name."""
     program = (
         "import argparse, json, sys, types\n"
         "class Absent(types.ModuleType):\n"
@@ -559,7 +963,6 @@ def test_slimes_parser_knows_every_argument(kind: Kind, without_buffer: str) -> 
         "parser = get_slime_extra_args_provider(None)(argparse.ArgumentParser(allow_abbrev=False))\n"
         "print(json.dumps(parser.parse_known_args(json.loads(sys.argv[1]))[1]))\n"
     )
-    arguments = train_arguments(settings)
     finished = subprocess.run(
         [SLIME_PYTHON, "-c", program, json.dumps(arguments)],
         env={**os.environ, "PYTHONPATH": SLIME},
@@ -569,5 +972,4 @@ def test_slimes_parser_knows_every_argument(kind: Kind, without_buffer: str) -> 
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     left = {word for word in json.loads(finished.stdout.splitlines()[-1]) if word.startswith("--")}
-
-    assert {word for word in left if not word.startswith("--sglang-")} - MEGATRONS_OWN - {"--train-backend"} == set()
+    return {word for word in left if not word.startswith("--sglang-")} - MEGATRONS_OWN - {"--train-backend"}

@@ -1,0 +1,65 @@
+"""Runs one of slime's training programs with its rollout manager on the node where this runs.
+
+    python tools/launching/pinned_train.py ~/slime/train_async.py ARGUMENTS…
+
+slime leaves it to Ray on which node that actor lands. It talks to the rollout buffer, reads the input file, and writes
+checkpoints of the data source: all of that is here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main", "pin"]
+
+MODULE = "slime.ray.placement_group"
+ACTOR = "RolloutManager"
+
+
+class Pinned:
+    """An actor class whose ``options`` say on which node it goes, too; all else is the class's own."""
+
+    def __init__(self, actor_class: Any, strategy: Any) -> None:
+        self._actor_class = actor_class
+        self._strategy = strategy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor_class, name)
+
+    def options(self, **options: Any) -> Any:
+        """Returns the class's own options with the node; options that name one already win."""
+        return self._actor_class.options(**{"scheduling_strategy": self._strategy, **options})
+
+
+def pin(module: Any, strategy: Any) -> None:
+    """Pins the rollout manager that the module creates.
+
+    Raises:
+        SystemExit: this slime creates it elsewhere.
+    """
+    if not hasattr(module, ACTOR):
+        raise SystemExit(f"pinned_train: {module.__name__} of this slime creates no {ACTOR}")
+    setattr(module, ACTOR, Pinned(getattr(module, ACTOR), strategy))
+
+
+def main() -> None:
+    """Pins it and becomes the program."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    program = Path(sys.argv[1]).resolve()
+    sys.argv = [str(program), *sys.argv[2:]]
+    sys.path[0] = str(program.parent)
+    if not ray.is_initialized():
+        ray.init()
+    node = ray.get_runtime_context().get_node_id()
+    pin(importlib.import_module(MODULE), NodeAffinitySchedulingStrategy(node_id=node, soft=False))
+    runpy.run_path(str(program), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
