@@ -51,7 +51,8 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
 from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
-from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind

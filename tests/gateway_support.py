@@ -118,7 +118,7 @@ async def gateway_on(
     made = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
     store = Store(folder)
 
-    def connect(url: str, _vocabulary: int | None) -> Engine:
+    def connect(url: str, **_: Any) -> Engine:
         return engine(url) if callable(engine) else engine
 
     gateway = Gateway(made, Buffer(store), backends=JobBackends(connect, load))

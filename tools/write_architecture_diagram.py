@@ -139,7 +139,10 @@ ARROWS: tuple[Arrow, ...] = (
         label="5 slots; trajectories, judged groups", points=((537, 504), (537, 444)), label_at=(547, 478),
         imports=("runner", "buffer"), both_ways=True,
     ),
-    Arrow(label="3 generate", points=((432, 561), (292, 561)), label_at=(328, 555), imports=("runner", "engine.base")),
+    Arrow(
+        label="3 generate", points=((432, 561), (292, 561)), label_at=(328, 555),
+        imports=("runner", "engine.factory"),
+    ),
     Arrow(label="2 lease", points=((792, 532), (868, 532), (868, 382), (946, 382)), label_at=(876, 374)),
     Arrow(label="4 reset, act, score", points=((792, 582), (946, 582)), label_at=(820, 576)),
 )  # fmt: skip

@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.engine.base import (
     EngineSettings,
     GenerateReply,
     GenerateRequest,
-    SglangEngine,
 )
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.sglang_protocol import generate_body
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator

@@ -32,8 +32,8 @@ from slime_plugins.rollout_buffer.engine.base import (
     EngineSettings,
     GenerateReply,
     GenerateRequest,
-    SglangEngine,
 )
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, read_calls
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import snapshots_of

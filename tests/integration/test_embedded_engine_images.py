@@ -20,8 +20,8 @@ from slime_plugins.rollout_buffer.engine.base import (
     EngineSettings,
     GenerateReply,
     GenerateRequest,
-    SglangEngine,
 )
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.testing.engine_conformance import SglangServerContract, VisionContract
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 

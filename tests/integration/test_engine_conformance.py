@@ -10,8 +10,9 @@ from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings, GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.testing.engine_conformance import (

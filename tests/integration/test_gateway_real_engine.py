@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer.engine.base import SglangEngine
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.gateway.backends import load_tokenizer
 from tests.gateway_support import gateway_on, start_session_job
 

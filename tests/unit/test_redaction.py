@@ -17,7 +17,8 @@ from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.cli.commands_skip_list import _start_payload
 from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from slime_plugins.rollout_buffer.engine.base import SglangEngine
+from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
@@ -165,7 +165,7 @@ async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedS
     """Both sides on this event loop."""
     name = DEMO_NAME if folder is None else "given"
     catalog = TokenizerCatalog(TokenizerSettings(default_name=name, folders={} if folder is None else {name: folder}))
-    engine = SglangEngine(engine_url)
+    engine = make_engine(engine_url)
     agent = AgentSide(AgentSettings(), tokenizers=catalog)
     trainer = TrainerSide(FixedPolicy(engine, catalog))
     runner = web.AppRunner(create_app(agent=agent, trainer=trainer), access_log=None)

@@ -11,7 +11,7 @@ import math
 import time
 from typing import Final
 
-from slime_plugins.rollout_buffer.engine.base import HttpEngine
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 
 __all__ = ["EngineWatch"]

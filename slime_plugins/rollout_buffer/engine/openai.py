@@ -15,9 +15,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.engine.base import (
-    EngineSettings,
-    GenerateRequest,
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.http import (
     HttpAnswer,
     HttpEngine,
     RefusalError,

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine.base import Engine, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import Engine
+from slime_plugins.rollout_buffer.engine.factory import make_engine
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
-from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
 __all__ = ["JobBackend", "JobBackends"]
@@ -47,10 +48,6 @@ RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` itself, which a request must not reach."""
 
 logger = logging.getLogger(__name__)
-
-
-def _connect(url: str, size: int | None) -> Engine:
-    return SglangEngine(url, vocabulary_size=size)
 
 
 def load_tokenizer(path: str) -> Any:
@@ -98,19 +95,19 @@ class JobBackend:
 
 
 class JobBackends:
-    """The doors of all jobs that have sessions, made when first asked for."""
+    """The backends of all jobs that have sessions, made when first asked for."""
 
     def __init__(
-        self, connect: Callable[[str, int | None], Engine] | None = None, load: Callable[[str], Any] = load_tokenizer
+        self, connect: Callable[..., Engine] = make_engine, load: Callable[[str], Any] = load_tokenizer
     ) -> None:
-        """``connect`` is given an engine's address and how many token ids its model has, if that is known."""
-        self._connect, self._load = connect or _connect, load
+        """``connect`` is called as ``make_engine`` is, with an address, ``tokenizer`` and ``tokenizer_path``."""
+        self._connect, self._load = connect, load
         self._backends: dict[int, JobBackend] = {}
         self._opening = asyncio.Lock()
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open(self, job: JobRecord) -> JobBackend:
-        """Returns the door of a job.
+        """Returns the backend of a job.
 
         Raises:
             ConflictError: the job names no engine or no tokenizer, or one that does not load.
@@ -123,11 +120,11 @@ class JobBackends:
     def engine_moved(self, job: JobRecord) -> None:
         """Follows a trainer that came back under another address."""
         backend = self._backends.get(job.key)
-        if backend is not None and job.engine_url and isinstance(backend.engine, SglangEngine):
+        if backend is not None and job.engine_url and isinstance(backend.engine, HttpEngine):
             backend.engine.set_base_url(job.engine_url)
 
     async def keep_only(self, job_keys: set[int]) -> None:
-        """Closes the doors of all other jobs."""
+        """Closes the backends of all other jobs."""
         for key in self._backends.keys() - job_keys:
             await self._backends.pop(key).engine.close()
 
@@ -140,7 +137,8 @@ class JobBackends:
             )
         try:
             tokenizer = await self._tokenizer(path)
-            return JobBackend(job, self._connect(job.engine_url, vocabulary_size(path, tokenizer)), tokenizer)
+            engine = self._connect(job.engine_url, tokenizer=tokenizer, tokenizer_path=path)
+            return JobBackend(job, engine, tokenizer)
         except (ConfigError, InvalidPayloadError, OSError, ValueError) as error:
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.config import is_loopback, read_token
-from slime_plugins.rollout_buffer.engine.base import SglangEngine
+from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
@@ -109,7 +109,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     offer = load_offer(settings.tools) if settings.tools is not None else CALCULATOR
     key = read_token(settings.token_file) if settings.token_file is not None else None
     catalog = TokenizerCatalog(settings.tokenizers)
-    engine = SglangEngine(settings.engine_url) if settings.engine_url is not None else None
+    engine = make_engine(settings.engine_url) if settings.engine_url is not None else None
     sink = _sink(settings)
     agent = AgentSide(
         AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),

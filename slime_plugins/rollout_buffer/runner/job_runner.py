@@ -27,9 +27,10 @@ from enum import Enum, auto
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.engine.base import HttpEngine, SglangEngine
 from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
-from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH, OpenAiEngine, api_key_for
+from slime_plugins.rollout_buffer.engine.factory import make_engine
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     EngineAwayError,
@@ -48,7 +49,6 @@ from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
-from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.state.transitions import group_policy
@@ -228,10 +228,9 @@ class JobRunner:
 
     def _connect(self, tokenizer: Any) -> HttpEngine:
         url = str(self._job.engine_url)
-        if self._is_exact:
-            return SglangEngine(url, vocabulary_size=vocabulary_size(self._settings.tokenizer_path, tokenizer))
-        model = str(self._settings.engine_model)
-        return OpenAiEngine(url, model=model, tokenizer=tokenizer, api_key=api_key_for(url))
+        if not self._is_exact:
+            return make_engine(url, chat_model=str(self._settings.engine_model), tokenizer=tokenizer)
+        return make_engine(url, tokenizer=tokenizer, tokenizer_path=self._settings.tokenizer_path)
 
     def _generator_context(self, engine: HttpEngine, tokenizer: Any) -> GeneratorContext:
         return GeneratorContext(

@@ -28,8 +28,8 @@ from slime_plugins.rollout_buffer.engine.base import (
     EngineSettings,
     GenerateReply,
     GenerateRequest,
-    HttpEngine,
 )
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 

@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 

@@ -12,7 +12,8 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine import circuit_breaker
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.runner import job_runner
@@ -62,7 +63,7 @@ def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     monkeypatch.setattr(circuit_breaker, "AWAY_PATIENCE_S", 0.2)
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
     short = EngineSettings(patience_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
-    monkeypatch.setattr(job_runner, "SglangEngine", lambda url, **options: SglangEngine(url, short, **options))
+    monkeypatch.setattr(job_runner, "make_engine", lambda url, **options: make_engine(url, short, **options))
     found = Buffer(Store(tmp_path / "data"))
     yield found
     found.store.close()

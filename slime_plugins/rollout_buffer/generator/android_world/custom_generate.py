@@ -33,7 +33,8 @@ from slime_plugins.rollout_buffer.devices.factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, SglangEngine
+from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings
+from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
@@ -158,7 +159,7 @@ class _Workshop:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._pool: _SharedPool | None = None
-        self._engines: dict[str, SglangEngine] = {}
+        self._engines: dict[str, Engine] = {}
         self._generators: dict[str, AndroidWorldGenerator] = {}
 
     def pool_for(self, settings: AndroidWorldSettings, args: Any) -> _SharedPool:
@@ -189,7 +190,7 @@ class _Workshop:
     async def _started(self, args: Any, options: Mapping[str, Any], engine_url: str) -> AndroidWorldGenerator:
         if engine_url not in self._engines:
             # slime aborts what it does not want any more, and waits for it to end: that must not be resumed here.
-            self._engines[engine_url] = SglangEngine(engine_url, EngineSettings(resume_aborted=False))
+            self._engines[engine_url] = make_engine(engine_url, EngineSettings(resume_aborted=False))
         generator = AndroidWorldGenerator(self.pool_for(load_settings(options), args))
         context = GeneratorContext(
             job_id=f"slime-{os.getpid()}",

@@ -1,0 +1,37 @@
+"""The one place that makes an engine's client: which kind it is, and what it needs to know of the model behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer.engine.base import EngineSettings
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine, api_key_for
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
+
+__all__ = ["make_engine"]
+
+
+def make_engine(
+    base_url: str,
+    settings: EngineSettings | None = None,
+    *,
+    chat_model: str | None = None,
+    tokenizer: Any = None,
+    tokenizer_path: str | Path | None = None,
+) -> HttpEngine:
+    """Returns the client of the server at ``base_url``: SGLang's, which takes and gives token ids.
+
+    With ``chat_model`` it is that of an OpenAI-compatible server instead, for evaluations: ``tokenizer`` must be the
+    one of its envelope then, and its key comes from the environment. With a tokenizer, or the folder of one, ids that
+    the model does not have are refused.
+
+    Raises:
+        ConfigError: ``base_url`` is no http or https address.
+    """
+    if chat_model is not None:
+        key = api_key_for(base_url)
+        return OpenAiEngine(base_url, settings, model=chat_model, tokenizer=tokenizer, api_key=key)
+    return SglangEngine(base_url, settings, vocabulary_size=vocabulary_size(tokenizer_path, tokenizer))

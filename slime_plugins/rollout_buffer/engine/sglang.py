@@ -1,0 +1,126 @@
+"""An ``Engine`` over ``POST /generate`` of an SGLang server or its router: exact tokens, log-probs, weight versions.
+
+What it says and hears is spelled in ``engine/sglang_protocol.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
+from slime_plugins.rollout_buffer.engine.sglang_protocol import (
+    ForeignReplyError,
+    SampledPart,
+    generate_body,
+    parse_generate_reply,
+    urls_of_workers,
+)
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.rules.vocabulary import first_beyond
+
+__all__ = ["SglangEngine"]
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER: Final = "X-SMG-Routing-Key"
+WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _KnownWorkers:
+    base_url: str
+    urls: tuple[str, ...]
+    known_at: float
+
+
+class SglangEngine(HttpEngine):
+    """Samples through ``POST /generate`` of an SGLang server or router."""
+
+    route = "/generate"
+
+    def __init__(
+        self,
+        base_url: str,
+        settings: EngineSettings | None = None,
+        *,
+        vocabulary_size: int | None = None,
+        randomness: random.Random | None = None,
+    ) -> None:
+        """``vocabulary_size`` is how many token ids the model has; without it only absurd ones are refused."""
+        super().__init__(base_url, settings, randomness=randomness)
+        self._vocabulary_size = vocabulary_size
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
+
+    async def close(self) -> None:
+        """Ends open connections after pending aborts were sent; a second call does nothing."""
+        while self._aborts:
+            await asyncio.wait(self._aborts)
+        await super().close()
+
+    def _headers(self, session_id: str) -> dict[str, str]:
+        return {SESSION_HEADER: session_id}
+
+    def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
+        return generate_body(
+            input_ids=[*request.input_ids, *sampled],
+            sampling_params=request.sampling_params,
+            max_new_tokens=request.sampling_params.max_new_tokens - len(sampled),
+            images=request.images,
+            rid=rid,
+            banned_ids=request.banned_ids,
+        )
+
+    def _part(self, answer: HttpAnswer) -> SampledPart:
+        return part_of_answer(answer, parse_generate_reply)
+
+    def _check(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
+        cap = request.sampling_params.max_new_tokens - len(sampled)
+        if len(part.ids) > cap:
+            raise EngineError(f"the engine sent {len(part.ids)} tokens for a cap of {cap}")
+        if not part.ids and not sampled and part.finish_reason != "abort":
+            raise EngineError(f"the engine sent no token and calls that {part.finish_reason!r}")
+        beyond = first_beyond(part.ids, self._vocabulary_size)
+        if beyond is not None:
+            of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
+            raise EngineError(f"the engine sent the token id {beyond}, which is not in the vocabulary{of}")
+
+    def _given_up(self, base_url: str, rid: str) -> None:
+        if self._closed:
+            return
+        task = asyncio.create_task(self._abort(base_url, rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, base_url: str, rid: str) -> None:
+        """Tells the engine to drop a request, best effort: an orphan would hold its cache until its length cap."""
+        try:
+            async with asyncio.timeout(self._settings.abort_timeout_s):
+                urls = await self._worker_urls(base_url)
+                await asyncio.gather(*(self._post_abort(url, rid) for url in urls))
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
+            logger.debug("the abort of %s did not reach %s: %s", rid, base_url, error)
+
+    async def _post_abort(self, worker_url: str, rid: str) -> None:
+        async with self._open_session().post(f"{worker_url}/abort_request", json={"rid": rid}) as response:
+            await response.read()
+
+    async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
+        """The engines behind ``base_url``: a router does not pass aborts on, so each worker is told."""
+        known = self._workers
+        if known.base_url == base_url and time.monotonic() - known.known_at < WORKERS_REMEMBERED_S:
+            return known.urls
+        async with self._open_session().get(f"{base_url}/workers") as response:
+            urls = urls_of_workers(await response.read()) if response.status == 200 else ()
+        self._workers = _KnownWorkers(base_url=base_url, urls=urls or (base_url,), known_at=time.monotonic())
+        return self._workers.urls
