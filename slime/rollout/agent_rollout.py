@@ -22,6 +22,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from slime.rollout.agent_rollout_arguments import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
+from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
+from slime.rollout.agent_rollout_dummies import take_weight_off_dummies
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_ledger import GroupStore
 from slime.rollout.agent_rollout_metrics import batch_metrics
@@ -46,7 +49,7 @@ from slime.rollout.agent_rollout_settings import (
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import GeneratorError, NotFoundError
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, NotFoundError
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 from slime_plugins.rollout_buffer.trainer.consumed import (
     JobProgress,
@@ -69,6 +72,7 @@ __all__ = [
     "get_rollout_data",
     "log_raw_info",
     "post_process_rewards",
+    "post_process_rollout_data",
     "start_rollout",
 ]
 
@@ -80,6 +84,8 @@ LOOKING_PATIENCE_S = 10.0
 """How long a finished batch waits for numbers and pictures beside it."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 LONGEST_WAIT_OF_ONE_POLL_S = 20.0
+MOST_GROUPS_FOR_ONE = 4
+"""So many times as many groups as a batch has are taken to fill it, before dummies stay in it."""
 COUNTED = (
     "dummies",
     "engine_image_mismatches",
@@ -132,6 +138,8 @@ async def generate_agent_rollout(
         RequestError: the buffer refuses the job and says why.
     """
     settings = read_settings(args)
+    if not evaluation:
+        check_arguments(args)
     await asyncio.to_thread(check_masks, read_mask_settings(args))
     async with AsyncRolloutBufferClient(
         settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s
@@ -238,6 +246,15 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
     return group_normalized_rewards(args, samples)
 
 
+def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
+    """slime's ``--rollout-data-postprocess-path``: on each training rank, takes the weight off dummies.
+
+    Without it dummies make the mean of a step smaller; ``post_process_rewards`` undoes that for the policy's part of
+    the loss alone, which is all of it where there is no KL or entropy term.
+    """
+    take_weight_off_dummies(rollout_data)
+
+
 def forget_jobs() -> None:
     """Makes the next rollout start its job again, as in a new process."""
     _progress_by_job.clear()
@@ -260,6 +277,8 @@ class _TrainingRollout:
         self._settings = settings
         self._client = client
         self._store = GroupStore(data_source)
+        self._rule = rule_of(args)
+        self._exhausted = False
         self._tracking = read_tracking_settings(args)
         self._intake = Intake(
             client,
@@ -331,23 +350,44 @@ class _TrainingRollout:
         return f"{self._settings.job_id}-pass-{passes}" if passes else self._settings.job_id
 
     async def _collect(self) -> list[Group]:
-        """Fetches until the data buffer holds enough, and takes the batch through its filter."""
-        batch: list[Group] = []
+        """Fetches until the batch has as many played trajectories as slime trains, or the input has no more."""
+        seen: list[Group] = []
+        while missing := self._missing(seen):
+            taken = await self._take(missing, have=len(seen))
+            seen += taken
+            if not taken and self._missing(seen):
+                raise InputExhaustedError(f"rollout {self._rollout_id}: the input is used up, and its filter took none")
+            self._intake.counts["without_log_probs"] += make_odd_dummies(seen)
+            if not self._missing(seen):
+                seen = await self._acknowledged(seen)
+        return self._rule.batch(seen)
+
+    def _missing(self, seen: Sequence[Group]) -> int:
+        """Returns how many groups more are wanted. Places that could not be played are refilled while there is hope."""
+        needed = self._settings.groups_per_rollout
+        if len(seen) >= needed:
+            _refuse_batch_without_training(seen)
+        if self._exhausted or len(seen) >= MOST_GROUPS_FOR_ONE * needed:
+            return max(0, needed - len(seen))
+        return self._rule.missing(seen)
+
+    async def _take(self, missing: int, *, have: int) -> list[Group]:
+        """Returns the next groups that slime's buffer filter lets through, at least one while the input has some."""
         beyond = 0
-        while (missing := self._settings.groups_per_rollout - len(batch)) > 0:
-            while (short := missing + beyond - self._store.held()) > 0:
-                await self._fetch(short, have=len(batch))
+        while True:
+            while (short := missing + beyond - self._store.held()) > 0 and not self._exhausted:
+                await self._fetch(short, have=have)
             taken = self._store.take(missing)
-            batch += taken
+            if taken or self._exhausted:
+                return taken
             # A filter that takes nothing of enough groups wants a larger choice.
-            beyond = 0 if taken else max(0, self._store.held() - missing + 1)
-            if len(batch) >= self._settings.groups_per_rollout:
-                batch = await self._acknowledged(batch)
-        return batch
+            beyond = max(0, self._store.held() - missing + 1)
 
     async def _acknowledged(self, batch: list[Group]) -> list[Group]:
         """Writes down what is consumed and acknowledges it; returns the batch without what others got meanwhile."""
         _refuse_batch_without_training(batch)
+        _refuse_rows_without_images(self._args, batch)
+        _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
         await self._feed.flush_acks()
         self._progress.lose(self._feed.lost)
@@ -385,6 +425,11 @@ class _TrainingRollout:
         """Starts the next pass over the input, or says that there is none."""
         needed = self._settings.groups_per_rollout
         so_far = f"rollout {self._rollout_id} has {have + self._store.held()} of {needed} groups and {error.message}"
+        repeats = self._settings.on_exhausted is OnExhausted.REPEAT and not error.detail.get("cause")
+        if have + self._store.held() >= needed and not (repeats and self._progress.groups_in_pass):
+            logger.warning("%s: nothing is left to refill it, dummies stay in the places that were not played", so_far)
+            self._exhausted = True
+            return
         if cause := error.detail.get("cause"):  # more epochs would give as little
             raise InputExhaustedError(f"{so_far}, and nothing of it could be trained: {cause}", error.detail) from error
         if self._settings.on_exhausted is OnExhausted.ERROR:
@@ -484,6 +529,26 @@ def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
         raise GeneratorError(f"no trajectory of this rollout can be trained: {reasons.most_common(3)}")
 
 
+def _refuse_rows_without_images(args: Any, batch: Sequence[Group]) -> None:
+    """A model with eyes stops at a placeholder without its tensors; that they are missing here is the environment's."""
+    if sees_images(args) and any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
+        raise ConfigError(
+            f"trajectories have screenshots, and the image processor of --hf-checkpoint {args.hf_checkpoint} cannot be "
+            "loaded where the rollout runs: install what it needs there (the log names it; often torchvision)"
+        )
+
+
+def _refuse_dummies(args: Any, batch: Sequence[Group]) -> None:
+    """slime's reinforce_plus_plus stops at a sequence without a trained token."""
+    dummies = sum(rows[0].remove_sample for rows in trajectories_of(batch))
+    if dummies and getattr(args, "advantage_estimator", None) in ESTIMATORS_WITHOUT_DUMMIES:
+        raise InputExhaustedError(
+            f"{dummies} trajectories of this rollout were not played, nothing is left to take their places, and "
+            f"--advantage-estimator {args.advantage_estimator} takes no dummies: raise --num-epoch, or set "
+            "rollout_buffer_on_exhausted: repeat"
+        )
+
+
 def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
     """Says once what slime will do to this batch that its user may not expect."""
     normalizes = getattr(args, "rewards_normalization", True) and not getattr(
@@ -498,8 +563,6 @@ def _warn_about_arguments(args: Any, batch: Sequence[Group]) -> None:
         _warn_once(
             "groups of one have no baseline: normalised rewards are NaN in slime, or 0 with post_process_rewards"
         )
-    if getattr(args, "rollout_top_p", 1.0) != 1.0:
-        _warn_once("slime v0.3 stops at --rollout-top-p below 1: it wants token sets that no rollout buffer delivers")
     if any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
         _warn_once("trajectories have screenshots, which reach the trainer as tokens only: a vision model misses them")
     if getattr(args, "rollout_global_dataset", True) is False:

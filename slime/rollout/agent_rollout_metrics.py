@@ -13,8 +13,9 @@ __all__ = ["METRICS", "batch_metrics", "job_metrics", "no_filter_metrics"]
 
 
 def batch_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """Returns what the trajectories of a batch have in common."""
-    return metrics.batch_metrics(_facts(rows) for rows in trajectories_of(groups))
+    """Returns what the trajectories of a batch have in common, and how often one of k attempts at a task succeeds."""
+    by_group = [[_facts(rows) for rows in trajectories_of([group])] for group in groups]
+    return metrics.batch_metrics(fact for group in by_group for fact in group) | metrics.pass_at(by_group)
 
 
 def _facts(rows: list[Sample]) -> TrajectoryFacts:
@@ -28,6 +29,7 @@ def _facts(rows: list[Sample]) -> TrajectoryFacts:
         raw_reward=float(metadata["raw_reward"]),
         response_tokens=sum(row.response_length for row in trained),
         trained_tokens=sum(sum(row.loss_mask or ()) for row in trained),
+        truncated=rows[0].status == Sample.Status.TRUNCATED,
         weight_versions=[version for row in trained for version in row.weight_versions or ()],
         says=metadata,
     )

@@ -15,18 +15,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from slime.rollout.agent_rollout_arguments import VIRTUAL_PIPELINE, data_parallel_size
+from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
 from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
-from slime_plugins.rollout_buffer.trainer.records import RolloutGroup, RolloutRow, RolloutTrajectory, TokenSource
+from slime_plugins.rollout_buffer.trainer.records import (
+    RolloutGroup,
+    RolloutRow,
+    RolloutTrajectory,
+    RowSource,
+    TokenSource,
+)
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder, images_of
 from slime_plugins.rollout_buffer.trainer.vision import VisionFamily
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = [
+    "NORMALIZING_ESTIMATORS",
     "Group",
     "SampleConverter",
+    "as_dummy",
     "consumed_ids",
     "finish_batch",
     "group_normalized_rewards",
@@ -44,8 +54,6 @@ Group = list[Any]
 """n members; a member is a Sample, or a list of Samples where its trajectory became several rows."""
 
 DUMMY_TOKENS = (0, 0)
-MODEL_PARALLEL_ARGUMENTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-VIRTUAL_PIPELINE_ARGUMENTS = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 STD_EPSILON = 1e-6
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
@@ -88,13 +96,13 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     Every metadata has the same keys, and what slime forwards of it a value of one type on every sample. Log-probs are
     there on all samples or on none. Where any trajectory has several rows, every trajectory is a list.
     """
-    first_trajectory = rollout_id * sum(len(group) for group in groups)
+    first = rollout_id * sum(len(group) for group in groups)
     trajectories = 0
     for position, group in enumerate(groups):
         for member in group:
             for sample in rows_of(member):
-                sample.group_index = rollout_id * len(groups) + position
-                set_execution(sample, first_trajectory + trajectories)
+                sample.group_index = first + position
+                set_execution(sample, first + trajectories)
             trajectories += 1
     samples = [sample for group in groups for member in group for sample in rows_of(member)]
     _share_metadata_keys(samples)
@@ -128,13 +136,12 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
 
 def _rows_divisor(args: Any) -> int:
     """Returns what slime divides the rows of a step by, as far as its arguments tell; 1 where it takes any number."""
-    gpus = (getattr(args, "actor_num_nodes", None) or 0) * (getattr(args, "actor_num_gpus_per_node", None) or 0)
-    if not gpus or getattr(args, "use_dynamic_batch_size", True):
+    ranks = data_parallel_size(args)
+    if ranks is None or getattr(args, "use_dynamic_batch_size", True):
         return 1
-    if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE_ARGUMENTS):
+    if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
         return int(args.global_batch_size)  # ranks go in groups then, which divide a step of one row each
-    parallel: int = math.prod(getattr(args, name, None) or 1 for name in MODEL_PARALLEL_ARGUMENTS)
-    return max(1, gpus // parallel) * int(getattr(args, "micro_batch_size", None) or 1)
+    return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
 
 def _filler(sample: Sample) -> Sample:
@@ -319,6 +326,30 @@ def _dummy(trajectory: RolloutTrajectory) -> Sample:
     )
 
 
+def as_dummy(member: Any, reason: str) -> Sample:
+    """Returns a dummy in the place of a member that was played, and says why."""
+    first = rows_of(member)[0]
+    return replace(
+        first,
+        tokens=list(DUMMY_TOKENS),
+        response_length=1,
+        loss_mask=[0],
+        rollout_log_probs=None,
+        multimodal_inputs=None,
+        multimodal_train_inputs=None,
+        weight_versions=[],
+        status=Sample.Status.ABORTED,
+        remove_sample=True,
+        metadata={
+            **first.metadata,
+            "token_source": TokenSource.DUMMY.value,
+            "row_source": RowSource.DUMMY.value,
+            "rows": 1,
+            "dummy_reason": reason,
+        },
+    )
+
+
 def _metadata(trajectory: RolloutTrajectory, *, row: int) -> dict[str, Any]:
     return {
         **trajectory.extra_info,
@@ -352,7 +383,8 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     Each trajectory counts once however many rows it has, and ``remove_sample`` dummies count not at all and get 0. The
     same arguments decide as in slime: the advantage estimator, ``--disable-rewards-normalization`` and
     ``--disable-grpo-std-normalization``; the standard deviation is the sample one (n - 1). A group with one member, or
-    with equal rewards, has no advantage: 0.
+    with equal rewards, has no advantage: 0. Where dummies are left in a step, its rewards are larger by as much as
+    slime's mean over them will be smaller.
     """
     raw_rewards = [float(sample.get_reward_value(args)) for sample in samples]
     estimator = getattr(args, "advantage_estimator", "grpo")
@@ -368,7 +400,28 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     for sample, reward in zip(samples, raw_rewards, strict=True):
         mean, scale = scales.get(sample.group_index, (0.0, 0.0))
         normalized.append(0.0 if sample.remove_sample else (reward - mean) * scale)
-    return raw_rewards, normalized
+    shares = _played_shares(args, samples) if estimator in STD_ESTIMATORS else {}
+    keys = [_trajectory_key(sample, position) for position, sample in enumerate(samples)]
+    return raw_rewards, [reward / shares.get(key, 1.0) for key, reward in zip(keys, normalized, strict=True)]
+
+
+def _played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
+    """Returns, for each trajectory, what share of its step was played; {} where slime's mean is put right elsewhere.
+
+    slime's mean over a step counts dummies. Rewards that are larger by as much undo that where an advantage is a
+    reward, as it is for the estimators that are asked here.
+    """
+    if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
+        return {}
+    is_played: dict[Any, bool] = {}
+    for position, sample in enumerate(samples):
+        key = _trajectory_key(sample, position)
+        is_played[key] = is_played.get(key, False) or not sample.remove_sample
+    keys = list(is_played)
+    size = getattr(args, "global_batch_size", None) or len(keys)
+    steps = [keys[start : start + size] for start in range(0, len(keys), size)]
+    shares = {key: sum(is_played[other] for other in step) / len(step) for step in steps for key in step}
+    return {key: share for key, share in shares.items() if share > 0}
 
 
 def _trajectory_key(sample: Sample, position: int) -> Any:

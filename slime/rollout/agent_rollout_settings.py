@@ -5,6 +5,8 @@ sets, each with a default here:
 
     rollout_buffer_job_id        name of the job; derived from save path, task type, input and sampling when not set
     rollout_buffer_on_exhausted  ``error`` (default) or ``repeat``: what happens when the input is used up
+    rollout_buffer_short_groups  ``refill`` (default): other groups fill the places of a batch that could not be
+                                 played; ``keep``: dummies stay in them, which make slime's mean smaller
     rollout_buffer_options       extra keys of the start payload: timeouts, ratios, what the generator understands
     rollout_buffer_token         bearer token; the environment's ROLLOUT_BUFFER_TOKEN when not set
     rollout_buffer_wait_s        how long one poll waits for a group (20)
@@ -49,6 +51,7 @@ __all__ = [
     "ImageSettings",
     "OnExhausted",
     "RolloutSettings",
+    "ShortGroups",
     "buffer_token",
     "eval_payload",
     "eval_sets",
@@ -57,6 +60,7 @@ __all__ = [
     "read_mask_settings",
     "read_row_settings",
     "read_settings",
+    "read_short_groups",
     "read_tracking_settings",
     "start_payload",
 ]
@@ -77,8 +81,8 @@ KEYS = frozenset(
     | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
     | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
     | {"rollout_buffer_options", "rollout_buffer_pixel_dtype", "rollout_buffer_ray_address"}
-    | {"rollout_buffer_report_drift", "rollout_buffer_tensorboard_dir", "rollout_buffer_timeout_s"}
-    | {"rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
+    | {"rollout_buffer_report_drift", "rollout_buffer_short_groups", "rollout_buffer_tensorboard_dir"}
+    | {"rollout_buffer_timeout_s", "rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
 )
 """Every ``rollout_buffer_…`` attribute that is read; another one is a slip, which slime takes in silence."""
 
@@ -88,6 +92,13 @@ class OnExhausted(StrEnum):
 
     ERROR = "error"  # says so and stops
     REPEAT = "repeat"  # plays the whole input again, as a job of its own
+
+
+class ShortGroups(StrEnum):
+    """What happens to the places of a batch whose trajectories could not be played."""
+
+    REFILL = "refill"  # other groups fill them
+    KEEP = "keep"  # dummies stay in them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -441,6 +452,19 @@ def _on_exhausted(args: Any) -> OnExhausted:
         return OnExhausted(value)
     except ValueError as error:
         raise ConfigError(f"rollout_buffer_on_exhausted is {value!r}; use error or repeat") from error
+
+
+def read_short_groups(args: Any) -> ShortGroups:
+    """Reads what becomes of the places of a batch that could not be played.
+
+    Raises:
+        ConfigError: the value is none of the two.
+    """
+    value = getattr(args, "rollout_buffer_short_groups", None) or ShortGroups.REFILL
+    try:
+        return ShortGroups(value)
+    except ValueError as error:
+        raise ConfigError(f"rollout_buffer_short_groups is {value!r}; use refill or keep") from error
 
 
 def _at_least_one(args: Any, name: str) -> int:

@@ -141,6 +141,7 @@ def manager_args(buffer_url: str, save: str, **changes: Any) -> Namespace:
         "balance_data": False,
         "balance_by_flops": False,
         "sglang_speculative_algorithm": None,
+        "rollout_buffer_short_groups": "keep",
     }
     return Namespace(**{**values, **changes})
 

@@ -198,9 +198,9 @@ def check_batch(args: Namespace, groups: Sequence[Group]) -> None:
     Raises:
         ValueError: says which rule is broken.
     """
-    sizes = [len(group) for group in groups]
-    if sizes != [args.n_samples_per_prompt] * args.rollout_batch_size:
-        raise ValueError(f"groups of {sizes} members, not {args.rollout_batch_size} of {args.n_samples_per_prompt}")
+    members = sum(len(group) for group in groups)
+    if members != args.n_samples_per_prompt * args.rollout_batch_size:
+        raise ValueError(f"{members} trajectories, not {args.rollout_batch_size} times {args.n_samples_per_prompt}")
     samples = flat_samples(groups)
     trajectories = {id(member): flat_samples(member) for group in groups for member in group}
     if len({rows[0].rollout_id for rows in trajectories.values()}) != len(trajectories):

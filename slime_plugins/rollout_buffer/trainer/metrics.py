@@ -17,7 +17,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 
-__all__ = ["METRICS", "TrajectoryFacts", "batch_metrics", "facts_of", "job_metrics", "no_filter_metrics"]
+__all__ = ["METRICS", "TrajectoryFacts", "batch_metrics", "facts_of", "job_metrics", "no_filter_metrics", "pass_at"]
 
 Metrics = dict[str, float]
 
@@ -34,6 +34,8 @@ METRICS: Mapping[str, str] = {
     "rollout/success/mean": "share of trajectories that solved their task, of those that say whether they did",
     "rollout/success/task/<task>": "the same, by task",
     "rollout/success/app/<app>": "the same, by app",
+    "rollout/pass_at/<k>": "share of tasks of which one of k attempts succeeds, k = 1, 2, 4 … up to the played members",
+    "rollout/truncated/mean": "share of trajectories that a limit cut",
     "rollout/response_length/mean": "tokens from the first trained one to the end, all rows of a trajectory together",
     "rollout/response_length/min": "the shortest",
     "rollout/response_length/max": "the longest",
@@ -85,6 +87,7 @@ class TrajectoryFacts:
     raw_reward: float
     response_tokens: int
     trained_tokens: int
+    truncated: bool = False
     weight_versions: Sequence[str] = ()
     says: Mapping[str, Any] = field(default_factory=dict)
 
@@ -98,6 +101,7 @@ def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
         raw_reward=trajectory.raw_reward,
         response_tokens=sum(row.response_length for row in trajectory.rows),
         trained_tokens=sum(row.trained_tokens for row in trajectory.rows),
+        truncated=trajectory.truncated,
         weight_versions=[version for row in trajectory.rows for version in row.weight_versions],
         says=trajectory.extra_info,
     )
@@ -137,10 +141,33 @@ def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
         ),
         "rollout/trained_tokens/mean": statistics.fmean(member.trained_tokens for member in trained),
         **_pick(_spread("rollout/turns", turns), "mean", "max"),
+        "rollout/truncated/mean": statistics.fmean(member.truncated for member in trained),
         **_shares("rollout/stop_reason", [member.stop_reason for member in trained]),
         **_success([member.says for member in trained]),
         **_staleness(trained),
     }  # fmt: skip
+
+
+def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
+    """Returns the unbiased estimate of pass@k over groups, for every power of two that each of them has members for.
+
+    A trajectory succeeded where it says so, or else earned 1. From Chen et al., arXiv 2107.03374, eq. 1.
+    """
+    counts = [[_succeeded(member) for member in group if not member.is_dummy] for group in groups]
+    counts = [members for members in counts if members]
+    most = min(map(len, counts), default=0)
+    return {
+        f"rollout/pass_at/{k}": statistics.fmean(
+            1 - math.comb(len(members) - sum(members), k) / math.comb(len(members), k) for members in counts
+        )
+        for k in (2**power for power in range(most.bit_length()))
+        if k <= most
+    }
+
+
+def _succeeded(member: TrajectoryFacts) -> bool:
+    said = member.says.get("success")
+    return said if isinstance(said, bool) else member.raw_reward == 1
 
 
 def job_metrics(job: Mapping[str, Any]) -> Metrics:

@@ -668,3 +668,98 @@ def test_samples_stay_slimes_own_type(buffer: LoopbackBuffer) -> None:
     (record,) = trainer_of(buffer).train(1)
 
     assert all(type(sample) is Sample for sample in flat_samples(record.groups))
+
+
+# --- places that were not played -------------------------------------------------------------------------------------
+
+OWN_REWARDS: dict[str, Any] = {"custom_reward_post_process_path": "slime.rollout.agent_rollout.post_process_rewards"}
+
+
+def broken_in(*names: str, slots: tuple[int, ...] = (1,)) -> Callable[..., dict[str, Any]]:
+    """Items of which these could not be played."""
+
+    def item(instance_id: str, **place: Any) -> dict[str, Any]:
+        made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
+        if instance_id in names and place["slot"] in slots:
+            made |= {"remove_sample": True, "reward": None, "raw_reward": None, "generations": [], "outcome": "failed"}
+        return made
+
+    return item
+
+
+def shapes(record: RolloutRecord) -> list[tuple[str, int]]:
+    return [(group[0].metadata["instance_id"], len(group)) for group in record.groups]
+
+
+def test_a_place_that_was_not_played_is_taken_by_a_member_of_the_next_group() -> None:
+    with LoopbackBuffer([f"task-{number}" for number in range(8)], make_item=broken_in("task-0")) as buffer:
+        first, second = trainer_of(buffer, n_samples_per_prompt=4, **OWN_REWARDS).train(2)
+
+        assert shapes(first) == [("task-0", 3), ("task-1", 3), ("task-2", 2)]
+        assert not any(sample.remove_sample for sample in first.samples)
+        assert shapes(second) == [("task-3", 4), ("task-4", 4)]
+        assert all(group.state == "delivered" for group in buffer.only_job().groups[:5])
+
+
+def test_where_slime_normalises_by_position_the_next_whole_group_takes_the_place_of_a_short_one() -> None:
+    with LoopbackBuffer([f"task-{number}" for number in range(8)], make_item=broken_in("task-0")) as buffer:
+        (record,) = trainer_of(buffer, n_samples_per_prompt=4, custom_reward_post_process_path=None).train(1)
+
+        assert shapes(record) == [("task-1", 4), ("task-2", 4)]
+
+
+def test_a_group_that_was_left_out_is_consumed_and_does_not_come_back() -> None:
+    with LoopbackBuffer([f"task-{number}" for number in range(8)], make_item=broken_in("task-0")) as buffer:
+        trainer = trainer_of(buffer, n_samples_per_prompt=4, custom_reward_post_process_path=None)
+        trainer.train(1)
+
+        consumed = [name for ids in trainer.data_source.get_metadata().values() for name in ids]
+        assert sorted(consumed) == ["task-0", "task-1", "task-2"]
+
+
+def test_dummies_stay_where_the_input_has_nothing_to_take_their_places(caplog: pytest.LogCaptureFixture) -> None:
+    with LoopbackBuffer(["task-0", "task-1"], make_item=broken_in("task-0")) as buffer:
+        trainer = trainer_of(buffer, n_samples_per_prompt=4, num_epoch=1, **OWN_REWARDS)
+        (record,) = trainer.train(1)
+
+        assert [sample.remove_sample for sample in record.samples].count(True) == 1
+        assert "dummies stay" in caplog.text
+        with pytest.raises(InputExhaustedError):
+            trainer.train(1)
+
+
+def test_a_short_batch_is_refilled_from_the_next_pass_where_the_input_is_repeated() -> None:
+    with LoopbackBuffer(["task-0", "task-1"], make_item=broken_in("task-0")) as buffer:
+        repeat: dict[str, Any] = {"num_epoch": 1, "rollout_buffer_on_exhausted": "repeat"}
+        (record,) = trainer_of(buffer, n_samples_per_prompt=4, **repeat, **OWN_REWARDS).train(1)
+
+        assert not any(sample.remove_sample for sample in record.samples)
+        assert [name for name, _ in shapes(record)] == ["task-0", "task-1", "task-0"]
+
+
+def test_an_estimator_that_takes_no_dummies_gets_none() -> None:
+    with LoopbackBuffer(["task-0", "task-1"], make_item=broken_in("task-0")) as buffer:
+        changes: dict[str, Any] = {
+            "n_samples_per_prompt": 4,
+            "num_epoch": 1,
+            "advantage_estimator": "reinforce_plus_plus",
+        }
+        with pytest.raises(InputExhaustedError, match="takes no dummies"):
+            trainer_of(buffer, **changes).train(1)
+
+
+def test_a_generator_that_always_fails_is_stopped_at_the_first_batch() -> None:
+    names = [f"task-{number}" for number in range(40)]
+    with LoopbackBuffer(names, make_item=broken_in(*names, slots=(0, 1))) as buffer:
+        with pytest.raises(GeneratorError, match="no trajectory of this rollout"):
+            trainer_of(buffer, **OWN_REWARDS).train(1)
+        assert len([group for group in buffer.only_job().groups if group.state != "ready"]) == 2
+
+
+def test_one_that_fails_nearly_always_does_not_use_up_the_input() -> None:
+    names = [f"task-{number}" for number in range(60)]
+    with LoopbackBuffer(names, make_item=broken_in(*names[1:], slots=(0, 1, 2, 3))) as buffer:
+        (record,) = trainer_of(buffer, n_samples_per_prompt=4, **OWN_REWARDS).train(1)
+
+        assert [sample.remove_sample for sample in record.samples].count(True) == 4
+        assert len([group for group in buffer.only_job().groups if group.state != "ready"]) <= 8

@@ -27,6 +27,7 @@ OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.ut
 MASKS = ("slime.utils.mask_generator",)
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
+MORE_PACKAGES |= {"agent_rollout_dummies": {"megatron", "torch"}}  # it runs on slime's training ranks
 """What single modules may import beside them, each where it is used."""
 FORWARDED = {
     "agent_rollout_feed": "job_feed",

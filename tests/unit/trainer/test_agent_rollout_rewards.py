@@ -36,9 +36,30 @@ def test_a_trajectory_counts_once_however_many_rows_it_has() -> None:
 
 
 def test_dummies_count_not_at_all() -> None:
+    """Neither in the baseline nor, with larger rewards for the others, in slime's mean over the step."""
     members = [sample(1.0, trajectory=0), sample(0.0, trajectory=1), sample(9.0, trajectory=2, dummy=True)]
 
-    assert normalized(members, grpo_std_normalization=False) == [0.5, -0.5, 0.0]
+    assert normalized(members, grpo_std_normalization=False) == [0.75, -0.75, 0.0]
+    assert math.fsum(map(abs, normalized(members, grpo_std_normalization=False))) / 3 == 0.5
+
+
+def test_where_the_training_ranks_take_the_weight_off_dummies_rewards_are_left_alone() -> None:
+    members = [sample(1.0, trajectory=0), sample(0.0, trajectory=1), sample(9.0, trajectory=2, dummy=True)]
+    path = "slime.rollout.agent_rollout.post_process_rollout_data"
+
+    undone = normalized(members, grpo_std_normalization=False, rollout_data_postprocess_path=path)
+    assert undone == [0.5, -0.5, 0.0]
+
+
+def test_each_step_is_put_right_by_its_own_dummies() -> None:
+    members = [
+        *(sample(reward, group=0, trajectory=number) for number, reward in enumerate((1.0, 0.0))),
+        *(sample(reward, group=1, trajectory=2 + number) for number, reward in enumerate((1.0, 0.0))),
+        *(sample(0.0, group=1, trajectory=4 + number, dummy=True) for number in range(2)),
+    ]
+
+    rewards = normalized(members, grpo_std_normalization=False, global_batch_size=3)
+    assert rewards == [0.5, -0.5, 0.5, -1.5, 0.0, 0.0]
 
 
 def test_the_standard_deviation_is_the_one_slime_uses() -> None:

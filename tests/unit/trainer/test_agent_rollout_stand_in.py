@@ -35,7 +35,7 @@ def test_a_right_batch_passes() -> None:
 @pytest.mark.parametrize(
     ("group", "rule"),
     [
-        ([sample(0)], "groups of"),
+        ([sample(0)], "1 trajectories, not"),
         ([sample(0), sample(0)], "share a rollout_id"),
         ([[sample(0), sample(1)], [sample(2)]], "different rollout_ids"),
         ([sample(0), sample(1, metadata={})], "different metadata keys"),

@@ -97,6 +97,7 @@ def trained(buffer: LoopbackBuffer, rollouts: int = 1, **changes: Any) -> list[R
         "n_samples_per_prompt": 2,
         "rollout_buffer_wait_s": 0.05,
         "fetch_trajectory_retry_times": 5,
+        "rollout_buffer_short_groups": "keep",
     }
     return TrainerStandIn(trainer_args(**{**values, **changes})).train(rollouts)
 

@@ -1,0 +1,206 @@
+"""slime's arguments that an agent rollout cannot serve: refused before the first episode is played. Pure.
+
+Each of them stops slime's training code later, with an assertion that names no flag, or is taken and never obeyed. The
+sentence of the error names the flag to change; ``docs/slime.md`` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.errors import ConfigError
+
+__all__ = [
+    "ESTIMATORS_WITHOUT_DUMMIES",
+    "check_arguments",
+    "data_parallel_size",
+    "log_probs_come_with_the_loss",
+    "sees_images",
+]
+
+ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
+"""They assert that every sequence has a trained token."""
+HOOKS_THAT_NOBODY_CALLS = {
+    "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",
+    "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to look",
+    "dynamic_sampling_filter_path": "give the buffer an is_valid_group of the generator",
+    "rollout_sample_hook_path": "give the buffer a transform_group of the generator",
+    "custom_generate_function_path": "episodes are played by the generator of --rollout-task-type",
+    "custom_rm_path": "rewards come from the generator of --rollout-task-type",
+    "rm_type": "rewards come from the generator of --rollout-task-type",
+}
+"""slime calls them in its own rollout function alone."""
+VIRTUAL_PIPELINE = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
+
+
+def check_arguments(args: Any) -> None:
+    """Looks whether slime's training code takes what an agent rollout gives it under these arguments.
+
+    Raises:
+        ConfigError: it does not; the sentence says which flag to change, the detail lists every reason.
+    """
+    reasons = [reason for check in CHECKS for reason in check(args)]
+    if reasons:
+        raise ConfigError("; ".join(reasons), {"reasons": reasons})
+
+
+def data_parallel_size(args: Any) -> int | None:
+    """Returns over how many ranks the rows of a step are spread; None where the arguments do not say."""
+    gpus = (getattr(args, "actor_num_nodes", None) or 0) * (getattr(args, "actor_num_gpus_per_node", None) or 0)
+    if not gpus:
+        return None
+    parallel: int = math.prod(
+        getattr(args, name, None) or 1
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+    )
+    return max(1, int(gpus) // parallel)
+
+
+def log_probs_come_with_the_loss(args: Any) -> bool:
+    """Tells whether slime computes no log-probs of its own before the loss: one step a rollout, and nobody asks."""
+    if getattr(args, "use_rollout_logprobs", False):
+        return not getattr(args, "get_mismatch_metrics", False)
+    if getattr(args, "use_routing_replay", False) or getattr(args, "get_mismatch_metrics", False):
+        return False
+    if (
+        any(getattr(args, name, False) for name in ("use_critic", "keep_old_actor", "use_opd"))
+        or getattr(args, "advantage_estimator", None) == "gspo"
+    ):
+        return False
+    one_loss = getattr(args, "loss_type", None) == "policy_loss" and getattr(args, "kl_coef", None) == 0
+    return one_loss and _trajectories(args) // _step(args) <= 1
+
+
+def _trajectories(args: Any) -> int:
+    return int(args.rollout_batch_size) * int(args.n_samples_per_prompt)
+
+
+def _step(args: Any) -> int:
+    return int(getattr(args, "global_batch_size", None) or _trajectories(args))
+
+
+def _steps(args: Any) -> Iterator[str]:
+    trajectories, step = _trajectories(args), _step(args)
+    if step > trajectories or trajectories % step:
+        yield (
+            f"--global-batch-size {step} does not divide the {trajectories} trajectories of a rollout "
+            f"(--rollout-batch-size {args.rollout_batch_size} × --n-samples-per-prompt {args.n_samples_per_prompt}): "
+            "slime would leave the rest untrained, without a word"
+        )
+
+
+def _ranks(args: Any) -> Iterator[str]:
+    ranks, step = data_parallel_size(args), _step(args)
+    if ranks is None:
+        return
+    if getattr(args, "use_dynamic_batch_size", True):
+        if step < ranks:
+            yield f"--global-batch-size {step} is less than the {ranks} data-parallel ranks, each of which needs a row"
+        return
+    size = int(getattr(args, "micro_batch_size", None) or 1)
+    stages = any(getattr(args, name, None) for name in VIRTUAL_PIPELINE)
+    group = 1
+    if stages:  # Megatron's own default
+        pipeline = getattr(args, "pipeline_model_parallel_size", None)
+        group = int(getattr(args, "microbatch_group_size_per_vp_stage", None) or pipeline or 1)
+    if step % (ranks * size * group):
+        yield (
+            f"--global-batch-size {step} is no multiple of {ranks * size * group}, the data-parallel ranks times "
+            "--micro-batch-size (times --microbatch-group-size-per-vp-stage): set --use-dynamic-batch-size with "
+            "--max-tokens-per-gpu, or change one of them"
+        )
+
+
+def _estimator(args: Any) -> Iterator[str]:
+    estimator = getattr(args, "advantage_estimator", None)
+    if estimator not in ESTIMATORS_WITHOUT_DUMMIES:
+        return
+    if read_short_groups(args) is ShortGroups.KEEP:
+        yield (
+            f"--advantage-estimator {estimator} stops at a dummy, which has no trained token: "
+            "set rollout_buffer_short_groups: refill"
+        )
+    if not getattr(args, "use_dynamic_batch_size", True) and (data_parallel_size(args) or 1) > 1:
+        yield (
+            f"--advantage-estimator {estimator} stops at the untrained rows that fill up micro-batches of one size "
+            "where a trajectory has several rows: set --use-dynamic-batch-size"
+        )
+
+
+def _logging(args: Any) -> Iterator[str]:
+    if getattr(args, "log_passrate", False):
+        yield (
+            "--log-passrate takes the rows of a batch for trajectories in groups of one size, and stops the training "
+            "after a batch with others: leave it out, rollout/pass_at/<k> says the same by trajectory"
+        )
+    if getattr(args, "log_correct_samples", False) and log_probs_come_with_the_loss(args):
+        yield (
+            "--log-correct-samples reads log-probs that slime does not compute here before the loss: leave it out, or "
+            "set --num-steps-per-rollout 2 or more"
+        )
+    if getattr(args, "log_reward_category", None):
+        yield "--log-reward-category reads a key of the reward, and the rewards of a rollout buffer are numbers"
+
+
+def _hooks(args: Any) -> Iterator[str]:
+    for name, instead in HOOKS_THAT_NOBODY_CALLS.items():
+        if getattr(args, name, None):
+            yield f"--{name.replace('_', '-')} is called by slime's own rollout function alone: {instead}"
+
+
+def _engine(args: Any) -> Iterator[str]:
+    if getattr(args, "use_rollout_routing_replay", False):
+        yield (
+            "--use-rollout-routing-replay wants the experts that the engine chose, which no trajectory records: use "
+            "--use-routing-replay, which records them in the trainer"
+        )
+    keeps_top_p = any(field.name == "rollout_top_p_token_ids" for field in fields(Sample))
+    if keeps_top_p and getattr(args, "rollout_top_p", 1.0) != 1.0:
+        yield (
+            f"--rollout-top-p {args.rollout_top_p} makes this slime ask for the token sets of every step, which no "
+            "trajectory records: set it to 1, or send top_p by the generator's own sampling parameters"
+        )
+    if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "sglang":
+        yield "--opd-type sglang wants the teacher's log-probs with the rollout: use --opd-type megatron"
+
+
+def sees_images(args: Any) -> bool:
+    """Tells whether the model that is trained has a vision tower, as far as its folder says so."""
+    try:
+        config = json.loads((_checkpoint(args) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "vision_config" in config
+
+
+def _checkpoint(args: Any) -> Path:
+    return Path(str(getattr(args, "hf_checkpoint", None) or ""))
+
+
+def _vision(args: Any) -> Iterator[str]:
+    """Its own processor makes the tensors of a row's placeholders; slime stops at a placeholder without."""
+    checkpoint = _checkpoint(args)
+    names = ("preprocessor_config.json", "processor_config.json")
+    if sees_images(args) and not any((checkpoint / name).is_file() for name in names):
+        yield (
+            f"--hf-checkpoint {checkpoint} is a model with eyes and has no {' or '.join(names)}: rows with screenshots "
+            "would reach it without their tensors; put the files of its processor there"
+        )
+
+
+CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
+    _steps,
+    _ranks,
+    _estimator,
+    _logging,
+    _hooks,
+    _engine,
+    _vision,
+)

@@ -1,0 +1,181 @@
+"""Which groups make the batch of a rollout: as many played trajectories as slime trains, whatever failed. Pure.
+
+slime's mean is over all trajectories of a step, dummies too: a step with four of them in eight moves the weights half
+as far. So a place that could not be played is not left to a dummy. Where the rewards are normalised by ``group_index``
+(``post_process_rewards``) or not at all, a short group gives the members that it has, and members of one more group
+take the places that are left. Where slime normalises them itself, which it does by position, a short group is left out
+and a whole one takes its place. What dummies remain, because the input is used up, never make a step alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slime.rollout.agent_rollout_samples import NORMALIZING_ESTIMATORS, Group, as_dummy, rows_of, trajectories_of
+from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
+from slime_plugins.rollout_buffer.errors import GeneratorError
+
+__all__ = ["OWN_REWARDS_PATH", "BatchRule", "make_odd_dummies", "played", "rule_of"]
+
+logger = logging.getLogger(__name__)
+
+OWN_REWARDS_PATH = "slime.rollout.agent_rollout.post_process_rewards"
+NO_LOG_PROBS = "it has no log-probs of the engine, and most of its batch have"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRule:
+    """What a batch holds: ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
+
+    ``whole_groups``: only groups of which every member was played. ``least`` members make a group worth its places:
+    one alone has no baseline, hence no advantage.
+    """
+
+    groups: int
+    members: int
+    step: int
+    short_groups: ShortGroups
+    whole_groups: bool
+    least: int
+
+    @property
+    def trajectories(self) -> int:
+        """How many trajectories slime trains of a rollout."""
+        return self.groups * self.members
+
+    def missing(self, seen: Sequence[Group]) -> int:
+        """Returns how many groups more the batch wants, if all of them come whole; 0 when it is full."""
+        if self.short_groups is ShortGroups.KEEP:
+            return max(0, self.groups - len(seen))
+        if self.whole_groups:
+            return max(0, self.groups - sum(played(group) == self.members for group in seen))
+        have = sum(played(group) for group in seen if self._counts(group))
+        return max(0, -((have - self.trajectories) // self.members))
+
+    def batch(self, seen: Sequence[Group]) -> list[Group]:
+        """Returns the batch of the groups that came, which are enough or all there are.
+
+        Raises:
+            GeneratorError: so few were played that some training step would be of dummies alone.
+        """
+        return self._without_empty_steps(self._chosen(seen))
+
+    def _chosen(self, seen: Sequence[Group]) -> list[Group]:
+        if self.short_groups is ShortGroups.KEEP or all(played(group) == self.members for group in seen):
+            return list(seen[: self.groups])
+        if self.whole_groups:
+            return sorted(seen, key=lambda group: played(group) < self.members)[: self.groups]
+        full = [_played_members(group) for group in seen if self._counts(group)]
+        surplus = sum(map(len, full)) - self.trajectories
+        if surplus >= 0:
+            return self._evenly_cut(full, surplus)
+        single = [_played_members(group) for group in seen if 0 < played(group) < self.least][:-surplus]
+        return self._with_dummies([*full, *single], seen)
+
+    def _with_dummies(self, batch: list[Group], seen: Sequence[Group]) -> list[Group]:
+        """Puts dummies beside the members of groups, in turn, until every place is taken."""
+        lacking = self.trajectories - sum(map(len, batch))
+        dummies = [member for group in seen for member in group if rows_of(member)[0].remove_sample][:lacking]
+        if not batch:
+            return [dummies]
+        return [[*group, *dummies[number :: len(batch)]] for number, group in enumerate(batch)]
+
+    def _evenly_cut(self, groups: list[Group], surplus: int) -> list[Group]:
+        """Takes so many members out: each time the last of the largest group, or a group that would be too small."""
+        sizes = [len(group) for group in groups]
+        while surplus:
+            largest = max(range(len(sizes)), key=lambda number: (sizes[number], number))
+            out = sizes[largest] if sizes[largest] == self.least <= surplus else 1
+            sizes[largest] -= out
+            surplus -= out
+        return [group[:size] for group, size in zip(groups, sizes, strict=True) if size]
+
+    def _counts(self, group: Group) -> bool:
+        return played(group) >= self.least
+
+    def _without_empty_steps(self, batch: list[Group]) -> list[Group]:
+        """Orders the groups so that every step has a played trajectory; as they came where it has so already."""
+        if self._every_step_is_played(batch):
+            return batch
+        steps = max(1, self.trajectories // self.step)
+        by_size = sorted(batch, key=played, reverse=True)
+        dealt = [group for first in range(steps) for group in by_size[first::steps]]
+        if not self._every_step_is_played(dealt):
+            raise GeneratorError(
+                f"{sum(map(played, batch))} of {self.trajectories} trajectories of this rollout were played: some "
+                "training step would train nothing, and still move the weights by Adam's momentum"
+            )
+        return dealt
+
+    def _every_step_is_played(self, batch: Sequence[Group]) -> bool:
+        members = [not rows[0].remove_sample for rows in trajectories_of(batch)]
+        return all(any(members[start : start + self.step]) for start in range(0, len(members), self.step))
+
+
+def rule_of(args: Any) -> BatchRule:
+    """Returns what slime's arguments ask of a batch.
+
+    Raises:
+        ConfigError: ``rollout_buffer_short_groups`` is none of its two values.
+    """
+    groups, members = int(args.rollout_batch_size), int(args.n_samples_per_prompt)
+    normalizes = getattr(args, "advantage_estimator", "grpo") in NORMALIZING_ESTIMATORS and getattr(
+        args, "rewards_normalization", True
+    )
+    path = getattr(args, "custom_reward_post_process_path", None)
+    return BatchRule(
+        groups=groups,
+        members=members,
+        step=int(getattr(args, "global_batch_size", None) or groups * members),
+        short_groups=read_short_groups(args),
+        whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes),
+        least=2 if normalizes and members > 1 else 1,
+    )
+
+
+def played(group: Group) -> int:
+    """Returns how many members of a group are trajectories and not dummies."""
+    return len(_played_members(group))
+
+
+def make_odd_dummies(groups: Sequence[Group]) -> int:
+    """Makes dummies of trajectories without log-probs where most of the batch have some; returns of how many.
+
+    slime takes log-probs of every sample or of none: a few without would cost all the others theirs.
+    """
+    trained = [rows for rows in trajectories_of(groups) if not rows[0].remove_sample]
+    odd = [rows for rows in trained if any(row.rollout_log_probs is None for row in rows)]
+    if not odd or 2 * len(odd) >= len(trained):
+        return 0
+    uids = {rows[0].prompt for rows in odd}
+    for group in groups:
+        group[:] = [as_dummy(member, NO_LOG_PROBS) if rows_of(member)[0].prompt in uids else member for member in group]
+        _give_mean(group)
+    logger.warning(
+        "%d of %d trajectories have no log-probs of the engine: they are not trained, so that the others keep theirs",
+        len(odd),
+        len(trained),
+    )
+    return len(odd)
+
+
+def _give_mean(group: Group) -> None:
+    """Gives dummies the mean rewards of the group's members that were played."""
+    real = [rows_of(member)[0] for member in _played_members(group)]
+    if not real:
+        return
+    rewards: list[Any] = [sample.reward for sample in real]
+    reward = math.fsum(rewards) / len(real)
+    raw = math.fsum(float(sample.metadata["raw_reward"]) for sample in real) / len(real)
+    for number, member in enumerate(group):
+        sample = rows_of(member)[0]
+        if sample.remove_sample:
+            group[number] = replace(sample, reward=reward, metadata={**sample.metadata, "raw_reward": raw})
+
+
+def _played_members(group: Group) -> Group:
+    return [member for member in group if not rows_of(member)[0].remove_sample]

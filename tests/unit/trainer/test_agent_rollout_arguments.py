@@ -1,0 +1,135 @@
+"""What would stop slime's training code later is refused before the first episode, with the flag to change."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.rollout.agent_rollout import forget_jobs, generate_rollout
+from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
+from slime.rollout.agent_rollout_probe import LoopbackBuffer
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
+
+RANKS = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 8, "micro_batch_size": 1, "use_dynamic_batch_size": False}
+
+
+def slimes_args(**changes: Any) -> Namespace:
+    """Arguments as slime's parser leaves them where nobody asks for anything special."""
+    values = {
+        "rollout_batch_size": 4,
+        "n_samples_per_prompt": 4,
+        "global_batch_size": 16,
+        "use_dynamic_batch_size": True,
+        "advantage_estimator": "grpo",
+        "loss_type": "policy_loss",
+        "kl_coef": 0,
+        "rollout_top_p": 1.0,
+    }
+    return trainer_args(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        RANKS,
+        {**RANKS, "global_batch_size": 8},
+        {**RANKS, "tensor_model_parallel_size": 8, "global_batch_size": 1},
+        {"log_correct_samples": True, "global_batch_size": 8},
+        {"log_multi_turn": True, "log_passrate": False},
+        {"advantage_estimator": "reinforce_plus_plus"},
+        {"use_routing_replay": True},
+        {"use_opd": True, "opd_type": "megatron"},
+        {"rollout_sample_filter_path": None},
+    ],
+)
+def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> None:
+    check_arguments(slimes_args(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"global_batch_size": 12}, "--global-batch-size 12 does not divide the 16"),
+        ({"global_batch_size": 32}, "--global-batch-size 32 does not divide"),
+        ({**RANKS, "global_batch_size": 4}, "set --use-dynamic-batch-size"),
+        ({**RANKS, "micro_batch_size": 4}, "--micro-batch-size"),
+        ({**RANKS, "use_dynamic_batch_size": True, "global_batch_size": 4}, "8 data-parallel ranks"),
+        (
+            {
+                **RANKS,
+                "pipeline_model_parallel_size": 2,
+                "virtual_pipeline_model_parallel_size": 2,
+                "global_batch_size": 4,
+            },
+            "--microbatch-group-size-per-vp-stage",
+        ),
+        (
+            {"advantage_estimator": "reinforce_plus_plus", "rollout_buffer_short_groups": "keep"},
+            "rollout_buffer_short_groups: refill",
+        ),
+        ({**RANKS, "advantage_estimator": "reinforce_plus_plus"}, "set --use-dynamic-batch-size"),
+        ({"log_passrate": True}, "--log-passrate"),
+        ({"log_correct_samples": True}, "--log-correct-samples"),
+        ({"log_correct_samples": True, "use_rollout_logprobs": True, "global_batch_size": 8}, "--log-correct-samples"),
+        ({"log_reward_category": "kind"}, "--log-reward-category"),
+        ({"rollout_sample_filter_path": "a.b"}, "--rollout-sample-filter-path"),
+        ({"rollout_all_samples_process_path": "a.b"}, "--rollout-all-samples-process-path"),
+        ({"dynamic_sampling_filter_path": "a.b"}, "--dynamic-sampling-filter-path"),
+        ({"rollout_sample_hook_path": "a.b"}, "--rollout-sample-hook-path"),
+        ({"custom_generate_function_path": "a.b"}, "--custom-generate-function-path"),
+        ({"custom_rm_path": "a.b"}, "--custom-rm-path"),
+        ({"rm_type": "math"}, "--rm-type"),
+        ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p 0.9"),
+        ({"use_opd": True, "opd_type": "sglang"}, "--opd-type"),
+    ],
+)
+def test_what_stops_a_step_later_is_refused_with_the_flag_to_change(changes: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        check_arguments(slimes_args(**changes))
+
+
+def test_all_reasons_are_said_at_once() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        check_arguments(slimes_args(log_passrate=True, rm_type="math"))
+
+    assert len(refusal.value.detail["reasons"]) == 2
+
+
+def test_a_model_with_eyes_needs_the_files_of_its_processor(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": {}}))
+    with pytest.raises(ConfigError, match="preprocessor_config"):
+        check_arguments(slimes_args(hf_checkpoint=str(tmp_path)))
+
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    check_arguments(slimes_args(hf_checkpoint=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "with_the_loss"),
+    [
+        ({}, True),
+        ({"global_batch_size": 8}, False),
+        ({"kl_coef": 0.1}, False),
+        ({"get_mismatch_metrics": True}, False),
+        ({"use_rollout_logprobs": True, "global_batch_size": 8}, True),
+        ({"advantage_estimator": "gspo"}, False),
+    ],
+)
+def test_it_is_known_when_slime_has_no_log_probs_before_the_loss(changes: dict[str, Any], with_the_loss: bool) -> None:
+    assert log_probs_come_with_the_loss(slimes_args(**changes)) is with_the_loss
+
+
+def test_the_refusal_comes_before_anything_is_started() -> None:
+    forget_jobs()
+    with LoopbackBuffer(["task-0"]) as buffer:
+        args = slimes_args(rollout_buffer_url=buffer.url, prompt_data="tasks.jsonl", log_passrate=True)
+        with pytest.raises(ConfigError, match="--log-passrate"):
+            generate_rollout(args, 0, CheckpointDataSource(args))
+        assert buffer.requests == []

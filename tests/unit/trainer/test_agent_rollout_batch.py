@@ -1,0 +1,146 @@
+"""A batch is filled with trajectories that were played; dummies stay only where nothing is left, and never alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.rollout.agent_rollout_batch import BatchRule, make_odd_dummies, played, rule_of
+from slime.rollout.agent_rollout_samples import Group, rows_of, trajectories_of
+from slime.rollout.agent_rollout_settings import ShortGroups
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
+from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
+
+RULE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=False, least=2)
+KEEP = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.KEEP, whole_groups=False, least=2)
+WHOLE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=True, least=2)
+
+
+def member(name: str, *, dummy: bool = False, log_probs: bool = True) -> Sample:
+    return Sample(
+        prompt=name,
+        tokens=[1, 2, 3],
+        response_length=2,
+        loss_mask=[0, 0] if dummy else [1, 1],
+        reward=1.0,
+        rollout_log_probs=[-0.5, -0.5] if log_probs and not dummy else None,
+        remove_sample=dummy,
+        metadata={"raw_reward": 1.0, "instance_id": name},
+    )
+
+
+def group(name: str, good: int, size: int = 4) -> Group:
+    return [member(f"{name}-{slot}", dummy=slot >= good) for slot in range(size)]
+
+
+def sizes(groups: list[Group]) -> list[tuple[int, int]]:
+    """Members and played members of each group."""
+    return [(len(entry), played(entry)) for entry in groups]
+
+
+def test_a_batch_of_whole_groups_is_taken_as_it_came() -> None:
+    seen = [group("a", 4), group("b", 4), group("c", 4)]
+
+    for rule in (RULE, WHOLE, KEEP):
+        assert rule.missing(seen) == 0
+        assert rule.batch(seen) == seen
+
+
+def test_the_members_of_one_more_group_take_the_places_of_those_that_were_not_played() -> None:
+    seen = [group("a", 4), group("b", 3), group("c", 2)]
+    assert RULE.missing(seen) == 1
+
+    seen.append(group("d", 4))
+    assert RULE.missing(seen) == 0
+    assert sizes(RULE.batch(seen)) == [(4, 4), (3, 3), (2, 2), (3, 3)]
+
+
+def test_a_group_of_one_has_no_baseline_and_takes_no_place() -> None:
+    seen = [group("a", 4), group("b", 4), group("c", 1), group("d", 4)]
+
+    assert RULE.missing(seen[:3]) == 1
+    assert [entry[0].prompt for entry in RULE.batch(seen)] == ["a-0", "b-0", "d-0"]
+
+
+def test_where_slime_normalises_by_position_a_short_group_is_left_out() -> None:
+    seen = [group("a", 4), group("b", 3), group("c", 4)]
+    assert WHOLE.missing(seen) == 1
+
+    seen.append(group("d", 4))
+    assert [entry[0].prompt for entry in WHOLE.batch(seen)] == ["a-0", "c-0", "d-0"]
+
+
+def test_where_nothing_is_left_dummies_fill_the_batch() -> None:
+    seen = [group("a", 4), group("b", 3), group("c", 2)]
+
+    for rule in (RULE, WHOLE, KEEP):
+        batch = rule.batch(seen)
+        assert len(trajectories_of(batch)) == 12
+        assert sum(map(played, batch)) == 9
+
+
+def test_no_step_is_of_dummies_alone() -> None:
+    seen = [group("a", 4), group("b", 0), group("c", 0)]
+    with pytest.raises(GeneratorError, match="4 of 12 trajectories"):
+        BatchRule(groups=3, members=4, step=4, short_groups=ShortGroups.KEEP, whole_groups=False, least=2).batch(seen)
+
+    seen = [group("a", 2), group("b", 0), group("c", 0), group("d", 2)]
+    pairs = BatchRule(groups=4, members=4, step=8, short_groups=ShortGroups.KEEP, whole_groups=False, least=2)
+    ordered = pairs.batch([seen[1], seen[2], seen[0], seen[3]])
+    assert [played(entry) for entry in ordered] == [2, 0, 2, 0]
+
+
+@given(st.lists(st.integers(0, 4), min_size=3, max_size=9))
+def test_a_batch_has_every_place_filled_and_no_more_dummies_than_it_must(good: list[int]) -> None:
+    seen = [group(str(number), count) for number, count in enumerate(good)]
+    try:
+        batch = RULE.batch(seen)
+    except GeneratorError:
+        assert RULE.missing(seen) > 0
+        return
+
+    members = trajectories_of(batch)
+    assert len(members) == 12
+    assert len({rows[0].prompt for rows in members}) == 12
+    assert sum(map(played, batch)) == min(12, sum(good))
+    if RULE.missing(seen) == 0:
+        assert all(len(entry) >= 2 for entry in batch)
+
+
+def test_odd_trajectories_without_log_probs_become_dummies_and_the_others_keep_theirs() -> None:
+    odd = [member("odd", log_probs=False), [member("rows"), member("rows", log_probs=False)]]
+    groups: list[Group] = [[member("a"), member("b"), member("c"), odd[0]], [member("d"), odd[1], member("e")]]
+
+    assert make_odd_dummies(groups) == 2
+    assert [rows_of(entry)[0].remove_sample for entry in groups[0]] == [False, False, False, True]
+    assert "no log-probs" in groups[1][1].metadata["dummy_reason"]
+    assert make_odd_dummies(groups) == 0
+
+
+def test_where_most_have_no_log_probs_nobody_becomes_a_dummy() -> None:
+    groups = [[member("a"), member("b", log_probs=False)], [member("c", log_probs=False), member("d")]]
+
+    assert make_odd_dummies(groups) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "whole"),
+    [
+        ({"custom_reward_post_process_path": "slime.rollout.agent_rollout.post_process_rewards"}, False),
+        ({"custom_reward_post_process_path": None}, True),
+        ({"custom_reward_post_process_path": None, "rewards_normalization": False}, False),
+        ({"custom_reward_post_process_path": None, "advantage_estimator": "ppo"}, False),
+        ({"custom_reward_post_process_path": "mine.rewards"}, True),
+    ],
+)
+def test_groups_must_be_whole_where_rewards_may_be_normalised_by_position(changes: dict[str, Any], whole: bool) -> None:
+    assert rule_of(trainer_args(**changes)).whole_groups is whole
+
+
+def test_an_unknown_way_to_treat_short_groups_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use refill or keep"):
+        rule_of(trainer_args(rollout_buffer_short_groups="drop"))
