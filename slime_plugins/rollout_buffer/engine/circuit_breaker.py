@@ -1,7 +1,9 @@
 """When a job should wait for its engine instead of playing on: a circuit breaker around all of its turns.
 
 It opens when the engine has answered nobody for a while, or failed one attempt after the other, and does not answer a
-question of one token either. It closes when that question is answered.
+question of one token either. It closes when that question is answered. An engine that is out of reach may come back,
+and is waited for without end; one that is there, and itself refuses even that question for minutes, will not mend
+itself: ``verdict`` says so.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ FAILURES_IN_A_ROW: Final = 16
 INSTANCES_OF_FAILURES: Final = 2
 """Failures of one input line alone are most likely its own."""
 PROBE_INTERVAL_S: Final = 10.0
+REFUSED_PATIENCE_S: Final = 600.0
+"""A trainer that loads weights or a server that is being set up may refuse for a while."""
 
 
 class EngineWatch:
@@ -36,6 +40,8 @@ class EngineWatch:
         self.answers_others = False
         """The engine was asked after a burst of failures, and answered: the job's own requests are at fault."""
         self._probed_at = -math.inf
+        self._refused_since: float | None = None
+        """Since when every question was refused by the engine itself."""
         self._probing: asyncio.Task[bool] | None = None
 
     def failed(self, instance_id: str, error: EngineError) -> None:
@@ -61,6 +67,7 @@ class EngineWatch:
         Only time between calls of this method counts, so a pause of the job does not.
         """
         self._count_time()
+        self._refused_since = None
         if self._away_s > AWAY_PATIENCE_S:
             return self._engine.refusal or "answers nobody"
         burst = self._failures >= FAILURES_IN_A_ROW and len(self._failed_instances) >= INSTANCES_OF_FAILURES
@@ -81,6 +88,13 @@ class EngineWatch:
             self.succeeded()
         return recovered
 
+    def verdict(self) -> str:
+        """Returns why waiting is of no use, as what follows "the engine"; empty while it may be."""
+        refused_s = 0.0 if self._refused_since is None else time.monotonic() - self._refused_since
+        if refused_s <= REFUSED_PATIENCE_S:
+            return ""
+        return f"refuses everything, even a question of one token, for {refused_s:.0f} s: {self._engine.probe_refusal}"
+
     async def close(self) -> None:
         """Takes the question back that is under way."""
         if self._probing is not None:
@@ -97,7 +111,12 @@ class EngineWatch:
         """The answer to the question that was asked last; None while there is none."""
         if self._probing is not None and self._probing.done():
             probing, self._probing = self._probing, None
-            return False if probing.cancelled() else probing.result()
+            answered = not probing.cancelled() and probing.result()
+            if answered or not self._engine.probe_refusal:
+                self._refused_since = None
+            elif self._refused_since is None:
+                self._refused_since = time.monotonic()
+            return answered
         if self._probing is None and time.monotonic() - self._probed_at > PROBE_INTERVAL_S:
             self._probed_at = time.monotonic()
             self._probing = asyncio.create_task(self._engine.answers())

@@ -75,6 +75,7 @@ class HttpEngine:
         self._last_sign_at = time.monotonic()
         self._answered_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
+        self._probe_refusal = ""
 
     @property
     def base_url(self) -> str:
@@ -104,6 +105,11 @@ class HttpEngine:
     def refusal(self) -> str:
         """What was said last in place of an answer, as what follows "the engine"; empty when nothing was."""
         return self._refusal
+
+    @property
+    def probe_refusal(self) -> str:
+        """What the engine itself said against the last question of ``answers``; empty when nothing or nobody did."""
+        return self._probe_refusal
 
     async def answers(self) -> bool:
         """Asks for one token, and returns whether it came.
@@ -237,10 +243,14 @@ class HttpEngine:
         self._answered_at, self._refused_since = time.monotonic(), None
 
     async def _probe(self) -> bool:
+        self._probe_refusal = ""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._answered_part(self._probe_request(), ())
-        except (RefusalError, EngineError, TimeoutError):
+        except EngineError as error:
+            self._probe_refusal = error.message
+            return False
+        except (RefusalError, TimeoutError):
             return False
         return True
 

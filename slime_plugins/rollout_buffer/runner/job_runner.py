@@ -520,9 +520,14 @@ class JobRunner:
         if job.state is JobState.RUNNING and (trouble := watch.trouble()):
             logger.warning("job %s is paused: the engine %s", job.job_id, trouble)
             await self._stored(self._buffer.pause_for_engine, self._fence, job.key, trouble)
-        elif job.state is JobState.PAUSED and job.cause.startswith(ENGINE_AWAY_CAUSE) and watch.has_recovered():
+        elif job.state is not JobState.PAUSED or not job.cause.startswith(ENGINE_AWAY_CAUSE):
+            return
+        elif watch.has_recovered():
             logger.info("job %s goes on: the engine answers again", job.job_id)
             await self._stored(self._buffer.resume_for_engine, self._fence, job.key)
+        elif verdict := watch.verdict():
+            logger.error("job %s fails: the engine %s", job.job_id, verdict)
+            await self._stored(self._buffer.fail_job, job.key, f"the engine {verdict}")
         else:
             return
         self._job = await self._stored(self._buffer.job_by_key, job.key)

@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine import circuit_breaker
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.runner import job_runner
@@ -136,6 +137,67 @@ async def test_an_engine_that_fails_every_attempt_pauses_the_job_instead_of_burn
         engine.answer = TOKEN
         await asyncio.wait_for(running, 50)
     assert buffer.describe(job)["slots"]["ready"] >= 2 * 180
+
+
+async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and says no to everything: nobody would ever wake the job."""
+    monkeypatch.setattr(circuit_breaker, "REFUSED_PATIENCE_S", 0.3)
+    async with playing(buffer, Behind(REFUSAL), count=200, num_process=4) as (job, running):
+        await asyncio.wait_for(running, 50)
+    described = buffer.describe(job)
+    assert described["state"] == "failed"
+    assert described["cause"].startswith("the engine refuses everything, even a question of one token, for ")
+    assert described["cause"].endswith("the engine refused the request: weights are broken")
+    assert described["groups"]["open"] >= 180, "what was never played can be played when the job is started again"
+
+
+async def test_an_engine_that_nobody_reaches_is_waited_for_without_end(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(circuit_breaker, "REFUSED_PATIENCE_S", 0.0)
+    async with playing(buffer, Behind(PAGE), num_process=2) as (job, _):
+        await until_state(buffer, job, JobState.PAUSED)
+        await asyncio.sleep(1.0)
+        assert buffer.job_by_key(job.key).state is JobState.PAUSED
+
+
+async def test_an_engine_that_is_out_of_reach_in_between_is_given_its_time_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_PATIENCE_S", 0.0)
+    engine = Silent()
+    watch = circuit_breaker.EngineWatch(engine)
+
+    async def asked_once(refusal: str) -> str:
+        engine.said = refusal
+        assert not watch.has_recovered()
+        await asyncio.sleep(0.01)
+        assert not watch.has_recovered()
+        return watch.verdict()
+
+    assert await asked_once("") == ""
+    assert "refuses everything" in await asked_once("no weights are loaded")
+    assert await asked_once("") == ""
+    await watch.close()
+    await engine.close()
+
+
+class Silent(SglangEngine):
+    """Answers no question; says ``said`` against it."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.said = ""
+
+    @property
+    def probe_refusal(self) -> str:
+        return self.said
+
+    async def answers(self) -> bool:
+        return False
 
 
 async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buffer) -> None:
