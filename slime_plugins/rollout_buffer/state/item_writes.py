@@ -5,7 +5,7 @@ Nothing here asks which generator that was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,6 +51,9 @@ class Write:
     items: Sequence[wire.WrittenItem]
 
 
+ITEMS_IN_A_TURN = 500
+"""A write of more gives others their turn in between."""
+
 Written = tuple[JobRecord, list[WriteResult]]
 _Jobs = dict[str | None, JobRecord]
 
@@ -67,6 +70,9 @@ class ItemWriter:
     def write(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
         """Keeps items from any generator anywhere, all or none. The same uid twice is one item.
 
+        More than ``ITEMS_IN_A_TURN`` are checked as a whole and kept in parts: what stops in the middle, as a full disk
+        does, has kept the first ones, and the same write again keeps the others.
+
         Raises:
             InvalidPayloadError: token ids that the job's model does not have, or more of them than its cap allows.
             NotFoundError: no such job, or none is open.
@@ -74,14 +80,35 @@ class ItemWriter:
                 the job takes no writes (its own runner plays it, or it is over).
             RewardRangeError: a reward lies outside of the job's ``reward_range``; the job counts it.
         """
+        if len(items) > ITEMS_IN_A_TURN:
+            return self._write_in_parts(job_id, items)
         (keeping,) = self._keep_bytes([Write(job_id, items)])
         written = self._store.commit(lambda connection: self._write_items(connection, job_id, keeping, {}))
         if isinstance(written, RewardRangeError):
             raise written
         return written
 
+    def _write_in_parts(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
+        with self._store.read() as connection:
+            job = self._job_for_write(connection, job_id)
+            outside = _check(connection, job, items)
+            for instance_id in {item.instance_id for item in items}:
+                _groups_of_known_instance(connection, job, instance_id)
+        if outside:
+            raise self._store.commit(lambda connection: _refuse(connection, job, outside))
+        results: list[WriteResult] = []
+        for at in range(0, len(items), ITEMS_IN_A_TURN):
+            job, of_part = self.write(job.job_id, items[at : at + ITEMS_IN_A_TURN])
+            results += of_part
+        return job, results
+
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
+        return [outcome for batch in _turns(writes) for outcome in self._write_in_a_turn(batch)]
+
+    def _write_in_a_turn(self, writes: Sequence[Write]) -> list[Written | Exception]:
+        if len(writes) == 1:
+            return [self._write_alone(writes[0])]
         try:
             keeping = self._keep_bytes(writes)
         except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
@@ -141,28 +168,9 @@ class ItemWriter:
         if job_id not in jobs:
             jobs[job_id] = self._job_for_write(connection, job_id)
         job = jobs[job_id]
-        if not job.takes_items:
-            raise ConflictError(
-                f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
-                "task_type external for items from outside"
-            )
-        for item, _ in items:
-            _check_tokens(job, item)
-        if outside := self._outside_of_range(connection, job, [item for item, _ in items]):
-            refusal = _refusal(job, outside[0])
-            job_rows.note_refused_items(connection, job.key, len(outside), refusal.message[:500])
-            return refusal
+        if outside := _check(connection, job, [item for item, _ in items]):
+            return _refuse(connection, job, outside)
         return job, [self._write_item(connection, job, item, kept) for item, kept in items]
-
-    def _outside_of_range(
-        self, connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]
-    ) -> list[wire.WrittenItem]:
-        """Returns the new items whose rewards the job's payload does not allow."""
-        wanted = job.settings.reward_range
-        if wanted is None:
-            return []
-        outside = [item for item in items if not wanted[0] <= item.reward <= wanted[1]]
-        return [item for item in outside if not trajectory_rows.has_trajectory(connection, job.key, item.uid)]
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
@@ -201,12 +209,8 @@ class ItemWriter:
 
     def _group_for(self, connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
         """The earliest open group of the instance with a free slot, and its members so far; no group: it is late."""
-        existing = group_rows.groups_of_instance(connection, job.key, instance_id)
+        existing = _groups_of_known_instance(connection, job, instance_id)
         if not existing:
-            if job.has_input or job.state not in job_rules.OPEN_STATES:
-                raise ConflictError(
-                    f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})"
-                )
             group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
             existing = group_rows.groups_of_instance(connection, job.key, instance_id)
         for group in existing:
@@ -215,6 +219,44 @@ class ItemWriter:
                 if members < job.group_size:
                     return group, members
         return None, 0
+
+
+def _turns(writes: Sequence[Write]) -> Iterator[list[Write]]:
+    """Yields the writes in order, as many together as one turn may take."""
+    batch: list[Write] = []
+    items = 0
+    for write in writes:
+        items += len(write.items)
+        if batch and items > ITEMS_IN_A_TURN:
+            yield batch
+            batch, items = [], len(write.items)
+        batch.append(write)
+    if batch:
+        yield batch
+
+
+def _groups_of_known_instance(connection: Connection, job: JobRecord, instance_id: str) -> list[GroupRecord]:
+    """Returns an instance's groups; none of one that a write may bring."""
+    existing = group_rows.groups_of_instance(connection, job.key, instance_id)
+    if not existing and (job.has_input or job.state not in job_rules.OPEN_STATES):
+        raise ConflictError(f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})")
+    return existing
+
+
+def _check(connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]) -> list[wire.WrittenItem]:
+    """Returns the new items whose rewards the job's payload does not allow; raises for what else is wrong."""
+    if not job.takes_items:
+        raise ConflictError(
+            f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
+            "task_type external for items from outside"
+        )
+    for item in items:
+        _check_tokens(job, item)
+    wanted = job.settings.reward_range
+    if wanted is None:
+        return []
+    outside = [item for item in items if not wanted[0] <= item.reward <= wanted[1]]
+    return [item for item in outside if not trajectory_rows.has_trajectory(connection, job.key, item.uid)]
 
 
 def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
@@ -232,6 +274,13 @@ def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
         raise InvalidPayloadError(
             f"item {item.uid!r} holds a generation of {longest} tokens, and the cap of job {job.job_id} is {cap}"
         )
+
+
+def _refuse(connection: Connection, job: JobRecord, outside: Sequence[wire.WrittenItem]) -> RewardRangeError:
+    """Counts what a job's ``reward_range`` refuses."""
+    refusal = _refusal(job, outside[0])
+    job_rows.note_refused_items(connection, job.key, len(outside), refusal.message[:500])
+    return refusal
 
 
 def _refusal(job: JobRecord, item: wire.WrittenItem) -> RewardRangeError:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
-from slime_plugins.rollout_buffer.state.item_writes import Write, WriteResult
+from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, NotFoundError, RewardRangeError
+from slime_plugins.rollout_buffer.state.item_writes import ITEMS_IN_A_TURN, Write, WriteResult
 from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -139,3 +139,40 @@ def test_writing_together_is_writing_one_after_the_other(batches: list[list[list
         assert uids(together, poll(together, jobs[0])) == uids(apart, poll(apart, jobs[1]))
         together.store.close()
         apart.store.close()
+
+
+def test_a_large_write_gives_others_their_turn_in_between(tmp_path: Path) -> None:
+    """What others see grows while it goes on: it never holds the turn for more than a part of its items."""
+    seen: list[int] = []
+    other = Store(tmp_path / "data")
+
+    def clock() -> float:
+        with other.read() as connection:
+            seen.append(int(connection.execute("SELECT count(*) FROM trajectories").fetchone()[0]))
+        return 1000.0
+
+    buffer = Buffer(Store(tmp_path / "data"), clock=clock)
+    try:
+        job = start_external(buffer, 1)
+        seen.clear()
+        items = [written(f"u{number}", f"i{number}") for number in range(4 * ITEMS_IN_A_TURN)]
+        (outcome,) = buffer.write_together([a_write(job.job_id, *items)])
+        assert told([outcome]) == [["stored"] * len(items)]
+        assert {ITEMS_IN_A_TURN, 2 * ITEMS_IN_A_TURN, 3 * ITEMS_IN_A_TURN} <= set(seen)
+        assert told(buffer.write_together([a_write(job.job_id, *items)])) == [["duplicate"] * len(items)]
+    finally:
+        buffer.store.close()
+        other.close()
+
+
+@pytest.mark.parametrize("fault", ["reward", "instance"])
+def test_of_a_large_write_that_is_refused_nothing_is_kept(buffer: Buffer, fault: str) -> None:
+    ids = tuple(f"i{number}" for number in range(4 * ITEMS_IN_A_TURN))
+    job = start_external(buffer, 1, ids, reward_range=[0, 1])
+    items = [written(f"u{each}", each) for each in ids]
+    items[-1] = written("bad", "nowhere" if fault == "instance" else ids[-1], 1.0 if fault == "instance" else 7.0)
+    (outcome,) = buffer.write_together([a_write(job.job_id, *items)])
+    assert isinstance(outcome, ConflictError if fault == "instance" else RewardRangeError)
+    assert slots(buffer, job)["open"] == len(ids)
+    with buffer.store.read() as connection:
+        assert connection.execute("SELECT count(*) FROM trajectories").fetchone()[0] == 0
