@@ -116,7 +116,8 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/buffer/write",
         summary="Write finished items",
         description=f"One item, or up to {MAX_ITEMS} under `items`. Idempotent by `uid`: after a lost "
-        "reply, send the same again.",
+        "reply, send the same again. What is refused keeps nothing; of more than 100 items, a disk that fails may have "
+        "kept the first ones.",
         body=ref("WriteBody"),
         reply=ref("WriteReply"),
         reply_says="All items are durable.",

@@ -208,7 +208,7 @@ COMPONENTS: Mapping[str, Schema] = {
             _object(
                 "items",
                 job_id={**_IDENTIFIER, "description": "May be left out while only one job is open"},
-                items=_array(ref("WrittenItem"), "All are kept or none", minItems=1, maxItems=MAX_ITEMS),
+                items=_array(ref("WrittenItem"), "All are checked before one is kept", minItems=1, maxItems=MAX_ITEMS),
             ),
         ]
     },

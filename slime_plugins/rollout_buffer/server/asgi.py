@@ -48,6 +48,7 @@ from slime_plugins.rollout_buffer.server.request_bodies import (
     read_body,
 )
 from slime_plugins.rollout_buffer.server.routes_data import (
+    LARGE_BODY,
     Poll,
     answer_poll,
     begin_poll,
@@ -193,7 +194,10 @@ class Application:
         self._data_threads = ThreadPoolExecutor(DATA_THREADS, thread_name_prefix="data")
         self._health_thread = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
-        self._writes: WriteBatcher[Answer] = WriteBatcher(partial(keep_bodies, self.context), self._write_thread)
+        self._large_write_thread = ThreadPoolExecutor(1, thread_name_prefix="large writes")
+        keep = partial(keep_bodies, self.context)
+        self._writes: WriteBatcher[Answer] = WriteBatcher(keep, self._write_thread)
+        self._large_writes: WriteBatcher[Answer] = WriteBatcher(keep, self._large_write_thread)
         self._polls = PollWatcher(self.context.buffer.store.data_version)
         self._public_pace = PublicPace(PUBLIC_PER_S, PUBLIC_AT_ONCE)
         self._budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes)
@@ -221,7 +225,13 @@ class Application:
     def close(self) -> None:
         """Ends its threads, and closes the store."""
         self._polls.close()
-        for pool in (self._flask_threads, self._data_threads, self._health_thread, self._write_thread):
+        for pool in (
+            self._flask_threads,
+            self._data_threads,
+            self._health_thread,
+            self._write_thread,
+            self._large_write_thread,
+        ):
             pool.shutdown(wait=True)
         self.context.buffer.store.close()
 
@@ -266,7 +276,8 @@ class Application:
             raise UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head") from error
 
     async def _write(self, exchange: Exchange, body: bytes) -> None:
-        await self._send(exchange, await self._writes.write(body))
+        writes = self._large_writes if len(body) > LARGE_BODY else self._writes
+        await self._send(exchange, await writes.write(body))
 
     async def _health(self, exchange: Exchange, _body: bytes) -> None:
         await self._send(exchange, await _in(self._health_thread, partial(describe_health, self.context)))

@@ -224,8 +224,8 @@ def read_bytes() -> bytes:
     return request.get_data(cache=False)
 
 
-def json_object(content: bytes | bytearray) -> dict[str, Any]:
-    """Parses a body; an empty one counts as an empty object.
+def json_object(content: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
+    """Parses a body, or ``what`` is a part of it; an empty one counts as an empty object.
 
     Raises:
         InvalidPayloadError: it is not a JSON object.
@@ -237,9 +237,9 @@ def json_object(content: bytes | bytearray) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         if "memory" in str(error):
             raise MemoryError(str(error)) from error
-        raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error
+        raise InvalidPayloadError(f"{what} is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise InvalidPayloadError("the body must be a JSON object")
+        raise InvalidPayloadError(f"{what} must be a JSON object")
     return body
 
 

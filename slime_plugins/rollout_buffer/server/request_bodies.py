@@ -26,6 +26,8 @@ Receive = Callable[[], Awaitable[Any]]
 
 SMALL_BODY = 64 * 1024
 """What anybody may send; a larger body needs the token in its head."""
+LARGE_BODY = 8 * 1024 * 1024
+"""Not put together on the event loop."""
 BODY_LIMIT_S = 15.0
 """How far a body may be behind ``SLOWEST_BYTES_PER_S``."""
 SLOWEST_BYTES_PER_S = 100_000
@@ -109,6 +111,8 @@ async def read_body(receive: Receive, most: int, held: HeldBody) -> bytes:
         pieces.clear()
         held.release()  # at once, not when its sender has read the reply: others are refused for what it holds
         raise
+    if size > LARGE_BODY:  # the copy lets go of the interpreter
+        return await asyncio.get_running_loop().run_in_executor(None, b"".join, pieces)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
+from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.http import (
     SUPERVISOR,
@@ -30,8 +31,19 @@ from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervi
 from slime_plugins.rollout_buffer.state.item_writes import Write, WriteResult
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-__all__ = ["Poll", "answer_poll", "begin_poll", "describe_health", "has_news", "keep_bodies", "take_again"]
+__all__ = [
+    "LARGE_BODY",
+    "Poll",
+    "answer_poll",
+    "begin_poll",
+    "describe_health",
+    "has_news",
+    "keep_bodies",
+    "take_again",
+]
 
+LARGE_BODY = 2 * 1024 * 1024
+"""Of a body beyond this the items are parsed one by one, and it is kept beside the small ones instead of with them."""
 POLL_NOTE_INTERVAL_S = 5.0
 
 
@@ -59,7 +71,7 @@ def _read(body: bytes) -> Write | Exception:
 def _wanted(content: bytes) -> Write:
     """Reads what a body wants written: one item, or a list under ``items``."""
     text, images = take_out(content)
-    body = json_object(text)
+    body = _body(text)
     job_id = body.pop("job_id", None)
     if job_id is not None:
         job_id = wire.identifier(job_id, "job_id")
@@ -69,6 +81,18 @@ def _wanted(content: bytes) -> Write:
         for at, entry in enumerate(entries)
     ]
     return Write(job_id, items)
+
+
+def _body(text: bytes | bytearray) -> dict[str, Any]:
+    """Parses a body, the items of a large one by themselves: others are served in between."""
+    split = split_items(text) if len(text) > LARGE_BODY else None
+    if split is None:
+        return json_object(text)
+    without_items, items = split
+    body = json_object(without_items)
+    if body.get("items") != []:  # the key stands there twice
+        return json_object(text)
+    return {**body, "items": [json_object(item, f"items[{at}]") for at, item in enumerate(items)]}
 
 
 def _written(job: JobRecord, results: Sequence[WriteResult]) -> Answer:

@@ -5,6 +5,7 @@ Nothing here asks which generator that was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,8 +52,9 @@ class Write:
     items: Sequence[wire.WrittenItem]
 
 
-ITEMS_IN_A_TURN = 500
-"""A write of more gives others their turn in between."""
+ITEMS_IN_A_TURN = 100
+LONGEST_TURN_S = 0.1
+"""A write of more items, or one that takes longer, gives others their turn in between."""
 
 Written = tuple[JobRecord, list[WriteResult]]
 _Jobs = dict[str | None, JobRecord]
@@ -98,9 +100,25 @@ class ItemWriter:
             raise self._store.commit(lambda connection: _refuse(connection, job, outside))
         results: list[WriteResult] = []
         for at in range(0, len(items), ITEMS_IN_A_TURN):
-            job, of_part = self.write(job.job_id, items[at : at + ITEMS_IN_A_TURN])
-            results += of_part
+            (keeping,) = self._keep_bytes([Write(job.job_id, items[at : at + ITEMS_IN_A_TURN])])
+            while keeping:
+                of_turn = self._store.commit(partial(self._write_some, job=job, items=keeping))
+                results += of_turn
+                keeping = keeping[len(of_turn) :]
         return job, results
+
+    def _write_some(
+        self, connection: Connection, job: JobRecord, items: Sequence[tuple[wire.WrittenItem, StoredPayload | None]]
+    ) -> list[WriteResult]:
+        """Writes one item after the other until it has taken ``LONGEST_TURN_S``."""
+        until = time.monotonic() + LONGEST_TURN_S
+        current = job_rows.get_job(connection, job.key)
+        results: list[WriteResult] = []
+        for item, kept in items:
+            results.append(self._write_item(connection, current, item, kept))
+            if time.monotonic() > until:
+                break
+        return results
 
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""

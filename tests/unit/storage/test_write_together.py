@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -163,6 +164,25 @@ def test_a_large_write_gives_others_their_turn_in_between(tmp_path: Path) -> Non
     finally:
         buffer.store.close()
         other.close()
+
+
+def test_a_large_write_on_a_slow_machine_ends_its_turn_earlier(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = start_external(buffer, 1)
+    items = [written(f"u{number}", f"i{number}") for number in range(ITEMS_IN_A_TURN + 1)]
+    now = iter(range(10**9))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(now)))
+    turns: list[int] = []
+    commit = buffer.store.commit
+
+    def counting(work: Any) -> Any:
+        result = commit(work)
+        turns.append(len(result))
+        return result
+
+    monkeypatch.setattr(buffer.store, "commit", counting)
+    (outcome,) = buffer.write_together([a_write(job.job_id, *items)])
+    assert told([outcome]) == [["stored"] * len(items)]
+    assert turns == [1] * len(items)
 
 
 @pytest.mark.parametrize("fault", ["reward", "instance"])
