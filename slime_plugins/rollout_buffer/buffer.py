@@ -26,6 +26,15 @@ from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.causes import (
+    CANCELLED,
+    DAMAGED,
+    IDLE,
+    NO_CAUSE,
+    Cause,
+    CauseCode,
+    engine_away,
+)
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
 from slime_plugins.rollout_buffer.state import deliveries, job_start, large_starts, transitions
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
@@ -51,7 +60,6 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
-    ENGINE_AWAY_CAUSE,
     AckResult,
     AttemptState,
     GroupState,
@@ -65,8 +73,6 @@ __all__ = ["Buffer", "Delivery", "StartedJob"]
 
 logger = logging.getLogger(__name__)
 
-IDLE = "nobody polls it; the next poll resumes it"
-DAMAGED = "damaged: too few of its members could be read when it was to be delivered"
 LONGEST_GAP_BETWEEN_POLLS_S = 330.0
 """A poll waits up to 300 s: a trainer that was silent for longer was not waiting."""
 
@@ -139,48 +145,48 @@ class Buffer:
             job = transitions.find_job(connection, job_id)
             target = job_rules.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
-                cancel_job(connection, self._clock(), job.key, "cancelled by request")
+                cancel_job(connection, self._clock(), job.key, CANCELLED)
             else:
                 if job.state is JobState.PAUSED and target is JobState.RUNNING:
                     group_rows.restart_group_clocks(connection, job.key, self._clock())
-                cause = "" if target in job_rules.OPEN_STATES else job.cause  # whoever asks for it owns it from now on
-                job_rows.update_job(connection, job.key, state=target.value, cause=cause, updated_at=self._clock())
+                cause = NO_CAUSE.columns() if target in job_rules.OPEN_STATES else {}  # who asks for it owns it now
+                job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock(), **cause)
             return job_rows.get_job(connection, job.key)
 
     def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
         """Pauses a running job whose engine answers nobody; ``refusal`` is what it does, said behind "the engine"."""
-        cause = f"{ENGINE_AWAY_CAUSE}: it {redacted(refusal)}"[:1000]
+        cause = engine_away(redacted(refusal))
         self._change_for_engine(fence, job_key, JobState.RUNNING, JobState.PAUSED, cause)
 
     def resume_for_engine(self, fence: int, job_key: int) -> None:
         """Lets a job go on that was paused because of its engine; the pause of somebody else stays."""
-        self._change_for_engine(fence, job_key, JobState.PAUSED, JobState.RUNNING, "")
+        self._change_for_engine(fence, job_key, JobState.PAUSED, JobState.RUNNING, NO_CAUSE)
 
-    def _change_for_engine(self, fence: int, job_key: int, current: JobState, target: JobState, cause: str) -> None:
+    def _change_for_engine(self, fence: int, job_key: int, current: JobState, target: JobState, cause: Cause) -> None:
         with self.store.write() as connection:
             self._check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
-            ours = current is JobState.RUNNING or job.cause.startswith(ENGINE_AWAY_CAUSE)
+            ours = current is JobState.RUNNING or job.cause_code is CauseCode.ENGINE_AWAY
             if job.state is not current or not ours:
                 return
             if target is JobState.RUNNING:
                 group_rows.restart_group_clocks(connection, job_key, self._clock())
-            job_rows.update_job(connection, job_key, state=target.value, cause=cause, updated_at=self._clock())
+            job_rows.update_job(connection, job_key, state=target.value, updated_at=self._clock(), **cause.columns())
 
-    def fail_job(self, job_key: int, cause: str) -> None:
+    def fail_job(self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
         """Ends a job that cannot go on. Its open groups stay open: attaching to it tries again."""
-        cause = redacted(cause)
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
             if job.state in job_rules.OPEN_STATES:
-                end_job(connection, self._clock(), job_key, JobState.FAILED, cause)
+                end_job(connection, self._clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
     def stop_failing_job(self, job_key: int, limit: int) -> None:
         """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries anew."""
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
         says = "attempts failed" if failures is None else failures.sentence()
-        self.fail_job(job_key, f"{says}; stopped after {limit} failures of one kind in a row (stop_after_failures)")
+        cause = f"{says}; stopped after {limit} failures of one kind in a row (stop_after_failures)"
+        self.fail_job(job_key, cause, CauseCode.ATTEMPTS_FAILED)
 
     def finish_if_done(self, job_key: int) -> bool:
         """Ends a job whose groups are all closed and returns whether it is over.
@@ -197,10 +203,10 @@ class Buffer:
                 return False
             state, cause = job_rules.ending_of(
                 group_rows.count_groups(connection, job_key),
-                group_rows.count_causes(connection, job_key),
+                group_rows.commonest_causes(connection, job_key),
                 attempt_rows.failed_attempts(connection, job_key),
             )
-            end_job(connection, self._clock(), job_key, state, cause[:2000])
+            end_job(connection, self._clock(), job_key, state, cause)
             return True
 
     # --- runners -----------------------------------------------------------------------------------------------------
@@ -475,8 +481,8 @@ class Buffer:
         with self.store.write() as connection:
             job_rows.update_job(connection, job.key, last_poll_at=self._clock())
             current = job_rows.get_job(connection, job.key)
-            if current.state is JobState.PAUSED and current.cause == IDLE:
-                job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, cause="")
+            if current.state is JobState.PAUSED and current.cause_code is CauseCode.IDLE:
+                job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
 
     def polled_in_vain(self, job: JobRecord) -> None:
         """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait anew."""
@@ -495,7 +501,7 @@ class Buffer:
                 continue
             if self._clock() - asked_at > patience and self.groups_ahead(job.key):
                 with self.store.write() as connection:
-                    job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, cause=IDLE)
+                    job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, **IDLE.columns())
                 paused.append(job.job_id)
         return paused
 
@@ -539,7 +545,7 @@ class Buffer:
         """Fails a group that was to be delivered; the delivery goes on also when that cannot be written."""
         try:
             with self.store.write() as connection:
-                group_rows.update_group(connection, group_key, state=GroupState.FAILED.value, cause=DAMAGED)
+                group_rows.update_group(connection, group_key, state=GroupState.FAILED.value, **DAMAGED.columns())
         except (StorageFullError, UnavailableError) as failure:
             logger.error("group %d was left out of a reply, and that is not noted: %s", group_key, failure.message)
 
@@ -635,6 +641,7 @@ class Buffer:
             "task_type": job.task_type,
             "state": job.state.value,
             "cause": job.cause,
+            "cause_code": job.cause_code.value,
             "engine_url": None if job.engine_url is None else redacted(job.engine_url),
             "group_size": job.group_size,
             "instances": job.instance_count,

@@ -15,10 +15,11 @@ from typing import Any
 from slime.utils.mask_generator import Generation, TrainingRow, WeightVersionSpan
 
 __all__ = [
-    "ENGINE_AWAY_CAUSE",
     "AckResult",
     "AttemptState",
     "DeliveryState",
+    "EngineReport",
+    "EngineTrouble",
     "EpisodeRequest",
     "Generation",
     "GroupState",
@@ -47,10 +48,6 @@ class JobState(StrEnum):
     FINISHED = "finished"  # every group is ready, delivered, filtered, failed or skipped
     CANCELLED = "cancelled"  # somebody asked for it; running episodes were given up
     FAILED = "failed"  # the job could not go on: its generator does not load, its tokenizer is missing …
-
-
-ENGINE_AWAY_CAUSE = "the engine is away; the job goes on by itself when it answers again"
-"""How the ``cause`` of a job begins that paused itself because its engine answers nobody."""
 
 
 class GroupState(StrEnum):
@@ -97,6 +94,30 @@ class WriteStatus(StrEnum):
     STORED = "stored"
     DUPLICATE = "duplicate"  # one of its uid was there: nothing changed
     LATE = "late"  # its group had closed, or has no free slot: it is kept, and not delivered
+
+
+class EngineTrouble(StrEnum):
+    """Why an engine gives no tokens."""
+
+    NONE = ""  # it gives them
+    UPDATING = "updating"  # it aborts or holds requests, as it does while its weights are updated
+    SILENT = "silent"  # it holds requests and has answered none for long
+    REFUSES = "refuses"  # it cannot be reached, or answers with errors
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """How the engine of a job is, as its runner sees it; all defaults when nobody knows.
+
+    ``message`` is what it does in place of an answer, as what follows "the engine"; ``since_s`` for how many seconds;
+    ``waiting`` how many requests wait for it.
+    """
+
+    url: str = ""
+    code: EngineTrouble = EngineTrouble.NONE
+    message: str = ""
+    since_s: float | None = None
+    waiting: int = 0
 
 
 class Outcome(StrEnum):

@@ -137,7 +137,7 @@ async def test_an_engine_is_asked_with_it_and_nothing_that_is_said_of_it_shows_i
         turn = GenerateRequest(input_ids=(1,), sampling_params=SamplingParams(max_new_tokens=4), session_id="s")
         with caplog.at_level(logging.DEBUG, "slime_plugins"):
             (outcome,) = await asyncio.gather(engine.generate(turn), return_exceptions=True)
-        said: list[Any] = [str(outcome), json.dumps(engine.report()), caplog.text]
+        said: list[Any] = [str(outcome), repr(engine.report()), caplog.text]
         await engine.close()
     assert asked[0] == "Basic " + base64.b64encode(f"user:{SECRET}".encode()).decode()
     assert "http://***@127.0.0.1" in said[0]

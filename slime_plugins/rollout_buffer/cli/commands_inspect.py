@@ -71,7 +71,7 @@ def groups(
         rewards = " ".join(f"{member['reward']:g}" for member in members)
         numbers = (f"{len(members)}/{group['group_size']}", rewards)
         names = (str(group["group_index"]), str(group["epoch"]), escape(group["instance_id"]), group["state"])
-        table.add_row(*names, *numbers, escape(group["says"]))
+        table.add_row(*names, *numbers, escape(group["message"]))
     print_page(table if page["groups"] else "no such group", page)
 
 

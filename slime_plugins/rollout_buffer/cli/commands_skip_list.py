@@ -31,13 +31,13 @@ from slime_plugins.rollout_buffer.cli.common import (
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.redaction import holds_masked_address
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["consumed_ids", "read_skip_list", "register"]
 
 PAGE = 500
 FIELD = "skip_instance_ids"
-IN_SKIP_LIST = "in the skip list"
 ListFile = Annotated[Path, typer.Argument(help="A skip list: JSON, or one instance id a line.")]
 
 skip_list = typer.Typer(
@@ -180,7 +180,7 @@ def consumed_ids(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str]
 
 def _is_consumed(group: Mapping[str, Any], state: GroupState) -> bool:
     if state is GroupState.SKIPPED:
-        return bool(group["cause"] == IN_SKIP_LIST)
+        return bool(group["cause_code"] == CauseCode.SKIP_LIST)
     return group["delivery_id"] is not None
 
 

@@ -58,7 +58,7 @@ def _now(now: Mapping[str, Any]) -> list[Text]:
     """Says why the job moves or stands still and what to do, then how its newest episodes went."""
     lines = []
     for one in now.get("explanation", ()):
-        lines.append(Text(f"  {one['says']}", style=_SEVERITY.get(one["severity"], "")))
+        lines.append(Text(f"  {one['message']}", style=_SEVERITY.get(one["severity"], "")))
         if one["advice"]:
             lines.append(Text(f"    {one['advice']}"))
     newest = now.get("newest") or {}

@@ -66,7 +66,7 @@ export function callouts(explanations) {
       h(
         "div",
         null,
-        h("p", null, sign(one.severity)[1], one.says),
+        h("p", null, sign(one.severity)[1], one.message),
         one.advice && h("p", { class: "advice" }, one.advice),
       ),
     ),

@@ -62,7 +62,7 @@ function cells(jobId, group, low, high) {
     h("td", { "data-name": "State" }, pill(group.state)),
     h("td", { "data-name": "Rewards" }, rewardDots(group.members, low, high)),
     h("td", { class: "num", "data-name": "Mean" }, reward(mean)),
-    h("td", { class: "says", "data-name": "What became of it" }, group.says),
+    h("td", { class: "says", "data-name": "What became of it" }, group.message),
     h("td", { class: "when", "data-name": "Touched" }, at ? ago(at, Date.now() / 1000) : "not begun"),
   ];
 }

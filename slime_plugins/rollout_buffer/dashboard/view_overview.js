@@ -95,7 +95,7 @@ function jobCells(job) {
   const cell = (name, kind, ...children) => h("td", { class: kind, "data-name": name }, children);
   return [
     h("th", { scope: "row", class: "main" }, h("a", { href: jobHref(job.job_id) }, job.job_id), h("small", null, pill(job.state), ` ${job.task_type}`)),
-    cell("", `says health ${first?.severity ?? "ok"}`, first && [sign(first.severity), h("span", { title: first.advice || null }, first.says)]),
+    cell("", `says health ${first?.severity ?? "ok"}`, first && [sign(first.severity), h("span", { title: first.advice || null }, first.message)]),
     cell("Groups", "progress", accountBar(job.slots), h("small", null, `${count(total - groups.open)} of ${plural(total, "group")} closed`)),
     cell("Delivered", "num", count(groups.delivered)),
     cell("Failed", `num${groups.failed ? " problem" : ""}`, count(groups.failed)),

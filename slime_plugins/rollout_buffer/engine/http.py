@@ -34,7 +34,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
-from slime_plugins.rollout_buffer.types import SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, SamplingParams, WeightVersionSpan
 
 __all__ = ["HttpAnswer", "HttpEngine", "RefusalError", "part_of_answer"]
 
@@ -121,21 +121,20 @@ class HttpEngine:
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
-    def report(self) -> dict[str, Any]:
-        """Says how the engine is, as JSON: ``says`` is what it answers instead of tokens, empty while it is well.
-
-        ``since_s`` is for how long, ``waiting`` how many turns wait for it, and ``updating`` is true when it aborts or
-        holds requests as it does while its weights are updated.
-        """
-        silent_s = time.monotonic() - self._last_sign_at
-        report: dict[str, Any] = {"url": redacted(self._base_url), "says": "", "since_s": None, "updating": False}
-        held_after_abort = bool(self._in_flight) and self._refusal == ABORTED
+    def report(self) -> EngineReport:
+        """Says how the engine is: nothing is wrong while nobody waits for it."""
+        now, url = time.monotonic(), redacted(self._base_url)
+        waiting = self._waiting or len(self._in_flight)
+        is_updating = self._refusal == ABORTED
+        held_after_abort = bool(self._in_flight) and is_updating
         if self._refused_since is not None and (self._waiting or held_after_abort):
-            since_s = time.monotonic() - self._refused_since
-            report |= {"says": self._refusal, "since_s": since_s, "updating": self._refusal == ABORTED}
-        elif self._in_flight and silent_s > SILENCE_WORTH_SAYING_S:
-            report |= {"says": "has answered no request", "since_s": silent_s}
-        return {**report, "waiting": self._waiting or len(self._in_flight)}
+            code = EngineTrouble.UPDATING if is_updating else EngineTrouble.REFUSES
+            since_s = now - self._refused_since
+            return EngineReport(url=url, code=code, message=self._refusal, since_s=since_s, waiting=waiting)
+        if self._in_flight and now - self._last_sign_at > SILENCE_WORTH_SAYING_S:
+            message, since_s = "has answered no request", now - self._last_sign_at
+            return EngineReport(url=url, code=EngineTrouble.SILENT, message=message, since_s=since_s, waiting=waiting)
+        return EngineReport(url=url, waiting=waiting)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """Returns what was sampled, resumed across aborts; cancelling it also ends the work on the engine.

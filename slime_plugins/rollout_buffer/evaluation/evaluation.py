@@ -36,8 +36,9 @@ from slime_plugins.rollout_buffer.evaluation.plan import (
     tokenizer_for,
 )
 from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRecord, build_report
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, Instance, Outcome
+from slime_plugins.rollout_buffer.types import Instance, Outcome
 
 __all__ = ["REPORT_FILE", "EvaluationError", "EvaluationStoppedError", "evaluate"]
 
@@ -144,7 +145,7 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
                 raise EvaluationError(f"the buffer does not answer any more: {error}") from error
         else:
             watch(job)
-            if job["state"] == "paused" and not job["cause"].startswith(ENGINE_AWAY_CAUSE):
+            if job["state"] == "paused" and job["cause_code"] != CauseCode.ENGINE_AWAY:
                 client.resume(job_id)
             elif job["state"] not in OPEN:
                 break

@@ -8,6 +8,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_ITEMS
 from slime_plugins.rollout_buffer.reporting.diagnosis import Severity
 from slime_plugins.rollout_buffer.reporting.time_series import COUNTED, MEASURED
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import GroupState, JobState, Outcome, StopReason
 from slime_plugins.rollout_buffer.wire import WRITTEN_OUTCOMES
 
@@ -101,6 +102,7 @@ _EPISODE_FACTS = {
     "oldest_version": _nullable(integer("Of the weights that sampled it")),
     "versions_behind": _nullable(integer("How far that was behind the job's newest when it was written")),
 }
+_CAUSE_CODES = [code.value for code in CauseCode]
 _EXPLANATIONS = _array(ref("Explanation"), "Why it moves or stands still, the most pressing first")
 _NEWEST = {"type": "object", "description": "The newest 200 trajectories: episodes, mean reward, success"}
 
@@ -230,12 +232,13 @@ COMPONENTS: Mapping[str, Schema] = {
         ),
     ),
     "Job": _object(
-        "job_id task_type state cause group_size instances epochs groups slots attempts outcomes late causes settings "
-        "damaged refused_items trainer_run measures",
+        "job_id task_type state cause cause_code group_size instances epochs groups slots attempts outcomes late "
+        "causes settings damaged refused_items trainer_run measures",
         job_id=text(),
         task_type=text(),
         state=text(enum=[state.value for state in JobState]),
         cause=text("Why it is in that state, when there is a reason"),
+        cause_code=text("The same for programs: one of a few stable codes, or empty", enum=_CAUSE_CODES),
         engine_url=_nullable(text("The engine that its episodes ask")),
         group_size=integer("Slots of each group"),
         instances=integer(),
@@ -333,10 +336,11 @@ COMPONENTS: Mapping[str, Schema] = {
         ]
     },
     "Explanation": _object(
-        "code severity says advice",
+        "code severity message advice",
         code=text("Stable, for programs"),
         severity=text("stopped: until somebody acts; wait: it ends by itself", enum=[s.value for s in Severity]),
-        description=text("What is"),
+        message=text("What is"),
+        says=text("As `message`: its name before; read `message`, this one goes with the next release"),
         advice=text("What to do; empty when there is nothing to do"),
     ),
     "Overview": _object(
@@ -381,14 +385,16 @@ COMPONENTS: Mapping[str, Schema] = {
         ),
     ),
     "GroupEntry": _object(
-        "group_index epoch instance_id state cause says group_size members",
+        "group_index epoch instance_id state cause cause_code message group_size members",
         group_index=integer("As in a delivered item"),
         epoch=integer(),
         position=integer("Line of its instance in the input, from 0"),
         instance_id=text(),
         state=text(enum=[state.value for state in GroupState]),
         cause=text("Why it was filtered, failed or skipped"),
-        description=text("The same as a sentence for people"),
+        cause_code=text("The same for programs: one of a few stable codes, or empty", enum=_CAUSE_CODES),
+        message=text("The same as a sentence for people"),
+        says=text("As `message`: its name before; read `message`, this one goes with the next release"),
         group_size=integer(),
         opened_at=_nullable(_number()),
         last_write_at=_nullable(_number()),

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
@@ -28,15 +28,15 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
     last_delivery_at,
     span_of,
 )
-from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
-from slime_plugins.rollout_buffer.state.deliveries import STALE
+from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
+from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
 from slime_plugins.rollout_buffer.state.device_reports import FRESH_S, report_of_job
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, EngineTrouble, GroupState
 
 __all__ = ["Views"]
 
@@ -84,6 +84,7 @@ class Views:
             "task_type": job.task_type,
             "state": job.state.value,
             "cause": job.cause,
+            "cause_code": job.cause_code.value,
             "group_size": job.group_size,
             "created_at": job.created_at,
             "finished_at": job.finished_at,
@@ -119,7 +120,7 @@ class Views:
             "recent_failures": dict(snapshot.recent_failures),
             "last_failure": snapshot.last_failure,
             "devices": dict(snapshot.devices),
-            "engine": dict(snapshot.engine),
+            "engine": _engine_reply(snapshot.engine),
             "newest": newest,
         }
 
@@ -127,7 +128,7 @@ class Views:
         beat = service_rows.heartbeat(connection, self._supervisor)
         bare = JobSnapshot(
             state=job.state,
-            cause=job.cause,
+            cause=Cause(job.cause_code, job.cause),
             has_runner=job.has_runner,
             has_input=job.has_input,
             group_size=job.group_size,
@@ -138,7 +139,8 @@ class Views:
             poll_age_s=_age(now, job.last_poll_at),
             max_groups_ahead=job.settings.max_groups_ahead,
             pause_when_idle_s=job.settings.pause_when_idle_s,
-            stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, STALE),
+            commonest_causes=group_rows.commonest_causes(connection, job.key),
+            stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
             max_weight_version_lag=job.settings.max_weight_version_lag,
             trainer_run=job.trainer_run,
             weight_version=job.weight_version,
@@ -158,6 +160,7 @@ class Views:
             trajectory_age_s=_age(now, _last_written(connection, job.key)),
             recent_failures=failures,
             last_failure=last_failure,
+            all_failed=_all_failed(connection, job.key),
             trainer_waits_s=_age(now, job.waiting_since),
             disk_free_bytes=shutil.disk_usage(self.store.data_dir).free,
             devices=_devices(connection, job.key, now),
@@ -235,8 +238,8 @@ class Views:
 
 _TOUCHED = "coalesce(closed_at, last_write_at, opened_at, 0.0)"
 _GROUP_ROWS = (
-    f"SELECT groups.key AS key, groups.job_key, epoch, position, instance_id, groups.state, cause, opened_at, "
-    f"last_write_at, closed_at, {_TOUCHED} AS touched, "
+    f"SELECT groups.key AS key, groups.job_key, epoch, position, instance_id, groups.state, cause, "
+    f"cause_code, opened_at, last_write_at, closed_at, {_TOUCHED} AS touched, "
     "(SELECT delivery_id FROM deliveries WHERE deliveries.key = delivery_key) AS delivery_id FROM groups"
 )
 _ATTEMPTS = (
@@ -268,9 +271,9 @@ def _group_conditions(job_key: int, page: GroupPageQuery) -> tuple[list[str], li
 
 def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rewards = [member["reward"] for member in members if not member["late"]]
-    says = explain_group(
+    message = explain_group(
         GroupState(row["state"]),
-        row["cause"],
+        Cause(CauseCode(row["cause_code"]), row["cause"]),
         rewards=rewards,
         group_size=job.group_size,
         reward_range=job.settings.reward_range,
@@ -282,7 +285,9 @@ def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, A
         "instance_id": row["instance_id"],
         "state": row["state"],
         "cause": row["cause"],
-        "says": says,
+        "cause_code": row["cause_code"],
+        "message": message,
+        "says": message,  # its name before; goes with the next release
         "group_size": job.group_size,
         "opened_at": row["opened_at"],
         "last_write_at": row["last_write_at"],
@@ -367,13 +372,29 @@ def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[
     return failures, str(connection.execute(query, (since, job_key)).fetchone()[0] or "")
 
 
-def _engine(connection: Connection, job_key: int, now: float) -> dict[str, Any]:
+def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
+    """How the attempts of a job failed of which none brought a trajectory; None when one did, or none failed."""
+    states = {state for state, _ in attempt_rows.attempts_by_error(connection, job_key)}
+    if AttemptState.FINISHED in states or AttemptState.FAILED not in states:
+        return None
+    return attempt_rows.failed_attempts(connection, job_key)
+
+
+def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
     """What the job's runner said of its engine, if that was just now."""
     beat = service_rows.heartbeat(connection, RUNNER_NAME.format(job_key))
     if beat is None or abs(now - beat[0]) > RUNNER_PATIENCE_S:
+        return EngineReport()
+    engine = beat[1]["engine"]
+    return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})
+
+
+def _engine_reply(report: EngineReport) -> dict[str, Any]:
+    """A report as JSON, empty when nobody knows; ``says`` and ``updating`` are what earlier clients read."""
+    if report == EngineReport():
         return {}
-    engine = beat[1].get("engine")
-    return engine if isinstance(engine, dict) else {}
+    updating = report.code is EngineTrouble.UPDATING
+    return {**asdict(report), "says": report.message, "updating": updating}
 
 
 def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:

@@ -6,13 +6,15 @@ The dashboard and ``rollout-buffer status`` show the same ones. A sentence has a
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, GroupState, JobState
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
+from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
 __all__ = ["Explanation", "JobSnapshot", "Severity", "explain_group", "explain_job", "explain_service"]
 
@@ -23,6 +25,9 @@ START_PATIENCE_S = 120.0
 LONG_EPISODE_S = 600.0
 FAILURES_WORTH_SAYING = 3
 LITTLE_DISK_BYTES = 2_000_000_000
+
+
+_NO_REPORT = EngineReport()
 
 
 class Severity(StrEnum):
@@ -40,12 +45,13 @@ class Explanation:
 
     code: str
     severity: Severity
-    says: str
+    message: str
     advice: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Returns it as JSON has it."""
-        return {"code": self.code, "severity": self.severity.value, "says": self.says, "advice": self.advice}
+        """Returns it as JSON has it; ``says`` is the name that ``message`` had before."""
+        message = {"message": self.message, "says": self.message}
+        return {"code": self.code, "severity": self.severity.value, **message, "advice": self.advice}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +59,11 @@ class JobSnapshot:
     """What is known of a job at one moment. Ages are in seconds; None means that it never happened or is not known.
 
     ``devices`` has ``total`` and, where known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait
-    for one). ``engine`` has ``url`` and, where known, ``says``: what it last answered instead of tokens, ``since_s``:
-    for how long, and ``waiting``: requests that are held. Both are empty when nobody told.
+    for one); it is empty when nobody knows.
     """
 
     state: JobState
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     has_runner: bool = True
     has_input: bool = True
     group_size: int = 1
@@ -73,6 +78,8 @@ class JobSnapshot:
     recent_failures: Mapping[str, int] = field(default_factory=dict)
     """Failed attempts of the last ten minutes, by error code."""
     last_failure: str = ""
+    all_failed: FailedAttempts | None = None
+    """How its attempts failed, when none ever brought a trajectory."""
     poll_age_s: float | None = None
     trainer_waits_s: float | None = None
     """How long a trainer has polled in vain; None when none waits."""
@@ -80,7 +87,9 @@ class JobSnapshot:
     pause_when_idle_s: float | None = None
     disk_free_bytes: int | None = None
     devices: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineReport = _NO_REPORT
+    commonest_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
+    """Why most groups were filtered, and why most failed."""
     stale_groups: int = 0
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
@@ -99,12 +108,16 @@ class JobSnapshot:
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
-    """Returns at least one sentence: why the job stands still, or that it moves. The most pressing comes first."""
+    """Returns at least one sentence: why the job stands still, or that it moves.
+
+    The most pressing comes first, and before all that nothing it tries succeeds.
+    """
     if over := list(_over(snapshot)):
-        return [*over, *_left_out(snapshot)]
-    found = [*_halted(snapshot), *_troubles(snapshot), *_left_out(snapshot)]
+        return [*over, *_left_out(snapshot), *_dropped(snapshot)]
+    found = [*_all_fail(snapshot), *_halted(snapshot), *_troubles(snapshot), *_left_out(snapshot)]
     if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
         found += _at_work(snapshot)
+    found += _dropped(snapshot)
     order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.OK]
     return sorted(found, key=lambda one: order.index(one.severity))
 
@@ -116,7 +129,7 @@ def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[s
         Explanation(
             code="broken_generator",
             severity=Severity.ATTENTION,
-            says=f"The generator file {name} does not load: its task types cannot be started.",
+            message=f"The generator file {name} does not load: its task types cannot be started.",
             advice="The supervisor's log has the traceback. Mend the file and restart rollout-buffer serve.",
         )
         for name in sorted(broken_generators)
@@ -129,35 +142,38 @@ def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[s
 def _over(at: JobSnapshot) -> Iterator[Explanation]:
     waiting = at.count(GroupState.READY, GroupState.LEASED)
     left = f" {_wait(waiting)} to be fetched or acknowledged." if waiting else ""
-    if at.state is JobState.FINISHED and at.cause:
+    if at.state is JobState.FINISHED and at.cause.message:
         yield Explanation(
             code="nothing_delivered",
             severity=Severity.ATTENTION,
-            says=f"The job is over and gave nothing to train on: {at.cause.strip()[:500]}.",
+            message=f"The job is over and gave nothing to train on: {_text(at.cause)}.",
             advice="The groups' own pages say why. Is the input too easy, or too hard, for this policy?",
         )
     elif at.state is JobState.FINISHED:
-        delivered = at.count(GroupState.DELIVERED)
+        ended = [f"{at.count(state)} {state.value}" for state in _ENDS if state is _ENDS[0] or at.count(state)]
         yield Explanation(
             code="finished",
             severity=Severity.OK,
-            says=f"All done: every group is closed, {delivered} of them delivered.{left}",
+            message=f"All done: every group is closed, {_and(ended)}.{left}",
             advice="" if waiting else "Nothing more will come. Start another job, or this one with fresh: true.",
         )
     elif at.state is JobState.CANCELLED:
         yield Explanation(
             code="cancelled",
             severity=Severity.OK,
-            says=f"The job was cancelled{_because(at.cause)}.{left}",
+            message=f"The job was cancelled{_because(at.cause)}.{left}",
             advice="What was finished is kept. Starting the same job with fresh: true begins anew.",
         )
     elif at.state is JobState.FAILED:
         yield Explanation(
             code="failed",
             severity=Severity.STOPPED,
-            says=f"The job failed{_because(at.cause)}.{left}",
+            message=f"The job failed{_because(at.cause)}.{left}",
             advice="Mend the cause, then start the same job again: it begins anew with what failed and what is open.",
         )
+
+
+_ENDS = (GroupState.DELIVERED, GroupState.FILTERED, GroupState.FAILED, GroupState.SKIPPED)
 
 
 # --- a job that stands still -----------------------------------------------------------------------------------------
@@ -177,26 +193,25 @@ def _halted(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _paused(at: JobSnapshot) -> Explanation:
-    if "nobody polls" in at.cause:
+    if at.cause.code is CauseCode.IDLE:
         patience = f" for {_span(at.pause_when_idle_s)}" if at.pause_when_idle_s else ""
         return Explanation(
             code="paused_idle",
             severity=Severity.STOPPED,
-            says=f"The job paused itself: groups were ready and no trainer asked for them{patience}.",
+            message=f"The job paused itself: groups were ready and no trainer asked for them{patience}.",
             advice="It goes on by itself at the trainer's next poll. Is the trainer still running?",
         )
-    if at.cause.startswith(ENGINE_AWAY_CAUSE):
-        why = at.cause.removeprefix(ENGINE_AWAY_CAUSE)
+    if at.cause.code is CauseCode.ENGINE_AWAY:
         return Explanation(
             code="paused_engine",
             severity=Severity.STOPPED,
-            says=f"The job paused itself, because the engine at {at.engine_url} gives no tokens{why}.",
-            advice=f"It goes on by itself when the engine answers again. {_AWAY_IS}",
+            message=f"The job paused itself: {_text(at.cause)}. Its engine is {at.engine_url}.",
+            advice=_AWAY_IS,
         )
     return Explanation(
         code="paused",
         severity=Severity.STOPPED,
-        says=f"Somebody paused the job{_because(at.cause)}: no new episode starts.",
+        message=f"Somebody paused the job{_because(at.cause)}: no new episode starts.",
         advice="Resume it here, or with: rollout-buffer resume JOB.",
     )
 
@@ -207,18 +222,20 @@ def _nothing_open(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="all_played",
             severity=Severity.WAIT,
-            says=f"Everything is played; {_wait(waiting)} to be fetched or acknowledged by the trainer.",
+            message=f"Everything is played; {_wait(waiting)} to be fetched or acknowledged by the trainer.",
             advice=_poll_advice(at),
         )
     elif not at.has_input:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
-            says=f"The job is filled from outside, and {_last_item(at)}.",
+            message=f"The job is filled from outside, and {_last_item(at)}.",
             advice="Post items to /buffer/write, or cancel the job when nothing more comes.",
         )
     else:
-        yield Explanation(code="closing", severity=Severity.OK, says="Every group is closed; the job is about to end.")
+        yield Explanation(
+            code="closing", severity=Severity.OK, message="Every group is closed; the job is about to end."
+        )
 
 
 def _external(at: JobSnapshot) -> Iterator[Explanation]:
@@ -226,7 +243,7 @@ def _external(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
-            says=f"The job is filled from outside: {_wait(at.count(GroupState.OPEN))} for items, {_last_item(at)}.",
+            message=f"The job is filled from outside: {_wait(at.count(GroupState.OPEN))} for items, {_last_item(at)}.",
             advice="Look at the program that writes to /buffer/write.",
         )
 
@@ -246,7 +263,7 @@ def _backpressure(at: JobSnapshot, ahead: int) -> Explanation:
     return Explanation(
         code="backpressure",
         severity=Severity.WAIT,
-        says=f"{_wait(ahead)} for the trainer, as many as max_groups_ahead allows: no new group begins.",
+        message=f"{_wait(ahead)} for the trainer, as many as max_groups_ahead allows: no new group begins.",
         advice=_poll_advice(at),
     )
 
@@ -268,7 +285,7 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="stale_groups",
             severity=Severity.ATTENTION,
-            says=f"{_many(at.stale_groups, 'group')} dropped as stale: the weights were more than "
+            message=f"{_many(at.stale_groups, 'group')} dropped as stale: the weights were more than "
             f"{at.max_weight_version_lag} versions behind the newest{newest}.",
             advice="Let less wait with max_groups_ahead, raise max_weight_version_lag, or take them with "
             "stale_groups: flag.",
@@ -277,7 +294,7 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="lone_versions",
             severity=Severity.ATTENTION,
-            says=f"{_many(at.lone_versions, 'weight version')} far beyond the others, the last was "
+            message=f"{_many(at.lone_versions, 'weight version')} far beyond the others, the last was "
             f"{at.lone_version}: that counts for nothing, and no group is stale because of it.",
             advice="A weight version counts the trainer's updates. Is it a timestamp?",
         )
@@ -285,9 +302,39 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="refused_items",
             severity=Severity.ATTENTION,
-            says=f"{_many(at.refused_items, 'item')} refused because of the reward. The last: {at.last_refusal[:300]}.",
+            message=f"{_many(at.refused_items, 'item')} refused because of the reward. "
+            f"The last: {at.last_refusal[:300]}.",
             advice="Start the job with a reward_range that holds every reward, or without one.",
         )
+
+
+def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
+    """Groups that gave nothing: some are filtered in every healthy job, more than half are worth a look."""
+    if at.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
+        return  # that is the cause
+    if failed := at.count(GroupState.FAILED):
+        yield Explanation(
+            code="failed_groups",
+            severity=Severity.ATTENTION,
+            message=f"{_many(failed, 'group')} given up as failed.{_commonest(at, GroupState.FAILED)}",
+            advice="rollout-buffer groups JOB --state failed says of each why. Starting the same job again does not "
+            "play them; a job that failed as a whole begins anew with them.",
+        )
+    closed = sum(at.count(state) for state in GroupState if state is not GroupState.OPEN)
+    if (filtered := at.count(GroupState.FILTERED)) > at.stale_groups:
+        most = filtered * 2 > closed
+        yield Explanation(
+            code="filtered_groups",
+            severity=Severity.ATTENTION if most else Severity.OK,
+            message=f"{_many(filtered, 'group')} filtered, of {closed} that are closed."
+            f"{_commonest(at, GroupState.FILTERED)}",
+            advice="Is the input too easy, or too hard, for this policy? Each group's page says why." if most else "",
+        )
+
+
+def _commonest(at: JobSnapshot, state: GroupState) -> str:
+    most = at.commonest_causes.get(state)
+    return "" if most is None else f" The commonest cause: {_text(most.cause)} ({most.count} of them)."
 
 
 # --- a job that should move ------------------------------------------------------------------------------------------
@@ -304,32 +351,43 @@ def _troubles(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="disk",
             severity=Severity.ATTENTION,
-            says=f"Only {at.disk_free_bytes / 1e9:.1f} GB are free on the disk of the data directory.",
+            message=f"Only {at.disk_free_bytes / 1e9:.1f} GB are free on the disk of the data directory.",
             advice="Make room, or forget what was delivered with --retain-delivered-s. Writes stop on a full disk.",
         )
 
 
+def _all_fail(at: JobSnapshot) -> Iterator[Explanation]:
+    failed = at.all_failed
+    if failed is not None and failed.failed >= FAILURES_WORTH_SAYING and at.count(GroupState.OPEN):
+        yield Explanation(
+            code=f"failing_{failed.code}",
+            severity=Severity.STOPPED,
+            message=f"Nothing succeeds: {failed.sentence()[:500]}.",
+            advice=_FAILURE_ADVICE.get(failed.code, _LOOK_AT_LOG),
+        )
+
+
 def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
-    says = str(at.engine.get("says") or "")
-    if not says:
+    engine = at.engine
+    if engine.code is EngineTrouble.NONE:
         return
-    held = f", {at.engine['waiting']} requests are held" if at.engine.get("waiting") else ""
-    for_long = f" for {_span(at.engine['since_s'])}" if at.engine.get("since_s") is not None else ""
-    if at.engine.get("updating") or "abort" in says:
+    held = f", {engine.waiting} requests are held" if engine.waiting else ""
+    for_long = f" for {_span(engine.since_s)}" if engine.since_s is not None else ""
+    if engine.code is EngineTrouble.UPDATING:
         yield Explanation(
             code="weights",
             severity=Severity.WAIT,
-            says=f"The engine has been updating its weights{for_long}{held}.",
+            message=f"The engine has been updating its weights{for_long}{held}.",
             advice="Episodes go on from their partial tokens when it is through. Nothing to do.",
         )
         return
-    long = (at.engine.get("since_s") or 0.0) > QUIET_AFTER_S
+    long = (engine.since_s or 0.0) > QUIET_AFTER_S
     standing = Severity.STOPPED if long else Severity.WAIT
     yield Explanation(
         code="no_engine",
         severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else standing,
-        says=f"The engine at {at.engine.get('url')} {says.split(' (')[0]}{for_long}{held}.",
-        advice=_SILENT if "answered no request" in says else _AWAY,
+        message=f"The engine at {engine.url} {engine.message}{for_long}{held}.",
+        advice=_SILENT if engine.code is EngineTrouble.SILENT else _AWAY,
     )
 
 
@@ -350,7 +408,7 @@ def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="devices_broken",
             severity=Severity.ATTENTION,
-            says=f"{broken} of {total} devices are broken.",
+            message=f"{broken} of {total} devices are broken.",
             advice="They are replaced by themselves; look at the runner's log when they stay broken.",
         )
     elif usable <= 0:
@@ -358,25 +416,26 @@ def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="no_device",
             severity=Severity.WAIT if starting else Severity.STOPPED,
-            says=f"No device can be used: {how}.",
+            message=f"No device can be used: {how}.",
             advice="rollout-buffer doctor says what this machine lacks, the runner's log why a device does not start.",
         )
 
 
 def _failures(at: JobSnapshot) -> Iterator[Explanation]:
     total = sum(at.recent_failures.values())
-    if total < FAILURES_WORTH_SAYING:
+    if total < FAILURES_WORTH_SAYING or at.all_failed is not None:
         return
     code, count = max(at.recent_failures.items(), key=lambda entry: entry[1])
     last = f" The last one said: {at.last_failure[:300]}" if at.last_failure else ""
     yield Explanation(
         code=f"failing_{code}",
         severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else Severity.STOPPED,
-        says=f"{total} attempts failed in the last ten minutes, {count} of them with {code}.{last}",
-        advice=_FAILURE_ADVICE.get(code, "The runner's log under DATA_DIR/logs has the details."),
+        message=f"{total} attempts failed in the last ten minutes, {count} of them with {code}.{last}",
+        advice=_FAILURE_ADVICE.get(code, _LOOK_AT_LOG),
     )
 
 
+_LOOK_AT_LOG = "The runner's log under DATA_DIR/logs has the details."
 _FAILURE_ADVICE = {
     "device": "rollout-buffer doctor says what this machine lacks. A failure costs an attempt, never a reward.",
     "engine_away": _AWAY,
@@ -394,7 +453,7 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="moving",
             severity=Severity.OK,
-            says=f"It moves: {last} {_span(at.trajectory_age_s)} ago.{_waits(at)}",
+            message=f"It moves: {last} {_span(at.trajectory_age_s)} ago.{_waits(at)}",
         )
     elif at.running_attempts == 0:
         yield _starting(at)
@@ -405,7 +464,7 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="slow" if long else "playing",
             severity=Severity.ATTENTION if long else Severity.OK,
-            says=f"{playing.capitalize()}, the oldest for {_span(oldest)}; {ended}.{_waits(at)}",
+            message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; {ended}.{_waits(at)}",
             advice="Do they wait for a device or for the engine? The runner's log says so." if long else "",
         )
 
@@ -415,13 +474,13 @@ def _starting(at: JobSnapshot) -> Explanation:
         return Explanation(
             code="starting",
             severity=Severity.WAIT,
-            says=f"The job began {_span(at.began_s)} ago; its runner is loading the tokenizer and finding devices.",
+            message=f"The job began {_span(at.began_s)} ago; its runner is loading the tokenizer and finding devices.",
             advice="Give it two minutes.",
         )
     return Explanation(
         code="no_runner",
         severity=Severity.STOPPED,
-        says="No episode is being played, though groups are open: the job's runner is not at work.",
+        message="No episode is being played, though groups are open: the job's runner is not at work.",
         advice="The supervisor restarts a runner that died, later each time. Its log is under DATA_DIR/logs.",
     )
 
@@ -435,7 +494,7 @@ def _no_supervisor(age_s: float | None) -> Explanation:
     return Explanation(
         code="no_supervisor",
         severity=Severity.STOPPED,
-        says=f"The supervisor is not alive ({seen}): nobody plays episodes, and new jobs are refused.",
+        message=f"The supervisor is not alive ({seen}): nobody plays episodes, and new jobs are refused.",
         advice="Start rollout-buffer serve on the same --data-dir: it goes on where it was.",
     )
 
@@ -452,29 +511,38 @@ def _recent(age_s: float | None) -> bool:
 
 
 def explain_group(
-    state: GroupState, cause: str, *, rewards: Sequence[float], group_size: int, reward_range: Sequence[float] | None
+    state: GroupState,
+    cause: Cause,
+    *,
+    rewards: Sequence[float],
+    group_size: int,
+    reward_range: Sequence[float] | None,
 ) -> str:
     """Returns in one or two sentences what became of a group and why.
 
     ``rewards`` are those that came back; ``reward_range`` is the job's own, None when the generator's holds.
     """
-    if state not in (GroupState.FILTERED, GroupState.FAILED, GroupState.SKIPPED):
+    if state not in _ENDED:
         return _ALIVE[state]
-    if cause.startswith("is_valid_group"):
-        return _not_valid(rewards, group_size)
-    if match := re.fullmatch(r"filter_item kept (\d+) of (\d+) members", cause):
-        return _items_filtered(int(match[1]), int(match[2]), rewards, reward_range)
-    if match := re.fullmatch(r"(timed out|slots failed): (\d+) of (\d+) members came", cause):
-        return _too_short(match[1], match[2], match[3])
-    if cause.startswith("stale"):
-        return "Dropped: it waited so long that its weights are more versions old than max_weight_version_lag allows."
-    if cause == "in the skip list":
-        return "Skipped: the trainer said at its start that it has trained this one already."
-    if state is GroupState.SKIPPED:
-        return f"Skipped{_because(cause)}."
-    return f"{'Dropped' if state is GroupState.FILTERED else 'Failed'}{_because(cause)}."
+    came = f"{len(rewards)} of {group_size} members came"
+    match cause.code:
+        case CauseCode.NOT_VALID:
+            return _not_valid(rewards, group_size)
+        case CauseCode.ITEMS_FILTERED:
+            return f"Dropped: {_text(cause)} ({_why_filtered(rewards, reward_range)})."
+        case CauseCode.TIMED_OUT:
+            return f"Failed: {came} before its time ran out (group_timeout_seconds)."
+        case CauseCode.SLOTS_FAILED:
+            return f"Failed: {came}; the other slots were given up after max_attempts failed attempts."
+        case CauseCode.STALE:
+            return f"Dropped: it waited so long that {_TOO_OLD}."
+        case CauseCode.SKIP_LIST:
+            return "Skipped: the trainer said at its start that it has trained this one already."
+    return f"{_ENDED[state]}{_because(cause)}."
 
 
+_TOO_OLD = "its weights are more versions old than max_weight_version_lag allows"
+_ENDED = {GroupState.FILTERED: "Dropped", GroupState.FAILED: "Failed", GroupState.SKIPPED: "Skipped"}
 _ALIVE = {
     GroupState.OPEN: "Open: some of its members are still to come.",
     GroupState.READY: "Ready: complete and valid, it waits for the trainer's next poll.",
@@ -494,27 +562,26 @@ def _not_valid(rewards: Sequence[float], group_size: int) -> str:
     return "Dropped: the generator's own is_valid_group refused it."
 
 
-def _items_filtered(kept: int, size: int, rewards: Sequence[float], reward_range: Sequence[float] | None) -> str:
-    why = "their rewards lie outside of the valid range, or the generator's own filter_item refused them"
-    if reward_range is not None:
-        low, high = reward_range
-        outside = sum(not low <= reward <= high for reward in rewards)
-        if outside:
-            why = f"{outside} rewards lie outside of the valid range {low:g} to {high:g}"
-    return f"Dropped: only {kept} of {size} members passed the filter ({why})."
-
-
-def _too_short(why: str, came: str, size: str) -> str:
-    if why == "timed out":
-        return f"Failed: {came} of {size} members came before its time ran out (group_timeout_seconds)."
-    return f"Failed: {came} of {size} members came; the other slots were given up after max_attempts failed attempts."
+def _why_filtered(rewards: Sequence[float], reward_range: Sequence[float] | None) -> str:
+    low, high = reward_range or (-math.inf, math.inf)
+    if outside := sum(not low <= reward <= high for reward in rewards):
+        return f"{outside} rewards lie outside of the valid range {low:g} to {high:g}"
+    return "their rewards lie outside of the valid range, or the generator's own filter_item refused them"
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def _because(cause: str) -> str:
-    return f" ({cause.strip()[:500]})" if cause.strip() else ""
+def _text(cause: Cause) -> str:
+    return cause.message.strip()[:500]
+
+
+def _because(cause: Cause) -> str:
+    return f" ({text})" if (text := _text(cause)) else ""
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def _many(count: int, what: str) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.rules import causes
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["GroupFunctions", "GroupPolicy", "Member", "Verdict", "judge_group", "summarize_rewards"]
@@ -71,7 +73,7 @@ class Verdict:
     """What becomes of a closed group: its state, why, and the members to deliver (only when ready)."""
 
     state: GroupState
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     members: tuple[Member, ...] = ()
 
 
@@ -103,20 +105,20 @@ def judge_group(
     functions = functions or DEFAULT_FUNCTIONS
     short = timed_out or len(members) < policy.group_size
     if short and not policy.is_enough_when_short(len(members)):
-        why = "timed out" if timed_out else "slots failed"
-        return Verdict(state=GroupState.FAILED, cause=f"{why}: {len(members)} of {policy.group_size} members came")
+        cause = causes.too_short(len(members), policy.group_size, timed_out=timed_out)
+        return Verdict(state=GroupState.FAILED, cause=cause)
     try:
         return _pipeline(members, policy, functions, check_validity=not short)
     except _GroupFunctionError as error:
-        return Verdict(state=GroupState.FAILED, cause=str(error))
+        return Verdict(state=GroupState.FAILED, cause=Cause(CauseCode.GROUP_FUNCTION, str(error)[:500]))
 
 
 def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, *, check_validity: bool) -> Verdict:
     if check_validity and not _call("is_valid_group", functions.is_valid_group, members, policy):
-        return Verdict(state=GroupState.FILTERED, cause="is_valid_group refused it")
+        return Verdict(state=GroupState.FILTERED, cause=causes.NOT_VALID)
     kept = [member for member in members if _call("filter_item", functions.filter_item, member, policy)]
     if len(kept) < policy.at_least(policy.min_valid_item_size_ratio):
-        return Verdict(state=GroupState.FILTERED, cause=f"filter_item kept {len(kept)} of {policy.group_size} members")
+        return Verdict(state=GroupState.FILTERED, cause=causes.items_filtered(len(kept), policy.group_size))
     normalized = _call("normalize_group_data", functions.normalize_group_data, kept, policy)
     padded = _call("pad_group_data", functions.pad_group_data, normalized, policy)
     if len(padded) != policy.group_size:

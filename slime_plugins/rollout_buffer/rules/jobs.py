@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.errors import ConflictError
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 
 __all__ = [
@@ -160,28 +161,29 @@ class FailedAttempts:
 
 
 def ending_of(
-    groups: Mapping[GroupState, int], causes: Mapping[str, Mapping[str, int]], failures: FailedAttempts | None
-) -> tuple[JobState, str]:
+    groups: Mapping[GroupState, int], commonest: Mapping[GroupState, CountedCause], failures: FailedAttempts | None
+) -> tuple[JobState, Cause]:
     """Returns how a job ends whose groups are all closed, and why, when none of them could be delivered.
 
-    ``causes`` counts filtered and failed groups by state and cause.
+    ``commonest`` is the cause that most filtered and most failed groups have.
     """
     if any(groups.get(state) for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)):
-        return JobState.FINISHED, ""
+        return JobState.FINISHED, NO_CAUSE
     failed, filtered = (groups.get(state, 0) for state in (GroupState.FAILED, GroupState.FILTERED))
     if failed:
-        cause, count = _commonest(causes.get(GroupState.FAILED.value, {}))
-        if failures is not None and cause.startswith(("slots failed", "timed out")):
-            return JobState.FAILED, failures.sentence()
-        return JobState.FAILED, f"none of {failed + filtered} groups could be delivered: {cause} ({count} of them)"
+        most = commonest[GroupState.FAILED]
+        if failures is not None and most.cause.code in (CauseCode.SLOTS_FAILED, CauseCode.TIMED_OUT):
+            return JobState.FAILED, Cause(CauseCode.ATTEMPTS_FAILED, failures.sentence())
+        message = f"none of {failed + filtered} groups could be delivered: {_counted(most)}"
+        return JobState.FAILED, Cause(CauseCode.NO_GROUP_READY, message)
     if filtered:
-        cause, count = _commonest(causes.get(GroupState.FILTERED.value, {}))
-        return JobState.FINISHED, f"all {filtered} groups were filtered: {cause} ({count} of them)"
-    return JobState.FINISHED, ""
+        message = f"all {filtered} groups were filtered: {_counted(commonest[GroupState.FILTERED])}"
+        return JobState.FINISHED, Cause(CauseCode.NO_GROUP_READY, message)
+    return JobState.FINISHED, NO_CAUSE
 
 
-def _commonest(counted: Mapping[str, int]) -> tuple[str, int]:
-    return max(counted.items(), key=lambda entry: entry[1], default=("no cause is known", 0))
+def _counted(most: CountedCause) -> str:
+    return f"{most.cause.message} ({most.count} of them)"
 
 
 def attempt_uid(job_key: int, epoch: int, position: int, slot: int, attempt: int) -> str:

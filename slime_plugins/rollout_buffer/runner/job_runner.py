@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTra
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
@@ -55,7 +56,7 @@ from slime_plugins.rollout_buffer.state.transitions import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.types import (
-    ENGINE_AWAY_CAUSE,
+    EngineTrouble,
     EpisodeRequest,
     Instance,
     JobState,
@@ -444,7 +445,7 @@ class JobRunner:
         )
         if verdict is not None:
             of = f"group {record.instance_id} of epoch {record.epoch}"
-            logger.info("job %s: %s is %s %s", self._job.job_id, of, verdict.state.value, verdict.cause)
+            logger.info("job %s: %s is %s %s", self._job.job_id, of, verdict.state.value, verdict.cause.message)
 
     # --- slime's plain form ------------------------------------------------------------------------------------------
 
@@ -520,14 +521,14 @@ class JobRunner:
         if job.state is JobState.RUNNING and (trouble := watch.trouble()):
             logger.warning("job %s is paused: the engine %s", job.job_id, trouble)
             await self._stored(self._buffer.pause_for_engine, self._fence, job.key, trouble)
-        elif job.state is not JobState.PAUSED or not job.cause.startswith(ENGINE_AWAY_CAUSE):
+        elif job.state is not JobState.PAUSED or job.cause_code is not CauseCode.ENGINE_AWAY:
             return
         elif watch.has_recovered():
             logger.info("job %s goes on: the engine answers again", job.job_id)
             await self._stored(self._buffer.resume_for_engine, self._fence, job.key)
         elif verdict := watch.verdict():
             logger.error("job %s fails: the engine %s", job.job_id, verdict)
-            await self._stored(self._buffer.fail_job, job.key, f"the engine {verdict}")
+            await self._stored(self._buffer.fail_job, job.key, f"the engine {verdict}", CauseCode.ENGINE_REFUSES)
         else:
             return
         self._job = await self._stored(self._buffer.job_by_key, job.key)
@@ -537,9 +538,11 @@ class JobRunner:
         if self._engine is None or time.monotonic() - self._engine_told_at < ENGINE_REPORT_INTERVAL_S:
             return
         report = self._engine.report()
-        if report["says"] or self._engine_was_away:
-            self._engine_told_at, self._engine_was_away = time.monotonic(), bool(report["says"])
-            await self._stored(self._buffer.beat, RUNNER_NAME.format(self._job.key), os.getpid(), {"engine": report})
+        in_trouble = report.code is not EngineTrouble.NONE
+        if in_trouble or self._engine_was_away:
+            self._engine_told_at, self._engine_was_away = time.monotonic(), in_trouble
+            detail = {"engine": asdict(report)}
+            await self._stored(self._buffer.beat, RUNNER_NAME.format(self._job.key), os.getpid(), detail)
 
     def _set_pause(self, state: JobState) -> None:
         if state is JobState.PAUSED:

@@ -14,6 +14,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, portion_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -21,8 +22,6 @@ from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRe
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AckResult, DeliveryState, GroupState
-
-STALE = "stale: sampled by weights more than max_weight_version_lag versions old"
 
 __all__ = ["Delivery", "acknowledge", "expire_leases", "is_exhausted", "take"]
 
@@ -83,7 +82,7 @@ def _drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> No
         if delivery_key is not None:
             # The delivery it had come back from will not go out whole: what that reported is reported anew.
             delivery_rows.dissolve_delivery(connection, delivery_key)
-        group_rows.update_group(connection, key, state=GroupState.FILTERED.value, cause=STALE, closed_at=now)
+        group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
 
 
 def _repeated(connection: Connection, now: float, job: JobRecord, poll: PollPayload) -> Delivery | None:

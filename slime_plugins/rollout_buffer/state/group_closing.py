@@ -79,7 +79,7 @@ def _close(connection: Connection, now: float, group_key: int, verdict: Verdict)
         connection,
         group_key,
         state=verdict.state.value,
-        cause=verdict.cause[:500],
+        **verdict.cause.columns(),
         closed_at=now,
         sequence=group_rows.next_sequence(connection) if ready else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slime_plugins.rollout_buffer.rules.causes import Cause
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState, JobState
@@ -9,13 +10,13 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 __all__ = ["cancel_job", "end_job"]
 
 
-def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: str) -> None:
+def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: Cause) -> None:
     """Ends a job in one of the final states. Groups that are open stay open: attaching to the job goes on with them."""
     attempt_rows.give_up_running_attempts(connection, job_key, now)
-    job_rows.update_job(connection, job_key, state=state.value, cause=cause, updated_at=now, finished_at=now)
+    job_rows.update_job(connection, job_key, state=state.value, updated_at=now, finished_at=now, **cause.columns())
 
 
-def cancel_job(connection: Connection, now: float, job_key: int, cause: str) -> None:
+def cancel_job(connection: Connection, now: float, job_key: int, cause: Cause) -> None:
     """Ends a job that nobody wants any more: its open groups are skipped."""
     group_rows.move_groups(connection, job_key, GroupState.OPEN, GroupState.SKIPPED, cause)
     end_job(connection, now, job_key, JobState.CANCELLED, cause)

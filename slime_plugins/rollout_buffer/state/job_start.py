@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     StartPayload,
 )
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, SUPERSEDED
 from slime_plugins.rollout_buffer.state.job_end import cancel_job
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
@@ -28,7 +29,6 @@ from slime_plugins.rollout_buffer.storage.tables import (
     portion_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.storage.tables.group_rows import IN_SKIP_LIST
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, Instance, JobState
 
@@ -137,11 +137,11 @@ def _create_job(
 def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
     """Ends a job for good and frees its id; its rows stay, under a name that says what happened."""
     if job.state in job_rules.OPEN_STATES:
-        cancel_job(connection, now, job.key, "a fresh start took its id")
+        cancel_job(connection, now, job.key, SUPERSEDED)
     for delivery in delivery_rows.leased_deliveries(connection, job.key):
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
     for state in (GroupState.READY, GroupState.LEASED):
-        group_rows.move_groups(connection, job.key, state, GroupState.SKIPPED, "a fresh start took the job's id")
+        group_rows.move_groups(connection, job.key, state, GroupState.SKIPPED, SUPERSEDED)
     job_rows.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
 
 
@@ -152,7 +152,7 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
     if job.state is JobState.FAILED:
-        changes |= {"state": job_rules.next_state(job.state, "reopen").value, "cause": "", "finished_at": None}
+        changes |= {"state": job_rules.next_state(job.state, "reopen").value, "finished_at": None, **NO_CAUSE.columns()}
     job_rows.update_job(connection, job.key, **changes)
     if job.state is JobState.FAILED and not repeated:
         _open_failed_groups(connection, now, job, settings)

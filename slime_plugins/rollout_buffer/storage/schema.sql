@@ -7,6 +7,7 @@ CREATE TABLE jobs (
     task_type      TEXT    NOT NULL,
     state          TEXT    NOT NULL,
     cause          TEXT    NOT NULL DEFAULT '',
+    cause_code     TEXT    NOT NULL DEFAULT '',
     identity       TEXT    NOT NULL,            -- digest of the payload without what may change between starts
     start_id       TEXT,                        -- of the last call that started or attached
     engine_url     TEXT,
@@ -53,6 +54,7 @@ CREATE TABLE groups (
     instance_id   TEXT    NOT NULL,
     state         TEXT    NOT NULL,
     cause         TEXT    NOT NULL DEFAULT '',
+    cause_code    TEXT    NOT NULL DEFAULT '',
     opened_at     REAL,                         -- first attempt begun or first item written
     last_write_at REAL,
     closed_at     REAL,
@@ -65,7 +67,7 @@ CREATE INDEX groups_by_sequence ON groups (sequence) WHERE sequence IS NOT NULL;
 CREATE INDEX groups_unreported ON groups (job_key) WHERE state IN ('filtered', 'failed') AND delivery_key IS NULL;
 CREATE INDEX groups_by_instance ON groups (job_key, instance_id, epoch);
 CREATE INDEX groups_by_delivery ON groups (delivery_key) WHERE delivery_key IS NOT NULL;
-CREATE INDEX groups_by_cause ON groups (job_key, state, cause) WHERE state IN ('filtered', 'failed');
+CREATE INDEX groups_by_cause ON groups (job_key, state, cause_code, cause) WHERE state IN ('filtered', 'failed');
 CREATE INDEX groups_by_closing ON groups (job_key, closed_at, state) WHERE closed_at IS NOT NULL;
 CREATE INDEX groups_by_touch ON groups (
     job_key, coalesce(closed_at, last_write_at, opened_at, 0.0) DESC, key, state, instance_id

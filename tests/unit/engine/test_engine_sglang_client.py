@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
-from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image, SamplingParams, WeightVersionSpan
 
 QUICK = EngineSettings(patience_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
@@ -512,18 +512,18 @@ class TestTheReport:
             await engine.generate(turn())
             report = engine.report()
             await engine.close()
-        assert report == {"url": url, "says": "", "since_s": None, "updating": False, "waiting": 0}
+        assert report == EngineReport(url=url)
 
     async def test_an_engine_that_is_not_there_is_said_to_be_out_of_reach(self) -> None:
         engine = SglangEngine("http://127.0.0.1:9", EngineSettings(backoff_first_s=5.0))
         waiting = asyncio.create_task(engine.generate(turn()))
-        await eventually(lambda: bool(engine.report()["says"]))
+        await eventually(lambda: bool(engine.report().message))
         report = engine.report()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert "cannot be reached" in report["says"]
-        assert (report["waiting"], report["updating"]) == (1, False)
-        assert engine.report()["says"] == ""
+        assert "cannot be reached" in report.message
+        assert (report.waiting, report.code) == (1, EngineTrouble.REFUSES)
+        assert engine.report().code is EngineTrouble.NONE
         await engine.close()
 
     async def test_an_engine_that_holds_what_it_aborted_still_updates_its_weights(self) -> None:
@@ -536,16 +536,16 @@ class TestTheReport:
             going.cancel()
             await asyncio.gather(going, return_exceptions=True)
             await engine.close()
-        assert (report["updating"], report["waiting"]) == (True, 1)
+        assert (report.code, report.waiting) == (EngineTrouble.UPDATING, 1)
 
     async def test_an_engine_that_aborts_is_said_to_update_its_weights(self) -> None:
         server = ScriptedSglang([answered([7], finish="abort"), answered([8])])
         async with server.serving() as url:
             engine = SglangEngine(url, EngineSettings(backoff_first_s=1.0))
             going = asyncio.create_task(engine.generate(turn()))
-            await eventually(lambda: bool(engine.report()["says"]))
-            assert engine.report()["updating"] is True
+            await eventually(lambda: bool(engine.report().message))
+            assert engine.report().code is EngineTrouble.UPDATING
             reply = await going
-            assert engine.report()["says"] == ""
+            assert engine.report().code is EngineTrouble.NONE
             await engine.close()
         assert reply.output_ids == (7, 8)

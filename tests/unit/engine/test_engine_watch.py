@@ -17,13 +17,13 @@ from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
 from slime_plugins.rollout_buffer.testing.engine_conformance import answering, http_answer
 from slime_plugins.rollout_buffer.types import (
-    ENGINE_AWAY_CAUSE,
     EpisodeRequest,
     JobState,
     SamplingParams,
@@ -108,7 +108,7 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
     engine = Behind(PAGE)
     async with playing(buffer, engine) as (job, running):
         paused = await until_state(buffer, job, JobState.PAUSED)
-        assert paused.cause.startswith(ENGINE_AWAY_CAUSE)
+        assert paused.cause_code is CauseCode.ENGINE_AWAY
         assert "answers HTTP 404, not as an engine does: <html>no such page</html>" in paused.cause
         told = Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]
         assert "paused_engine" in [one["code"] for one in told]

@@ -16,7 +16,10 @@ from slime_plugins.rollout_buffer.reporting.diagnosis import (
     explain_job,
     explain_service,
 )
-from slime_plugins.rollout_buffer.types import ENGINE_AWAY_CAUSE, GroupState, JobState
+from slime_plugins.rollout_buffer.rules import causes
+from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause
+from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
 AT_WORK = JobSnapshot(
     state=JobState.RUNNING,
@@ -31,6 +34,8 @@ AT_WORK = JobSnapshot(
     max_groups_ahead=256,
 )
 
+ALL_FAILED = FailedAttempts(failed=9, ended=9, code="device", of_code=5, message="adb is gone")
+ALL_FAILED_TEXT = "Nothing succeeds: 9 of 9 attempts failed, 5 of them with device: adb is gone."
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
     ({}, "moving", "8 episodes are being played, the last one ended 3 s ago"),
@@ -43,31 +48,33 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"supervisor_age_s": 300.0}, "no_supervisor", "last seen 5 min ago"),
     ({"state": JobState.PAUSED}, "paused", "Somebody paused the job"),
     (
-        {"state": JobState.PAUSED, "cause": "nobody polls it; the next poll resumes it", "pause_when_idle_s": 3600.0},
+        {"state": JobState.PAUSED, "cause": causes.IDLE, "pause_when_idle_s": 3600.0},
         "paused_idle",
         "no trainer asked for them for 60 min",
     ),
     (
-        {"state": JobState.PAUSED, "cause": f"{ENGINE_AWAY_CAUSE}: it answers HTTP 404: x", "engine_url": "http://e"},
+        {"state": JobState.PAUSED, "cause": causes.engine_away("answers HTTP 404: x"), "engine_url": "http://e"},
         "paused_engine",
-        "the engine at http://e gives no tokens: it answers HTTP 404: x",
+        "when it answers again: it answers HTTP 404: x. Its engine is http://e",
     ),
     ({"max_groups_ahead": 2}, "backpressure", "2 groups wait for the trainer"),
     ({"groups": {"open": 0, "ready": 1}}, "all_played", "1 group waits to be fetched"),
     ({"has_runner": False, "trajectory_age_s": None}, "external_waits", "nothing was written yet"),
     ({"has_runner": False, "has_input": False, "groups": {}}, "external_waits", "filled from outside"),
-    ({"state": JobState.FINISHED, "groups": {"delivered": 7}}, "finished", "7 of them delivered"),
-    ({"state": JobState.CANCELLED, "cause": "by request"}, "cancelled", "(by request)"),
-    ({"state": JobState.FAILED, "cause": "no tokenizer"}, "failed", "(no tokenizer)"),
+    ({"state": JobState.FINISHED, "groups": {"delivered": 7}}, "finished", "every group is closed, 7 delivered."),
+    ({"state": JobState.CANCELLED, "cause": causes.CANCELLED}, "cancelled", "(cancelled by request)"),
+    ({"state": JobState.FAILED, "cause": Cause(CauseCode.NOT_PLAYED, "no tokenizer")}, "failed", "(no tokenizer)"),
     (
         {
-            "engine": {"url": "http://e", "says": "cannot be reached (OSError: x)", "since_s": 20.0, "waiting": 8},
+            "engine": EngineReport(
+                url="http://e", code=EngineTrouble.REFUSES, message="cannot be reached", since_s=20.0, waiting=8
+            ),
             "trajectory_age_s": 90.0,
         },
         "no_engine",
         "The engine at http://e cannot be reached for 20 s, 8 requests are held",
     ),
-    ({"engine": {"says": "aborted the request", "updating": True}}, "weights", "updating its weights"),
+    ({"engine": EngineReport(code=EngineTrouble.UPDATING)}, "weights", "updating its weights"),
     ({"devices": {"total": 4, "broken": 4}}, "no_device", "No device can be used: 0 are starting, 4 are broken"),
     ({"devices": {"total": 4, "starting": 4}}, "no_device", "4 are starting"),
     ({"devices": {"total": 0}}, "no_device", "the pool has none"),
@@ -76,13 +83,17 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         "failing_device",
         "6 attempts failed in the last ten minutes, 5 of them with device. The last one said: adb is gone",
     ),
+    ({"all_failed": ALL_FAILED, "trajectory_age_s": None}, "failing_device", ALL_FAILED_TEXT),
+    ({"all_failed": ALL_FAILED, "state": JobState.PAUSED}, "failing_device", ALL_FAILED_TEXT),
+    ({"all_failed": ALL_FAILED, "max_groups_ahead": 2}, "failing_device", ALL_FAILED_TEXT),
+    ({"all_failed": ALL_FAILED, "supervisor_age_s": None}, "failing_device", ALL_FAILED_TEXT),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "code", "words"), SITUATIONS)
 def test_each_situation_has_its_sentence(changes: dict[str, Any], code: str, words: str) -> None:
     first = explain_job(replace(AT_WORK, **changes))[0]
-    assert (first.code, words in first.says) == (code, True), first.says
+    assert (first.code, words in first.message) == (code, True), first.message
 
 
 @pytest.mark.parametrize("changes", [changes for changes, _, _ in SITUATIONS])
@@ -99,6 +110,41 @@ def test_a_job_that_is_over_says_nothing_else() -> None:
 def test_trouble_does_not_hide_that_it_moves() -> None:
     codes = [one.code for one in explain_job(replace(AT_WORK, recent_failures={"device": 9}))]
     assert codes == ["failing_device", "moving"]
+
+
+DROPPED = {"delivered": 1, "failed": 3, "filtered": 4}
+COMMONEST = {
+    GroupState.FAILED: CountedCause(causes.too_short(0, 4, timed_out=True), 2),
+    GroupState.FILTERED: CountedCause(causes.NOT_VALID, 4),
+}
+
+
+def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
+    over = replace(AT_WORK, state=JobState.FINISHED, groups=DROPPED, commonest_causes=COMMONEST)
+    found = {one.code: one for one in explain_job(over)}
+    assert list(found) == ["finished", "failed_groups", "filtered_groups"]
+    assert "1 delivered, 4 filtered and 3 failed." in found["finished"].message
+    assert "3 groups were given up as failed" in found["failed_groups"].message
+    assert "timed out: 0 of 4 members came (2 of them)" in found["failed_groups"].message
+    assert "4 groups were filtered, of 8 that are closed" in found["filtered_groups"].message
+    assert "is_valid_group refused it (4 of them)" in found["filtered_groups"].message
+
+
+def test_some_filtered_groups_are_nothing_to_worry_about() -> None:
+    healthy = replace(AT_WORK, groups={"open": 10, "delivered": 5, "filtered": 4})
+    assert [one.severity for one in explain_job(healthy)] == [Severity.OK, Severity.OK]
+    thin = replace(AT_WORK, groups={"open": 10, "delivered": 3, "filtered": 4})
+    assert explain_job(thin)[0].code == "filtered_groups"
+
+
+def test_a_job_of_which_some_attempts_succeed_is_not_red() -> None:
+    moving = replace(AT_WORK, recent_failures={"device": 9})
+    assert Severity.STOPPED not in [one.severity for one in explain_job(moving)]
+
+
+def test_two_failures_are_no_verdict() -> None:
+    few = replace(AT_WORK, all_failed=replace(ALL_FAILED, failed=2, ended=2), trajectory_age_s=None)
+    assert [one.severity for one in explain_job(few)] == [Severity.OK]
 
 
 def test_backpressure_says_whether_anybody_ever_polled() -> None:
@@ -131,28 +177,32 @@ def test_there_is_always_a_sentence(
     )  # fmt: skip
     found = explain_job(snapshot)
     assert found
-    assert all(one.says.strip() for one in found)
+    assert all(one.message.strip() for one in found)
 
 
 @pytest.mark.parametrize(
     ("state", "cause", "rewards", "words"),
     [
-        ("filtered", "is_valid_group refused it", [0.5, 0.5, 0.5], "all 3 members earned the same reward, +0.500"),
-        ("filtered", "is_valid_group refused it", [0.5, 0.7], "only 2 of 4 members came"),
-        ("filtered", "is_valid_group refused it", [0.1, 0.2, 0.3, 0.4], "own is_valid_group refused it"),
-        ("filtered", "filter_item kept 1 of 4 members", [0.5, 7, 8, 9], "3 rewards lie outside of the valid range 0"),
-        ("filtered", "stale: sampled by weights", [0.5], "max_weight_version_lag"),
-        ("failed", "timed out: 1 of 4 members came", [0.5], "1 of 4 members came before its time ran out"),
-        ("failed", "slots failed: 1 of 4 members came", [0.5], "after max_attempts failed attempts"),
-        ("failed", "pad_group_data raised KeyError: 'x'", [0.5], "Failed (pad_group_data raised KeyError: 'x')."),
-        ("skipped", "in the skip list", [], "has trained this one already"),
-        ("skipped", "cancelled by request", [], "Skipped (cancelled by request)."),
-        ("ready", "", [0.5], "waits for the trainer's next poll"),
+        ("filtered", causes.NOT_VALID, [0.5, 0.5, 0.5], "all 3 members earned the same reward, +0.500"),
+        ("filtered", causes.NOT_VALID, [0.5, 0.7], "only 2 of 4 members came"),
+        ("filtered", causes.NOT_VALID, [0.1, 0.2, 0.3, 0.4], "own is_valid_group refused it"),
+        ("filtered", causes.items_filtered(1, 4), [0.5, 7, 8, 9], "3 rewards lie outside of the valid range 0"),
+        ("filtered", causes.STALE, [0.5], "max_weight_version_lag"),
+        ("failed", causes.too_short(1, 4, timed_out=True), [0.5], "1 of 4 members came before its time ran out"),
+        ("failed", causes.too_short(1, 4, timed_out=False), [0.5], "after max_attempts failed attempts"),
+        ("failed", Cause(CauseCode.GROUP_FUNCTION, "pad_group_data raised"), [0.5], "Failed (pad_group_data raised)."),
+        ("skipped", causes.IN_SKIP_LIST, [], "has trained this one already"),
+        ("skipped", causes.CANCELLED, [], "Skipped (cancelled by request)."),
+        ("ready", causes.NO_CAUSE, [0.5], "waits for the trainer's next poll"),
     ],
 )  # fmt: skip
-def test_a_group_says_why_it_was_dropped(state: str, cause: str, rewards: list[float], words: str) -> None:
-    says = explain_group(GroupState(state), cause, rewards=rewards, group_size=4, reward_range=[0.0, 1.0])
-    assert words in says
+def test_a_group_says_why_it_was_dropped(state: str, cause: Cause, rewards: list[float], words: str) -> None:
+    message = explain_group(GroupState(state), cause, rewards=rewards, group_size=4, reward_range=[0.0, 1.0])
+    assert words in message
+    reworded = explain_group(
+        GroupState(state), replace(cause, message="?"), rewards=rewards, group_size=4, reward_range=[0.0, 1.0]
+    )
+    assert message.split("(")[0].replace("filter_item kept 1 of 4 members", "?") == reworded.split("(")[0]
 
 
 def test_a_buffer_without_supervisor_says_so_first() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
@@ -196,7 +198,7 @@ def test_a_group_shows_its_members_and_why_it_was_dropped(views: Views, job: Job
     page = views.groups(job.job_id, request_models.parse(GroupPageQuery, {"state": "filtered", "limit": 1}))
     group = views.group(page["groups"][0]["group_index"])
     assert [member["uid"] for member in group["members"]] == ["Task0-6/a", "Task0-6/b"]
-    assert "all 2 members earned the same reward" in group["says"]
+    assert "all 2 members earned the same reward" in group["message"]
     assert group["instance"] == {"instance_id": "Task0-6"}
 
 
@@ -275,12 +277,12 @@ def test_what_the_runner_said_of_engine_and_devices_is_explained(
     views: Views, buffer: Buffer, job: JobRecord, clock: SettableClock
 ) -> None:
     buffer.beat(SUPERVISOR, 1, {})
-    engine = {"url": "http://e", "says": "cannot be reached", "since_s": 5.0, "waiting": 2}
-    buffer.beat(RUNNER_NAME.format(job.key), 1, {"engine": engine})
+    engine = EngineReport(url="http://e", code=EngineTrouble.REFUSES, message="is gone", since_s=5.0, waiting=2)
+    buffer.beat(RUNNER_NAME.format(job.key), 1, {"engine": asdict(engine)})
     devices = [{"device_id": "a", "state": "leased"}, {"device_id": "b", "state": "quarantined"}]
     keep_report(buffer.store, job.key, 1, {"pool": "p", "devices": devices}, now=clock.now)
     found = views.explanation(job.job_id)
-    assert found["engine"] == engine
+    assert found["engine"] == {**asdict(engine), "says": "is gone", "updating": False}
     assert (found["devices"]["total"], found["devices"]["busy"], found["devices"]["broken"]) == (2, 1, 1)
     clock.advance(3600.0)
     later = views.explanation(job.job_id)

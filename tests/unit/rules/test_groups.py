@@ -47,7 +47,7 @@ def test_a_full_group_with_mixed_rewards_is_ready_with_its_raw_rewards() -> None
 def test_a_group_with_one_reward_is_filtered(reward: float) -> None:
     verdict = judge_group(members_with([reward] * 4), policy_of(4))
     assert verdict.state is GroupState.FILTERED
-    assert "is_valid_group" in verdict.cause
+    assert "is_valid_group" in verdict.cause.message
 
 
 def test_one_reward_is_fine_for_evaluation_and_for_groups_of_one() -> None:
@@ -58,7 +58,7 @@ def test_one_reward_is_fine_for_evaluation_and_for_groups_of_one() -> None:
 def test_no_valid_member_filters_the_group() -> None:
     verdict = judge_group(members_with([2.0, 3.0]), policy_of(2, reward_range=(0.0, 1.0)))
     assert verdict.state is GroupState.FILTERED
-    assert "filter_item kept 0 of 2" in verdict.cause
+    assert "filter_item kept 0 of 2" in verdict.cause.message
 
 
 def test_every_finite_reward_is_valid_unless_a_range_is_set() -> None:
@@ -86,7 +86,7 @@ def test_a_short_group_is_delivered_from_the_timeout_ratio_on_and_failed_below_i
     assert judge_group(members_with([0.5] * 7), policy, timed_out=True).state is GroupState.READY
     failed = judge_group(members_with([0.5] * 6), policy, timed_out=True)
     assert failed.state is GroupState.FAILED
-    assert failed.cause == "timed out: 6 of 10 members came"
+    assert failed.cause.message == "timed out: 6 of 10 members came"
     assert judge_group([], policy).state is GroupState.FAILED
     half = policy_of(4, min_timeout_group_size_ratio=0.7)
     assert judge_group(members_with([0.0, 1.0]), half, timed_out=True).state is GroupState.FAILED
@@ -125,7 +125,8 @@ def test_a_ready_group_has_exactly_n_members_with_uids_of_their_own(
         assert len({member.uid for member in verdict.members}) == size
     else:
         assert verdict.members == ()
-        assert verdict.cause
+        assert verdict.cause.message
+        assert verdict.cause.code
 
 
 @given(st.permutations(list(range(6))), st.lists(st.floats(0, 1), min_size=6, max_size=6))
@@ -143,7 +144,7 @@ def test_a_function_that_raises_fails_the_group_and_says_which() -> None:
 
     verdict = judge_group(members_with([0, 1]), policy_of(2), replace(DEFAULT_FUNCTIONS, filter_item=explode))
     assert verdict.state is GroupState.FAILED
-    assert verdict.cause == "filter_item raised ZeroDivisionError: oops"
+    assert verdict.cause.message == "filter_item raised ZeroDivisionError: oops"
 
 
 def test_slimes_signatures_are_understood() -> None:

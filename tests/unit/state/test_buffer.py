@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
-from slime_plugins.rollout_buffer.state.deliveries import STALE
+from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.transitions import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -369,7 +369,7 @@ def test_groups_sampled_by_weights_too_old_are_dropped_and_counted(buffer: Buffe
     assert uids(buffer, delivery) == ["b0", "b1"]
     assert delivery is not None
     assert delivery.meta_info["finished_groups"] == ["a", "b"]
-    assert list(buffer.describe(job)["causes"]["filtered"]) == [STALE]
+    assert list(buffer.describe(job)["causes"]["filtered"]) == [STALE.message]
     assert slots(buffer, job)["filtered"] == 2
 
 

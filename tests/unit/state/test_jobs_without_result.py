@@ -11,6 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts, ending_of
 from slime_plugins.rollout_buffer.runner import job_runner
@@ -31,7 +32,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def explanation(buffer: Buffer, job_id: str) -> dict[str, str]:
-    return {one["code"]: one["says"] for one in Views(buffer.store, "supervisor").explanation(job_id)["explanation"]}
+    return {one["code"]: one["message"] for one in Views(buffer.store, "supervisor").explanation(job_id)["explanation"]}
 
 
 def no_label(episode: EpisodeRequest) -> Exception:
@@ -170,6 +171,7 @@ def test_an_external_job_that_was_fetched_empty_does_not_say_that_nothing_was_wr
 def test_what_was_trained_before_does_not_hide_that_the_rest_failed() -> None:
     failures = FailedAttempts(failed=9, ended=9, code="device", of_code=9, message="gone")
     counted = {GroupState.SKIPPED: 5, GroupState.FAILED: 3}
-    causes = {"failed": {"slots failed: 0 of 1 members came": 3}}
-    assert ending_of(counted, causes, failures) == (JobState.FAILED, "9 of 9 attempts failed: gone")
-    assert ending_of({GroupState.SKIPPED: 5}, {}, None) == (JobState.FINISHED, "")
+    commonest = {GroupState.FAILED: CountedCause(too_short(0, 1, timed_out=False), 3)}
+    cause = Cause(CauseCode.ATTEMPTS_FAILED, "9 of 9 attempts failed: gone")
+    assert ending_of(counted, commonest, failures) == (JobState.FAILED, cause)
+    assert ending_of({GroupState.SKIPPED: 5}, {}, None) == (JobState.FINISHED, NO_CAUSE)

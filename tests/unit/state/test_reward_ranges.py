@@ -45,7 +45,7 @@ def test_a_reward_outside_of_a_set_range_is_refused_counted_and_explained(client
     )
     job = client.get("/jobs/j").get_json()
     assert (job["refused_items"], job["outcomes"]) == (1, {})
-    says = {one["code"]: one["says"] for one in explanation(client)}
+    says = {one["code"]: one["message"] for one in explanation(client)}
     assert "1 item was refused because of the reward. The last: item 'a0'" in says["refused_items"]
     assert "nothing was written yet: 1 item was refused" in says["external_waits"]
 

@@ -11,8 +11,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.weight_versions import LONGEST_STEP, KnownVersions, Standing, standing_of
-from slime_plugins.rollout_buffer.state.deliveries import STALE
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     Generation,
@@ -41,7 +41,7 @@ def write_group(buffer: Buffer, job: JobRecord, name: str, *versions: int | str)
 
 def explanation_codes(buffer: Buffer) -> dict[str, str]:
     views = Views(buffer.store, "supervisor")
-    return {one["code"]: one["says"] for one in views.explanation("j")["explanation"]}
+    return {one["code"]: one["message"] for one in views.explanation("j")["explanation"]}
 
 
 def test_a_resumed_trainers_groups_are_not_stale_beside_its_last_run(buffer: Buffer, clock: SettableClock) -> None:
@@ -66,7 +66,7 @@ def test_within_the_new_run_old_weights_are_stale_as_ever(buffer: Buffer, clock:
     write_group(buffer, job, "b", 3)
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
     causes = buffer.describe(job)["causes"]["filtered"]
-    assert causes == {STALE: 2}, "the group of the run before is at least as old as this run"
+    assert causes == {STALE.message: 2}, "the group of the run before is at least as old as this run"
     assert "more than 2 versions behind the newest, which is 3 in run 2" in explanation_codes(buffer)["stale_groups"]
 
 

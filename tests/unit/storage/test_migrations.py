@@ -10,7 +10,9 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.storage.store import MIGRATIONS, OLDEST_VERSION, SCHEMA_VERSION, Store
+from slime_plugins.rollout_buffer.storage.tables import job_rows
 from tests.old_schemas import create_schema, rewrite_as, schema_of
 from tests.support import poll, start_external, uids, write, written
 
@@ -73,3 +75,30 @@ def test_what_no_step_leads_from_is_refused_and_left_as_it_was(tmp_path: Path, v
     with sqlite3.connect(tmp_path / "buffer.sqlite3") as connection:
         assert connection.execute("PRAGMA user_version").fetchone()[0] == version
     connection.close()
+
+
+CAUSES_OF_BEFORE = {
+    "is_valid_group refused it": "not_valid",
+    "filter_item kept 1 of 4 members": "items_filtered",
+    "timed out: 1 of 4 members came": "timed_out",
+    "slots failed: 1 of 4 members came": "slots_failed",
+    "pad_group_data raised KeyError: 'x'": "group_function",
+    "": "",
+}
+
+
+def test_causes_that_were_written_before_they_had_codes_have_them_afterwards(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    job = start_external(Buffer(store), ids=tuple(f"i{at}" for at in range(len(CAUSES_OF_BEFORE))))
+    with store.write() as connection:
+        for at, cause in enumerate(CAUSES_OF_BEFORE):
+            values = (cause, f"i{at}")
+            connection.execute("UPDATE groups SET cause = ?, state = 'failed' WHERE instance_id = ?", values)
+        connection.execute("UPDATE jobs SET cause = '9 of 9 attempts failed: gone', state = 'failed'")
+    store.close()
+    rewrite_as(tmp_path, 12)
+    opened = Store(tmp_path)
+    with opened.read() as connection:
+        assert dict(connection.execute("SELECT cause, cause_code FROM groups").fetchall()) == CAUSES_OF_BEFORE
+        assert job_rows.find_job(connection, job.job_id).cause_code is CauseCode.ATTEMPTS_FAILED  # type: ignore[union-attr]  # it is there
+    opened.close()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime_plugins.rollout_buffer.rules.causes import Cause
 from slime_plugins.rollout_buffer.storage.tables import group_rows, portion_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -191,7 +192,7 @@ def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
     """Makes skipped groups ready again when they were judged before, else open."""
     rows = [(key,) for key in group_keys]
     connection.executemany(
-        "UPDATE groups SET cause = '', delivery_key = NULL, state = "
+        "UPDATE groups SET cause = '', cause_code = '', delivery_key = NULL, state = "
         "CASE WHEN EXISTS (SELECT 1 FROM members WHERE group_key = groups.key) THEN 'ready' ELSE 'open' END "
         "WHERE key = ? AND state = 'skipped'",
         rows,
@@ -199,10 +200,10 @@ def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
     portion_rows.report_again(connection, group_keys)
 
 
-def skip_groups(connection: Connection, group_keys: Sequence[int], cause: str) -> None:
+def skip_groups(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:
     """Skips groups that are still to come."""
-    rows = [(cause, key) for key in group_keys]
-    connection.executemany("UPDATE groups SET state = 'skipped', cause = ? WHERE key = ?", rows)
+    rows = [(cause.message, cause.code.value, key) for key in group_keys]
+    connection.executemany("UPDATE groups SET state = 'skipped', cause = ?, cause_code = ? WHERE key = ?", rows)
 
 
 def stale_ready_groups(
@@ -218,10 +219,10 @@ def stale_ready_groups(
     return [int(row[0]) for row in rows]
 
 
-def count_as_delivered(connection: Connection, group_keys: Sequence[int], cause: str) -> None:
+def count_as_delivered(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:
     """Ends groups that came back, as if their delivery had been acknowledged."""
-    rows = [(cause, key) for key in group_keys]
-    connection.executemany("UPDATE groups SET state = 'delivered', cause = ? WHERE key = ?", rows)
+    rows = [(cause.message, cause.code.value, key) for key in group_keys]
+    connection.executemany("UPDATE groups SET state = 'delivered', cause = ?, cause_code = ? WHERE key = ?", rows)
 
 
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:

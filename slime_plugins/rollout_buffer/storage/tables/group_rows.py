@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.jobs import KnownGroup, PlannedGroup
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState
-
-IN_SKIP_LIST = "in the skip list"
-"""The cause of a group that a trainer's skip list skipped: another list may want it after all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +25,7 @@ class GroupRecord:
     instance_id: str
     state: GroupState
     cause: str
+    cause_code: CauseCode
     opened_at: float | None
     last_write_at: float | None
     delivery_key: int | None
@@ -58,12 +57,16 @@ def insert_groups(
             group.position,
             instance_ids[group.position],
             GroupState.SKIPPED.value if group.skipped else GroupState.OPEN.value,
-            IN_SKIP_LIST if group.skipped else "",
+            cause.message,
+            cause.code.value,
         )
         for group in planned
+        for cause in [IN_SKIP_LIST if group.skipped else NO_CAUSE]
     )
     connection.executemany(
-        "INSERT INTO groups (job_key, epoch, position, instance_id, state, cause) VALUES (?, ?, ?, ?, ?, ?)", rows
+        "INSERT INTO groups (job_key, epoch, position, instance_id, state, cause, cause_code) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        rows,
     )
 
 
@@ -81,14 +84,17 @@ def insert_group_of_new_instance(connection: Connection, job_key: int, instance_
 
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
     """Returns every group of a job in epoch order, as the skip list is compared with them."""
-    query = "SELECT key, instance_id, state, delivery_key, cause FROM groups WHERE job_key = ? ORDER BY epoch, position"
+    query = (
+        "SELECT key, instance_id, state, delivery_key, cause_code FROM groups WHERE job_key = ? "
+        "ORDER BY epoch, position"
+    )
     return [
         KnownGroup(
             key=row[0],
             instance_id=row[1],
             state=GroupState(row[2]),
             delivery_key=row[3],
-            by_skip_list=row[4] == IN_SKIP_LIST,
+            by_skip_list=row[4] == CauseCode.SKIP_LIST,
         )
         for row in connection.execute(query, (job_key,))
     ]
@@ -138,19 +144,19 @@ def open_again(connection: Connection, keys: Sequence[int], now: float) -> None:
     """Takes the verdict back: what came still counts, what was padded does not, and its clock begins anew."""
     connection.executemany("DELETE FROM members WHERE group_key = ?", [(key,) for key in keys])
     connection.executemany(
-        "UPDATE groups SET state = 'open', cause = '', closed_at = NULL, sequence = NULL, delivery_key = NULL, "
-        "last_write_at = CASE WHEN last_write_at IS NULL THEN NULL ELSE ? END WHERE key = ?",
+        "UPDATE groups SET state = 'open', cause = '', cause_code = '', closed_at = NULL, sequence = NULL, "
+        "delivery_key = NULL, last_write_at = CASE WHEN last_write_at IS NULL THEN NULL ELSE ? END WHERE key = ?",
         [(now, key) for key in keys],
     )
 
 
-def count_with_cause(connection: Connection, job_key: int, state: GroupState, cause: str) -> int:
+def count_with_cause(connection: Connection, job_key: int, state: GroupState, code: CauseCode) -> int:
     """Counts the groups that were filtered, or failed, for one cause."""
     query = (
         "SELECT count(*) FROM groups INDEXED BY groups_by_cause "
-        "WHERE state IN ('filtered', 'failed') AND job_key = ? AND state = ? AND cause = ?"
+        "WHERE state IN ('filtered', 'failed') AND job_key = ? AND state = ? AND cause_code = ?"
     )
-    return int(connection.execute(query, (job_key, state.value, cause)).fetchone()[0])
+    return int(connection.execute(query, (job_key, state.value, code.value)).fetchone()[0])
 
 
 def failed_groups(connection: Connection, job_key: int) -> list[int]:
@@ -186,11 +192,12 @@ def next_sequence(connection: Connection) -> int:
     return 1 if row is None else int(row[0]) + 1
 
 
-def move_groups(connection: Connection, job_key: int, source: GroupState, target: GroupState, cause: str) -> None:
+def move_groups(connection: Connection, job_key: int, source: GroupState, target: GroupState, cause: Cause) -> None:
     """Moves all groups of a job that are in one state to another."""
     connection.execute(
-        "UPDATE groups SET state = ?, cause = ? WHERE job_key = ? AND state = ?",
-        (target.value, cause, job_key, source.value),
+        "UPDATE groups SET state = :target, cause = :cause, cause_code = :cause_code "
+        "WHERE job_key = :job_key AND state = :source",
+        {"target": target.value, "job_key": job_key, "source": source.value, **cause.columns()},
     )
 
 
@@ -214,6 +221,18 @@ def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, in
     return causes
 
 
+def commonest_causes(connection: Connection, job_key: int) -> dict[GroupState, CountedCause]:
+    """Returns why most groups were filtered, and why most failed; nothing of a state that no group is in."""
+    query = (
+        "SELECT state, cause_code, cause, count(*) FROM groups INDEXED BY groups_by_cause "
+        "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause_code, cause ORDER BY 4"
+    )
+    return {
+        GroupState(state): CountedCause(Cause(CauseCode(code), message), count)
+        for state, code, message, count in connection.execute(query, (job_key,))
+    }
+
+
 def as_group(row: sqlite3.Row) -> GroupRecord:
     """Makes a row of ``groups`` a record."""
     return GroupRecord(
@@ -224,6 +243,7 @@ def as_group(row: sqlite3.Row) -> GroupRecord:
         instance_id=row["instance_id"],
         state=GroupState(row["state"]),
         cause=row["cause"],
+        cause_code=CauseCode(row["cause_code"]),
         opened_at=row["opened_at"],
         last_write_at=row["last_write_at"],
         delivery_key=row["delivery_key"],

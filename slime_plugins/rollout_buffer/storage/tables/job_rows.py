@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.stored_settings import StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -25,6 +26,7 @@ class JobRecord:
     task_type: str
     state: JobState
     cause: str
+    cause_code: CauseCode
     identity: str
     start_id: str | None
     engine_url: str | None
@@ -131,6 +133,7 @@ def as_job(row: sqlite3.Row) -> JobRecord:
     """Makes a row of ``jobs`` a record."""
     values = {name: row[name] for name in row.keys()}  # noqa: SIM118 - iterating a Row gives values, not names
     values["state"] = JobState(values["state"])
+    values["cause_code"] = CauseCode(values["cause_code"])
     values["settings"] = parse_settings(values["settings"])
     values["meta_info"] = orjson.loads(values["meta_info"])
     for name in ("has_runner", "takes_items", "has_input"):
