@@ -83,9 +83,9 @@ class Buffer:
     def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
         """``clock`` gives seconds since the epoch; without one, all processes go by the store's."""
         self.store = store
-        self.contents = PayloadStore(store)
+        self.clock = self._clock = clock or store.clock
+        self.contents = PayloadStore(store, clock=self._clock)
         self._delivered = DeliveredMembers(store, self.contents)
-        self._clock = clock or store.clock
         self._item_writer = ItemWriter(store, self.contents, clock=self._clock)
 
     # --- jobs --------------------------------------------------------------------------------------------------------

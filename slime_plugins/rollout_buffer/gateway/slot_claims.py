@@ -8,7 +8,6 @@ out; when it starts, the attempts of its predecessor are given up.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -70,9 +69,10 @@ class ClaimState:
 class SlotClaims:
     """Hands out slots of external jobs and takes back what became of them. Safe to use from many threads."""
 
-    def __init__(self, buffer: Buffer, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, buffer: Buffer, *, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; without one, the buffer's."""
         self._buffer = buffer
-        self._clock = clock
+        self._clock = clock or buffer.clock
 
     def take_over(self) -> int:
         """Gives up what an earlier process had handed out, and fences it off; returns how many attempts that were."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -49,11 +48,11 @@ MOST_ATTEMPTS_SHOWN = 1000
 class Views:
     """Read-only answers for people. Safe to use from many threads."""
 
-    def __init__(self, store: Store, supervisor: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, supervisor: str, *, clock: Callable[[], float] | None = None) -> None:
         """``supervisor`` is the name its heartbeat is stored under; ``clock`` gives seconds since the epoch."""
         self.store = store
         self._supervisor = supervisor
-        self._clock = clock
+        self._clock = clock or store.clock
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ cursor stays right while new rows come in.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,10 +77,10 @@ class StoreCounts:
 class Inspection:
     """Read-only views of a store. Safe to use from many threads."""
 
-    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since the epoch; tests pass their own."""
+    def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; without one, the store's."""
         self.store = store
-        self._clock = clock
+        self._clock = clock or store.clock
 
     # --- deliveries --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ wrote before; several jobs on one farm report the same devices, and the newest r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +59,7 @@ def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *
         ValueError: it is no report of a farm.
     """
     report = _Farm.model_validate(farm).model_dump(mode="json")
-    now = time.time() if now is None else now
+    now = store.clock() if now is None else now
     with store.write() as connection:
         service_rows.beat(connection, f"{_PREFIX}{job_key}", pid, now, report)
         service_rows.forget_before(connection, _PREFIX, now - _KEPT_S)
@@ -69,7 +68,7 @@ def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *
 def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
     """Returns the job's last report with its ``age_s``; None when it never made one."""
     with store.read() as connection:
-        return report_of_job(connection, job_key, time.time() if now is None else now)
+        return report_of_job(connection, job_key, store.clock() if now is None else now)
 
 
 def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
@@ -80,7 +79,7 @@ def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str,
 
 def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str, Any]]:
     """Returns the newest report of every farm by its name; farms of which nobody spoke lately are left out."""
-    now = time.time() if now is None else now
+    now = store.clock() if now is None else now
     with store.read() as connection:
         found = service_rows.heartbeats(connection, _PREFIX)
     newest: dict[str, dict[str, Any]] = {}

@@ -7,8 +7,7 @@ row, large ones and screenshots into packs; a screenshot is kept once. What a ro
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -89,8 +88,10 @@ class StoredPayload:
 class PayloadStore:
     """Keeps and finds the bytes of trajectories. Safe to use from many threads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` gives seconds since the epoch; without one, the store's."""
         self._store = store
+        self._clock = clock or store.clock
 
     # --- keeping -----------------------------------------------------------------------------------------------------
 
@@ -130,7 +131,7 @@ class PayloadStore:
         (place,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
 
         def record(connection: Connection) -> None:
-            content_rows.insert_images(connection, {image.sha256: place}, time.time())
+            content_rows.insert_images(connection, {image.sha256: place}, self._clock())
             if known:
                 content_rows.replace_image(connection, image.sha256, place)
             content_rows.use_packs(connection, [place])

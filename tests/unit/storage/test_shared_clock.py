@@ -8,13 +8,20 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.query_params import OverviewQuery
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.state.device_reports import fresh_farms, keep_report
 from slime_plugins.rollout_buffer.storage import shared_clock
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.store import Store
-from tests.support import poll, slots, start_external, uids, write, written
+from slime_plugins.rollout_buffer.types import Image
+from tests.support import PNG, poll, slots, start_external, uids, write, written
 
 DAY_S = 86_400.0
+SUPERVISOR = "supervisor"
 
 
 class Machine:
@@ -163,3 +170,26 @@ def test_a_torn_mark_is_none(machine: Machine, supervisor: Buffer, tmp_path: Pat
     (tmp_path / "clock").write_bytes(content[:20] + b"\xff" + content[21:])
     machine.wall += DAY_S
     assert supervisor.store.clock() == machine.wall
+
+
+def test_who_looks_and_who_reports_goes_by_the_same_clock(machine: Machine, supervisor: Buffer) -> None:
+    start_external(supervisor, job_id="j")
+    supervisor.beat(SUPERVISOR, 1, {})
+    farm = {"pool": "p", "devices": []}
+    keep_report(supervisor.store, supervisor.job("j").key, 1, farm)
+    machine.wall += DAY_S  # and the supervisor has not followed yet
+    machine.passes(2.0)
+    overview = Views(supervisor.store, SUPERVISOR).overview(request_models.parse(OverviewQuery, {}))
+    assert overview["supervisor_age_s"] == pytest.approx(2.0)
+    assert Inspection(supervisor.store).counts(SUPERVISOR).supervisor_age_s == pytest.approx(2.0)
+    assert list(fresh_farms(supervisor.store)) == ["p"]
+
+
+def test_a_screenshot_that_came_alone_is_as_old_as_what_came_with_a_trajectory(
+    machine: Machine, supervisor: Buffer
+) -> None:
+    machine.wall += DAY_S
+    assert supervisor.contents.keep_image(Image(data=PNG))
+    with supervisor.store.read() as connection:
+        ((written_at,),) = connection.execute("SELECT last_used FROM images").fetchall()
+    assert written_at == pytest.approx(supervisor.store.clock())
