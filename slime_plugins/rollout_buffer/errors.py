@@ -227,6 +227,6 @@ class JudgeError(EpisodeError):
 
 
 class EnvironmentSetupError(EpisodeError):
-    """The task could not be set up, or was already solved before the first step."""
+    """The task could not be set up."""
 
     code = "environment_setup"

@@ -60,7 +60,7 @@ class Device(Protocol[ActionT_contra]):
         """Sets up the task from a clean state and returns the first look at it.
 
         Raises:
-            EnvironmentSetupError: no such task, or it is already solved before the first step.
+            EnvironmentSetupError: no such task, or it cannot be begun.
             DeviceError: the device does not answer.
         """
         ...

@@ -225,6 +225,7 @@ class Episode:
             "task_name": self._task.name,
             "params_idx": self._task.params_idx,
             "app": first.details.get("app"),
+            "solved_at_start": first.details.get("solved_at_start") == "true",
             "goal": first.goal,
             "rollout_mode": str(self._settings.rollout_mode),
             **self._conversation.facts(),

@@ -19,7 +19,9 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
+from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage, names_in
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import SettleTimes
 from tests.guarded_device import make_sdk, recorded
 
@@ -116,7 +118,7 @@ def device_on(package: Any) -> AndroidWorldDevice:
     device._closed, device._package, device._gestures, device._host = False, package, package, package
     device._settings = AndroidWorldSettings(suite_seed=7)
     device._times = SettleTimes(change_s=0.0, still_s=1.0, between_s=0.001)
-    device._task = None
+    device._task, device._solved_at_start = None, False
     return device
 
 
@@ -152,11 +154,66 @@ def test_a_set_up_that_fails_on_a_broken_device_is_the_devices_fault() -> None:
         device_on(package).reset("ClockTimerEntry", 0)
 
 
-def test_a_task_that_is_solved_already_is_torn_down_and_refused() -> None:
+def test_a_task_that_is_solved_already_is_played_and_scored_by_how_it_ends() -> None:
     package = WrittenPackage(success=1.0)
-    with pytest.raises(EnvironmentSetupError, match="already solved before the first step"):
-        device_on(package).reset("SystemBrightnessMaxVerify", 0)
-    assert package.calls[-1] == "tear_down"
+    device = device_on(package)
+    assert device.reset("SystemBrightnessMaxVerify", 0).details["solved_at_start"] == "true"
+    assert device.score() == 1.0
+    package.success = 0.0  # the agent has undone it
+    assert device.step(Action(kind=ActionKind.CLICK, point=(1, 1))).details["solved_at_start"] == "true"
+    assert device.score() == 0.0
+    assert device.reset("SystemBrightnessMax", 0).details["solved_at_start"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("tasks|tasks app|tasks.org:", ["tasks", "tasks app", "tasks.org"]),
+        ("google chrome|chrome", ["google chrome", "chrome"]),
+        ("(a|b)+ app|markor", ["markor"]),
+        ("", []),
+    ],
+)
+def test_an_odd_alternative_does_not_cost_an_app_its_other_names(pattern: str, names: list[str]) -> None:
+    assert names_in(pattern) == names
+
+
+@pytest.mark.parametrize("name", ["Tasks", " tasks.org ", "Tasks App", "TASKS.ORG:"])
+def test_an_app_is_opened_by_any_of_its_names_however_it_is_written(name: str) -> None:
+    package = OpeningPackage(
+        {"tasks": "org.tasks/.Main", "tasks app": "org.tasks/.Main", "tasks.org": "org.tasks/.Main"}
+    )
+    assert Gestures(package).do(Action(kind=ActionKind.OPEN, text=name)) == ""
+    assert package.started == [("-n", "org.tasks/.Main")]
+
+
+def test_a_name_for_a_default_app_opens_what_android_has_for_it() -> None:
+    package = OpeningPackage({"gallery": "content://media/external/images/media/"})
+    assert Gestures(package).do(Action(kind=ActionKind.OPEN, text="Gallery")) == ""
+    assert package.started == [("-a", "android.intent.action.VIEW", "-d", "content://media/external/images/media/")]
+
+
+@pytest.mark.parametrize("name", ["", "!", "tas", "task manager"])
+def test_what_is_no_apps_name_opens_nothing_and_says_so(name: str) -> None:
+    package = OpeningPackage({"tasks": "org.tasks/.Main"})
+    assert "There is no app called" in Gestures(package).do(Action(kind=ActionKind.OPEN, text=name))
+    assert package.started == []
+
+
+class OpeningPackage(AndroidWorldPackage):
+    """A package with these apps, which writes down what it starts."""
+
+    def __init__(self, apps: dict[str, str]) -> None:
+        self._apps = apps
+        self.started: list[tuple[str, ...]] = []
+
+    def apps(self) -> dict[str, str]:
+        return self._apps
+
+    def adb(self, *words: str) -> str:
+        assert words[:4] == ("shell", "am", "start", "-W")
+        self.started.append(words[4:])
+        return ""
 
 
 def test_a_task_whose_success_cannot_be_read_at_its_start_is_no_fault_of_a_device_that_is_well() -> None:

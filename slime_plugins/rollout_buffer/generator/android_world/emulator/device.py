@@ -1,8 +1,8 @@
 """``AndroidWorldDevice``: the real ``android_world`` package on an Android emulator of its own, as a ``Device``.
 
 An episode keeps to this order: a new task object for (suite seed, task, index); home; automation marks hidden;
-``initialize_task``; the goal, read only now; proof that the task is not solved already; actions; the score, read before
-anything resets; ``tear_down``, whatever happened.
+``initialize_task``; the goal, read only now; whether the task is solved already, which is noted; actions; the score,
+read before anything resets; ``tear_down``, whatever happened.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class AndroidWorldDevice:
         DeviceError: the emulator did not come up.
     """
 
+    _solved_at_start = False
+
     def __init__(self, settings: AndroidWorldSettings, index: int, times: SettleTimes | None = None) -> None:
         check_package()
         check_sdk(settings)
@@ -80,7 +82,7 @@ class AndroidWorldDevice:
         self._tear_down()
         self._task = self._initialized(task_name, params_idx)
         try:
-            self._check_unsolved(task_name, params_idx)
+            self._solved_at_start = self._is_solved()
             return self._observe(self._home(), note="")
         except EpisodeError:
             self._tear_down()
@@ -163,10 +165,10 @@ class AndroidWorldDevice:
             f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
         ) from failure
 
-    def _check_unsolved(self, task_name: str, params_idx: int) -> None:
+    def _is_solved(self) -> bool:
+        """Tells whether nothing is left to do, as in the ``…Verify`` tasks, which are scored like any other."""
         self._package.await_fresh_tree()
-        if _share(self._task.is_successful(self._package.env)) != 0.0:
-            raise EnvironmentSetupError(f"{task_name} {params_idx} is already solved before the first step")
+        return _share(self._task.is_successful(self._package.env)) != 0.0
 
     def _home(self) -> Look | None:
         """Goes home and returns what was there before: setting up and checking may have opened an app."""
@@ -198,7 +200,11 @@ class AndroidWorldDevice:
             screen_height=height,
             step_budget=int(_STEPS_PER_COMPLEXITY * task.complexity),
             note=note,
-            details={"app": ",".join(task.app_names), "settled": settled.value},
+            details={
+                "app": ",".join(task.app_names),
+                "settled": settled.value,
+                "solved_at_start": str(self._solved_at_start).lower(),
+            },
         )
 
     def _fresh_look(self) -> Look:

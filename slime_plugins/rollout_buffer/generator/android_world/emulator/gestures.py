@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
 
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
@@ -100,19 +99,26 @@ class Gestures:
 
     def _open(self, name: str) -> str:
         apps = self._known_apps()
-        activity = apps.get(" ".join(name.lower().split()))
-        if activity is None:
+        wanted = _plain(name)
+        target = next((target for known, target in apps.items() if _plain(known) == wanted), None) if wanted else None
+        if target is None:
             return f"There is no app called {name[:60]!r}. Installed: {', '.join(sorted(apps))}."
-        self._start(activity)
+        self._start(target)
         return ""
 
-    def _start(self, activity: str) -> Any:
-        return self._package.adb("shell", "am", "start", "-W", "-n", activity)
+    def _start(self, target: str) -> None:
+        what = ("-a", "android.intent.action.VIEW", "-d", target) if "://" in target else ("-n", target)
+        self._package.adb("shell", "am", "start", "-W", *what)
 
     def _known_apps(self) -> Mapping[str, str]:
         if self._apps is None:
             self._apps = self._package.apps()
         return self._apps
+
+
+def _plain(name: str) -> str:
+    """A name without what nobody would call another app by: case, spaces and signs."""
+    return "".join(sign for sign in name.casefold() if sign.isalnum())
 
 
 def typeable(text: str) -> tuple[str, list[str]]:

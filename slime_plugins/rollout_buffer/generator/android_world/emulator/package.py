@@ -16,7 +16,7 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import EmulatorPorts
 
-__all__ = ["FORWARDER_PACKAGE", "AndroidWorldPackage", "check_package", "task_seed"]
+__all__ = ["FORWARDER_PACKAGE", "AndroidWorldPackage", "check_package", "names_in", "task_seed"]
 
 logger = logging.getLogger(__name__)
 
@@ -192,13 +192,17 @@ class AndroidWorldPackage:
             time.sleep(_TREE_POLL_S)
 
     def apps(self) -> dict[str, str]:
-        """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed."""
+        """Names that an app may be opened by, in lower case, to the activity; only of apps that are installed.
+
+        A name that means whatever app is the default for something (``gallery``, ``email``) leads to a URI instead.
+        """
         installed = set(self.adb_utils.get_all_package_names(self.env.controller))
-        return {
-            name.strip().lower(): activity
+        defaults = {str(name): str(uri) for name, uri in self.adb_utils._DEFAULT_URIS.items()}
+        return defaults | {
+            name: activity
             for pattern, activity in self.adb_utils._PATTERN_TO_ACTIVITY.items()
             if activity.partition("/")[0] in installed
-            for name in _alternatives(pattern)
+            for name in names_in(pattern)
         }
 
     def _close_connection(self) -> None:
@@ -229,7 +233,10 @@ class AndroidWorldPackage:
         return path
 
 
-def _alternatives(pattern: str) -> Sequence[str]:
-    """The names in one of the package's patterns; a pattern that is more than a list of names gives none."""
-    names = pattern.split("|")
-    return names if all(re.fullmatch(r"[\w .]+", name) for name in names) else []
+def names_in(pattern: str) -> list[str]:
+    """Returns the names in one of the package's patterns, which are alternatives for regular expressions.
+
+    Signs at the end of a name (``tasks.org:``) are no part of it; an alternative that is more than a name gives none.
+    """
+    names = [re.sub(r"\W+$", "", name.replace("\\", "")).strip().lower() for name in pattern.split("|")]
+    return [name for name in names if re.fullmatch(r"[\w .+&'-]+", name)]
