@@ -5,6 +5,10 @@ other end only the worker holds: when that closes (an orderly end, an exception,
 group is ended, and the adb server that belongs to it alone. If the guard itself is killed, the kernel kills the
 emulator.
 
+The adb server knows this emulator and no other: by itself it would adopt every emulator of the host that listens
+between 5555 and 5585, so it is started without that search, and told of its own. Again and again, because whoever
+restarts the server (android_env does, after any command that failed) restarts one that knows nobody.
+
 What runs is on record: one file in the folder RECORDS for the guard, the emulator and its adb server, named
 ``PID-START`` after the process and the clock tick it started at, so that an id that means another process by now is
 never mistaken for it. ``scripts/cleanup.sh`` reads them. Uses the standard library only, because it is started by path.
@@ -16,6 +20,7 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,8 +48,10 @@ def main(words: list[str]) -> int:
     )
     try:
         records.add("emulator", child.pid)
+        _adb(adb, port, "start-server")
         while child.poll() is None and not _owner_is_gone():
             records.add_adb_server(int(port))
+            _introduce(serial, int(port))
         if child.poll() is None:
             _adb(adb, port, "-s", serial, "emu", "kill")
     finally:
@@ -151,6 +158,20 @@ def _leave(*_: object) -> None:
 def _owner_is_gone() -> bool:
     readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
+
+
+def _introduce(serial: str, port: int) -> None:
+    """Tells the adb server on this port of the emulator, as emulators do when they start; it may know it already."""
+    console = serial.rpartition("-")[2]
+    if not console.isdecimal():
+        return
+    request = f"host:emulator:{int(console) + 1}"
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=_POLL_S) as server:
+            server.sendall(f"{len(request):04x}{request}".encode())
+            server.recv(1)  # it answers by closing
+    except OSError:  # there is no server, or it is busy: the next time will do
+        pass
 
 
 def _adb(adb: str, port: str, *words: str) -> None:

@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
-from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import EmulatorPorts, hold_ports
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts, hold_ports
 
 __all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "records_folder"]
 
@@ -163,6 +163,7 @@ class EmulatorHost:
         sdk = str(Path(self._settings.android_sdk_root).expanduser())
         return {
             **os.environ,
+            **NO_ADB_SEARCH,
             "ANDROID_AVD_HOME": str(self._avd_home),
             "ANDROID_SDK_ROOT": sdk,
             "ANDROID_HOME": sdk,
@@ -196,7 +197,8 @@ class EmulatorHost:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, check=True, capture_output=True, timeout=_ADB_S)
+    environment = {**os.environ, **NO_ADB_SEARCH}
+    done = subprocess.run(command, check=True, capture_output=True, timeout=_ADB_S, env=environment)
     return done.stdout.decode("utf-8", "replace")
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import EmulatorPorts
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts
 
 __all__ = ["FORWARDER_PACKAGE", "AndroidWorldPackage", "check_package", "names_in", "task_seed"]
 
@@ -69,6 +69,7 @@ class AndroidWorldPackage:
         temporary_folder.mkdir(parents=True, exist_ok=True)
         os.environ["TMPDIR"] = str(temporary_folder)
         os.environ.setdefault("no_proxy", "localhost,127.0.0.1")
+        os.environ.update(NO_ADB_SEARCH)  # android_env restarts the adb server when a command fails
         tempfile.tempdir = None  # read TMPDIR anew
         self._folder = temporary_folder
         try:

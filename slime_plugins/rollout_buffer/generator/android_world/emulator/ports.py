@@ -12,7 +12,11 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["EmulatorPorts", "free_console_ports", "hold_ports"]
+__all__ = ["NO_ADB_SEARCH", "EmulatorPorts", "free_console_ports", "hold_ports"]
+
+NO_ADB_SEARCH = {"ADB_EMU": "0", "ADB_LOCAL_TRANSPORT_MAX_PORT": "5554"}
+"""In the environment of an adb server: it does not look for emulators, which begins at 5555; each has a server that is
+told of it. The second alone is not enough: some versions start to look before they have read it."""
 
 _TRIES = 200
 _LAST_CONSOLE_PORT = 5682  # the emulator takes even ports from 5554 up to here
