@@ -37,6 +37,7 @@ __all__ = [
     "Writer",
     "discover_dialect",
     "discover_vision_tokens",
+    "with_reasoning_content",
 ]
 
 Message = Mapping[str, Any]
@@ -175,10 +176,12 @@ class ChatTemplate:
     def accepted(self, messages: Messages, tools: Tools = None) -> tuple[Writer, Messages, str]:
         """Returns what renders these messages, the form in which the template accepts them, and their render.
 
-        Messages that the template refuses are tried again in the forms it may know: with the nulls that some versions
-        of transformers remove, tool arguments as an object instead of JSON text, ``content`` as text instead of null
-        or a list of texts. If none does, the template's own error is raised.
+        Reasoning is shown under the name that templates ask for. Messages that the template refuses are tried again in
+        the forms it may know: with the nulls that some versions of transformers remove, tool arguments as an object
+        instead of JSON text, ``content`` as text instead of null or a list of texts. If none does, the template's own
+        error is raised.
         """
+        messages = [with_reasoning_content(message) for message in messages]
         try:
             return self.text, messages, self.text(messages, tools)
         except Exception as refused:
@@ -307,6 +310,14 @@ def _spare_characters(text: str, count: int) -> Iterator[str]:
 
 def _holds_null(messages: Messages) -> bool:
     return any(value is None for message in messages for value in message.values())
+
+
+def with_reasoning_content(message: Message) -> Message:
+    """Returns an assistant's message with ``reasoning_content``, which some servers call ``reasoning``."""
+    reasoning = message.get("reasoning")
+    if message.get("role") != "assistant" or message.get("reasoning_content") or not isinstance(reasoning, str):
+        return message
+    return {**message, "reasoning_content": reasoning}
 
 
 def _variants(messages: Messages) -> Iterator[Messages]:

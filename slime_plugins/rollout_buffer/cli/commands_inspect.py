@@ -16,6 +16,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.cli.common import (
     DEFAULT_URL,
     AsJson,
@@ -126,7 +127,7 @@ def _message(message: Mapping[str, Any], draw: _Screenshots, most: int | None) -
     yield Text(f"\n{role}", style=f"bold {_ROLES.get(role, '')}")
     content = message.get("content")
     parts: list[dict[str, Any]] = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    thought = message.get("reasoning_content")
+    thought = with_reasoning_content(message).get("reasoning_content")
     if thought:
         yield _indented(_shortened(Text(str(thought), style=_STYLES["thinking"]), most))
     for part in parts:

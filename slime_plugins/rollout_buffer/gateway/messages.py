@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Message
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX, is_sha256
@@ -87,6 +88,7 @@ def image_hashes_of(messages: Sequence[Message]) -> list[str]:
 def _read_message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise _wrong(where, "must be an object")
+    message = with_reasoning_content(message)
     role = message.get("role")
     role = SAME_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:

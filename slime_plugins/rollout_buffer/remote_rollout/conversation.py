@@ -15,6 +15,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slime.utils.mask_template import with_reasoning_content
 from slime_plugins.rollout_buffer.errors import ConfigError, InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Message
 
@@ -99,7 +100,7 @@ class ConversationTokens:
     def _apply(self, messages: Sequence[Message], tools: Tools) -> str:
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages),
+                [with_reasoning_content(message) for message in messages],
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=True,

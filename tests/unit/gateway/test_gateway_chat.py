@@ -384,6 +384,17 @@ async def test_versions_of_a_turn_that_saw_two_weights_are_kept(gateway: Gateway
     assert (generation.weight_version_spans, generation.finish_reason) == (spans, "length")
 
 
+async def test_an_echo_may_call_reasoning_by_its_newer_name(gateway: GatewayUnderTest, script: Script) -> None:
+    job = start_session_job(gateway.buffer)
+    opened = await gateway.open(job)
+    script.say("Four.")
+    echo = {"role": "assistant", "content": "An earlier one.", "reasoning": "hm", "reasoning_details": [{}]}
+    assert (await gateway.chat(opened, [USER, echo, USER])).status == 200
+    await gateway.close(opened, reward=0)
+    kept = gateway.item(job, opened["session_id"])["messages"]
+    assert kept[1] == {"role": "assistant", "content": "An earlier one.", "reasoning_content": "hm"}
+
+
 async def test_reasoning_is_set_apart_when_it_is_asked_for(gateway: GatewayUnderTest, script: Script) -> None:
     opened = await gateway.open(start_session_job(gateway.buffer))
     script.say("<think>\nhm\n</think>\n\nFour.")

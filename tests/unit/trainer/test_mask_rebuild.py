@@ -85,6 +85,16 @@ def test_a_field_with_reasoning_is_put_back_in_front(name: str) -> None:
     assert trained(name, [user(), said(None, reasoning_content="two and")], cut=True) == [f"{opening}two and"]
 
 
+@pytest.mark.parametrize("name", [*OPENED, *DISTILLED, *THINKERS])
+def test_reasoning_under_its_newer_name_is_trained_like_any_other(name: str) -> None:
+    """vLLM and others call the field ``reasoning``, which no template asks for: it would be lost without a word."""
+    named = trained(name, [user(), said("four", reasoning_content="two and two"), user(), said("x")])
+    assert trained(name, [user(), said("four", reasoning="two and two"), user(), said("x")]) == named
+    assert "two and two" in named[0]
+    both = said("four", reasoning_content="two and two", reasoning="not this")
+    assert trained(name, [user(), both, user(), said("x")]) == named
+
+
 @pytest.mark.parametrize("name", OPENED)
 def test_the_templates_own_opening_is_not_trained_where_a_message_repeats_it(name: str) -> None:
     ((prompt, output),) = parts(name, [user(), said("<think>\nso\n</think>\n\nfour")])
