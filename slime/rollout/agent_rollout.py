@@ -39,6 +39,7 @@ from slime.rollout.agent_rollout_settings import (
     OnExhausted,
     RolloutSettings,
     buffer_token,
+    engine_url,
     read_image_settings,
     read_mask_settings,
     read_row_settings,
@@ -58,6 +59,7 @@ from slime_plugins.rollout_buffer.trainer.consumed import (
     pass_before,
     skip_list,
 )
+from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
 from slime_plugins.rollout_buffer.trainer.intake import Intake
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
 from slime_plugins.rollout_buffer.trainer.masks import check_masks
@@ -319,7 +321,8 @@ class _TrainingRollout:
             _progress_by_job[self._key] = self._progress
         else:
             self._progress = progress
-        self._feed = JobFeed(self._client, self._settings, self._job_id())
+        self._feed = self._feed_of_job()
+        self._feed.weight_version = await weight_version_of(engine_url(self._args))
         try:
             await self._feed.resume()
         except NotFoundError:
@@ -340,6 +343,9 @@ class _TrainingRollout:
         )
         skipped = len(skip_list(consumed))
         logger.info("job %s: %s; %d groups were consumed before", reply["job_id"], reply["message"], skipped)
+
+    def _feed_of_job(self) -> JobFeed:
+        return JobFeed(self._client, self._settings, self._job_id())
 
     @property
     def _key(self) -> tuple[str, str]:
@@ -389,15 +395,23 @@ class _TrainingRollout:
         _refuse_rows_without_images(self._args, batch)
         _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
+        if self._settings.on_policy:
+            await self._feed.drain(stop=True)
+            self._feed.release()
         await self._feed.flush_acks()
         self._progress.lose(self._feed.lost)
         self._received = [group for group in self._received if self._owns(group)]
-        return [group for group in batch if self._owns(group)]
+        left = [group for group in batch if self._owns(group)]
+        if self._settings.on_policy and len(left) < self._settings.groups_per_rollout:
+            await self._feed.resume()
+        return left
 
     def _owns(self, group: Group) -> bool:
         return self._progress.owns((_first_members([group])[0][0].metadata or {}).get("delivery_id"))
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
+        if self._feed.groups_held >= self._settings.groups_per_rollout:
+            self._feed.release()  # on-policy, and a filter wants a larger choice: the weights are still the same
         try:
             delivery = await self._feed.next_delivery(max_groups)
         except InputExhaustedError as error:
@@ -407,7 +421,10 @@ class _TrainingRollout:
         new = self._progress.new_part(delivery)
         if new is not None:
             await self._keep(new)
-        self._feed.received(delivery)
+        if self._settings.on_policy:
+            self._feed.taken(delivery)  # leased, they keep others from being begun
+        else:
+            self._feed.received(delivery)
 
     async def _keep(self, delivery: RolloutData) -> None:
         groups = [samples_of_group(group) for group in await self._intake.groups(delivery.items)]
@@ -440,7 +457,10 @@ class _TrainingRollout:
         self._progress.begin_next_pass()
         logger.info("%s; pass %d begins", so_far, self._progress.pass_number)
         await self._start(fresh=True)
-        self._feed = JobFeed(self._client, self._settings, self._job_id())
+        self._feed.release()
+        await self._feed.flush_acks()
+        before, self._feed = self._feed, self._feed_of_job()
+        self._feed.weight_version = before.weight_version
 
     def _note(self, delivery: RolloutData, groups: Sequence[Group]) -> None:
         """Keeps what the buffer says beside the items: statistics, and groups that ended without being delivered."""

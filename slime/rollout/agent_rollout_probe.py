@@ -214,7 +214,7 @@ class LoopbackBuffer:
         if job is None:
             return _not_found(job_id)
         if verb and job.state in ("running", "paused"):
-            job.state = {"pause": "paused", "resume": "running", "cancel": "cancelled"}[verb[0]]
+            job.state = {"pause": "paused", "drain": "paused", "resume": "running", "cancel": "cancelled"}[verb[0]]
         return 200, self._describe(job)
 
     def _job(self, job_id: str | None) -> _Job | None:

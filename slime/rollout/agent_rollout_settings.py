@@ -7,6 +7,7 @@ sets, each with a default here:
     rollout_buffer_on_exhausted  ``error`` (default) or ``repeat``: what happens when the input is used up
     rollout_buffer_short_groups  ``refill`` (default): other groups fill the places of a batch that could not be
                                  played; ``keep``: dummies stay in them, which make slime's mean smaller
+    rollout_buffer_on_policy     true: a rollout's groups are played by the weights of its start alone (false)
     rollout_buffer_options       extra keys of the start payload: timeouts, ratios, what the generator understands
     rollout_buffer_token         bearer token; the environment's ROLLOUT_BUFFER_TOKEN when not set
     rollout_buffer_wait_s        how long one poll waits for a group (20)
@@ -53,6 +54,7 @@ __all__ = [
     "RolloutSettings",
     "ShortGroups",
     "buffer_token",
+    "engine_url",
     "eval_payload",
     "eval_sets",
     "log_probs_wanted_by",
@@ -80,6 +82,7 @@ KEYS = frozenset(
     {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
     | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
     | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
+    | {"rollout_buffer_on_policy"}
     | {"rollout_buffer_options", "rollout_buffer_pixel_dtype", "rollout_buffer_ray_address"}
     | {"rollout_buffer_report_drift", "rollout_buffer_short_groups", "rollout_buffer_tensorboard_dir"}
     | {"rollout_buffer_timeout_s", "rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
@@ -109,6 +112,7 @@ class RolloutSettings(FeedSettings):
     samples_per_group: int
     on_exhausted: OnExhausted
     pause_between_rollouts: bool
+    on_policy: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +153,7 @@ def read_settings(args: Any) -> RolloutSettings:
         lease_s=_seconds(args, "rollout_buffer_lease_s", 600.0),
         timeout_s=_seconds(args, "rollout_buffer_timeout_s", 100.0),
         pause_between_rollouts=bool(getattr(args, "offload_rollout", False)),
+        on_policy=_on_policy(args),
     )
 
 
@@ -261,7 +266,7 @@ def start_payload(
         "fresh": fresh,
         "start_id": start_id,
     }
-    return _with_options(payload, args)
+    return {**_plays_ahead(args), **_with_options(payload, args)}
 
 
 def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) -> dict[str, Any]:
@@ -343,14 +348,14 @@ def _refuse_unknown_keys(args: Any) -> None:
 def _engine_and_task(args: Any) -> dict[str, Any]:
     return {
         "num_process": int(getattr(args, "rollout_num_process", None) or DEFAULT_NUM_PROCESS),
-        "remote_engine_url": _engine_url(args),
+        "remote_engine_url": engine_url(args),
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
     }
 
 
-def _engine_url(args: Any) -> str | None:
+def engine_url(args: Any) -> str | None:
     """Returns the router's address; an IPv6 one stands in brackets in a URL, and slime passes it with or without."""
     address = getattr(args, "sglang_router_ip", None)
     if address is None:
@@ -386,6 +391,20 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
     if clash:
         raise ConfigError(f"rollout_buffer_options may not set {', '.join(clash)}: slime's own arguments do")
     return {**payload, **options}
+
+
+def _plays_ahead(args: Any) -> dict[str, int]:
+    """An on-policy job plays one rollout's groups and no other before they are taken."""
+    return {"max_groups_ahead": int(args.rollout_batch_size)} if _on_policy(args) else {}
+
+
+def _on_policy(args: Any) -> bool:
+    value = getattr(args, "rollout_buffer_on_policy", None) or False
+    if not isinstance(value, bool):
+        raise ConfigError(f"rollout_buffer_on_policy is {value!r}; use true or false")
+    if value and "max_groups_ahead" in (getattr(args, "rollout_buffer_options", None) or {}):
+        raise ConfigError("rollout_buffer_on_policy plays one rollout ahead: leave max_groups_ahead out of the options")
+    return value
 
 
 def _derived_job_id(args: Any) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import StaleAttemptError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     DAMAGED,
     IDLE,
     NO_CAUSE,
+    STOPPED,
     Cause,
     CauseCode,
     engine_away,
@@ -153,6 +154,23 @@ class Buffer:
                 job_rows.update_job(connection, job.key, state=target.value, updated_at=self._clock(), **cause)
             return job_rows.get_job(connection, job.key)
 
+    def drain_job(self, job_id: str, *, stop: bool = False) -> JobRecord:
+        """Pauses a job: no attempt begins after this. Those that run come to their end or, with ``stop``, are ended.
+
+        What was ended is played again after ``resume``. A job that is over is drained already.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        with self.store.write() as connection:
+            job = transitions.find_job(connection, job_id)
+            if job.state in job_rules.OPEN_STATES:
+                state, cause = job_rules.next_state(job.state, "drain"), STOPPED if stop else NO_CAUSE
+                job_rows.update_job(
+                    connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns()
+                )
+            return job_rows.get_job(connection, job.key)
+
     def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
         """Pauses a running job whose engine answers nobody; ``refusal`` is what it does, said behind "the engine"."""
         cause = engine_away(redacted(refusal))
@@ -267,11 +285,14 @@ class Buffer:
 
         Raises:
             StaleAttemptError: another runner has taken over the job, or it is over.
+            JobPausedError: the job is paused: whoever drains it relies on it that nothing begins.
         """
         with self.store.write() as connection:
             state = self._check_fence(connection, group.job_key, fence).state
             if state in job_rules.FINAL_STATES:  # nobody would end what begins now
                 raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
+            if state is JobState.PAUSED:
+                raise JobPausedError("the job is paused: no attempt begins")
             current = group_rows.get_group(connection, group.key)
             if current.state is not GroupState.OPEN:
                 return None

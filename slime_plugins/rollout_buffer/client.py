@@ -269,6 +269,13 @@ class AsyncRolloutBufferClient:
         """Lets running episodes end and starts no new ones."""
         return await self._post(_job_path(job_id, "pause"), {}, _object)
 
+    async def drain(self, job_id: str, *, stop: bool = False) -> dict[str, Any]:
+        """Pauses a job so that nothing begins any more; it is drained when ``attempts`` has no ``running``.
+
+        What runs comes to its end, or with ``stop`` is given up and played again after ``resume``. Ask until then.
+        """
+        return await self._post(_job_path(job_id, "drain"), {"stop": stop}, _object)
+
     async def resume(self, job_id: str) -> dict[str, Any]:
         """Goes on after ``pause``."""
         return await self._post(_job_path(job_id, "resume"), {}, _object)
@@ -393,6 +400,7 @@ class RolloutBufferClient:
     job = _blocking(AsyncRolloutBufferClient.job)
     cancel = _blocking(AsyncRolloutBufferClient.cancel)
     pause = _blocking(AsyncRolloutBufferClient.pause)
+    drain = _blocking(AsyncRolloutBufferClient.drain)
     resume = _blocking(AsyncRolloutBufferClient.resume)
     deliveries = _blocking(AsyncRolloutBufferClient.deliveries)
     delivery = _blocking(AsyncRolloutBufferClient.delivery)

@@ -130,6 +130,12 @@ class StaleAttemptError(ConflictError):
     code = "stale_attempt"
 
 
+class JobPausedError(ConflictError):
+    """Nothing of the job begins before it is resumed."""
+
+    code = "job_paused"
+
+
 class GoneError(RequestError):
     """What was asked for is over and does not come back."""
 

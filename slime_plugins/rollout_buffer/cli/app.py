@@ -198,7 +198,24 @@ def _change(verb: str) -> Callable[[str, str, bool], None]:
 
 app.command("cancel", help="End a job; what is finished stays and can still be fetched.")(_change("cancel"))
 app.command("pause", help="Let running episodes end and start no new ones.")(_change("pause"))
-app.command("resume", help="Go on after pause.")(_change("resume"))
+app.command("resume", help="Go on after pause or drain.")(_change("resume"))
+
+
+@app.command()
+def drain(
+    job_id: JobId,
+    stop: Annotated[bool, typer.Option("--stop", help="End what runs; it is played again after resume.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Pause a job and wait until nothing of it runs."""
+    with report_errors():
+        while (job := connect(url).drain(job_id, stop=stop))["attempts"].get("running"):
+            time.sleep(0.5)
+    if as_json:
+        print_json(job)
+    else:
+        console.print(f"{job['job_id']} is {job['state']}, and nothing of it runs")
 
 
 @app.command()

@@ -100,6 +100,8 @@ class SlotClaims:
         with self._buffer.store.write() as connection:
             job = _job_for_claim(connection, job_id)
             group, slot = _free_slot(connection, job, instance_id)
+            if group.opened_at is None:
+                _check_room(connection, job)
             now = self._clock()
             if group.opened_at is None:
                 group_rows.update_group(connection, group.key, opened_at=now)
@@ -183,13 +185,20 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
         raise UnavailableError(f"job {job.job_id} is paused: it hands out no slots until it is resumed")
     if job.state not in job_rules.OPEN_STATES:
         raise ConflictError(f"job {job.job_id} is {job.state.value}: it has no open slot", {"state": job.state.value})
-    limit = job.settings.max_groups_ahead
-    if (
-        limit is not None
-        and delivery_rows.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED) >= limit
-    ):
-        raise BusyError(f"{limit} groups of job {job.job_id} wait for the trainer: ask again when it has fetched some")
     return job
+
+
+def _check_room(connection: Connection, job: JobRecord) -> None:
+    """A new group begins while fewer than ``max_groups_ahead`` are worked on or wait for the trainer."""
+    limit = job.settings.max_groups_ahead
+    if limit is None:
+        return
+    waiting = delivery_rows.count_in_state(connection, job.key, GroupState.READY, GroupState.LEASED)
+    if waiting + group_rows.count_begun(connection, job.key) >= limit:
+        raise BusyError(
+            f"{limit} groups of job {job.job_id} are worked on or wait for the trainer: ask again when it has fetched "
+            "some"
+        )
 
 
 def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 from slime_plugins.rollout_buffer.protocol.request_models import (
     MAX_ITEMS,
     AckPayload,
+    DrainPayload,
     PollPayload,
     SignInPayload,
     StartPayload,
@@ -183,6 +184,20 @@ OPERATIONS: tuple[Operation, ...] = (
         path_parameters={**_JOB_ID, "verb": text(enum=["cancel", "pause", "resume"])},
         errors=(404, 409, 503, 507),
         example="-X POST URL/jobs/run-1/pause",
+    ),
+    Operation(
+        method="post",
+        path="/jobs/{job_id}/drain",
+        summary="Drain a job",
+        description="Pauses it so that no attempt begins any more, also none that a runner was about to begin. The job "
+        "is drained when `attempts` of the reply has no `running`: ask until then. What runs comes to its end, or "
+        "is given up with `stop`. `resume` goes on. A job that is over is drained already.",
+        body=DrainPayload,
+        reply=ref("Job"),
+        reply_says="The job, with what still runs in `attempts`.",
+        path_parameters=_JOB_ID,
+        errors=(400, 404, 503, 507),
+        example="-X POST URL/jobs/run-1/drain",
     ),
     Operation(
         method="get",

@@ -53,7 +53,7 @@ MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
-ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "deliveries", "explanation", "groups", "series"})
+ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"})
 MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
@@ -205,7 +205,7 @@ class JobSettings(BaseModel):
     stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
     """A job fails when so many attempts in a row, of two instances or more, failed with one error code. 0: never."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
-    """New groups wait while this many are ready or leased. None is unlimited."""
+    """New groups wait while this many are played, ready or leased. None is unlimited."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
     stale_groups: Literal["drop", "flag"] = "drop"
@@ -384,6 +384,13 @@ class AckPayload(Body):
     def all_ids(self) -> list[str]:
         """Every delivery that was named."""
         return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]
+
+
+class DrainPayload(Body):
+    """The body of ``drain``."""
+
+    stop: bool = False
+    """Ends what runs, to be played again after `resume`, instead of letting it come to its end."""
 
 
 class SignInPayload(Body):

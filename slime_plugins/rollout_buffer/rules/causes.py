@@ -31,6 +31,7 @@ class CauseCode(StrEnum):
 
     # of jobs
     IDLE = "idle"  # paused: nobody polls it
+    STOPPED = "stopped"  # paused: it was drained at once
     ENGINE_AWAY = "engine_away"  # paused: its engine answers nobody
     ENGINE_REFUSES = "engine_refuses"  # failed: its engine will not serve it as it is
     ATTEMPTS_FAILED = "attempts_failed"  # its attempts failed
@@ -71,6 +72,7 @@ NOT_VALID = Cause(CauseCode.NOT_VALID, "is_valid_group refused it")
 CANCELLED = Cause(CauseCode.CANCELLED, "cancelled by request")
 SUPERSEDED = Cause(CauseCode.SUPERSEDED, "a fresh start took its id")
 IDLE = Cause(CauseCode.IDLE, "nobody polls it; the next poll resumes it")
+STOPPED = Cause(CauseCode.STOPPED, "drained at once: what ran was given up, and is played again when it is resumed")
 
 
 def items_filtered(kept: int, group_size: int) -> Cause:

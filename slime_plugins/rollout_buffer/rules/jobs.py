@@ -29,11 +29,12 @@ FINAL_STATES = frozenset({JobState.FINISHED, JobState.CANCELLED, JobState.FAILED
 
 _TRANSITIONS: Mapping[str, tuple[frozenset[JobState], JobState]] = {
     "pause": (frozenset({JobState.RUNNING}), JobState.PAUSED),
+    "drain": (frozenset({JobState.RUNNING}), JobState.PAUSED),
     "resume": (frozenset({JobState.PAUSED}), JobState.RUNNING),
     "cancel": (OPEN_STATES, JobState.CANCELLED),
     "reopen": (frozenset({JobState.FAILED}), JobState.RUNNING),
 }
-_DONE = {"pause": "paused", "resume": "resumed", "cancel": "cancelled", "reopen": "reopened"}
+_DONE = {"pause": "paused", "drain": "drained", "resume": "resumed", "cancel": "cancelled", "reopen": "reopened"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.errors import (
     EngineError,
     EpisodeError,
     GeneratorError,
+    JobPausedError,
     StaleAttemptError,
     StorageFullError,
     UnavailableError,
@@ -81,6 +82,10 @@ Result = TypeVar("Result")
 
 class _FencedError(Exception):
     """Another runner has taken over: this one stops at once and writes nothing more."""
+
+
+class _StoppedError(Exception):
+    """The job is drained at once: what an attempt did so far counts for nothing."""
 
 
 class _Tried(Enum):
@@ -152,6 +157,7 @@ class JobRunner:
         self._tracer: Tracer = tracer or NoTracer()
         self._fence = 0
         self._groups: dict[int, _RunningGroup] = {}
+        self._playing: set[asyncio.Future[Trajectory]] = set()
         self._places = asyncio.Semaphore(self._settings.num_process)
         self._may_play = asyncio.Event()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -289,10 +295,11 @@ class JobRunner:
         return self._buffer.open_groups(self._job.key, after=after, limit=GROUPS_READ_AHEAD)
 
     async def _wait_for_room(self) -> None:
-        """Holds new groups back while as many wait for the trainer as the job allows."""
+        """Holds new groups back while as many are played or wait for the trainer as the job allows."""
         limit = self._settings.max_groups_ahead
         while limit is not None:
-            if await self._stored(self._buffer.groups_ahead, self._job.key) < limit:
+            waiting = await self._stored(self._buffer.groups_ahead, self._job.key)
+            if len(self._groups) + waiting < limit:
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)
 
@@ -340,7 +347,11 @@ class JobRunner:
     async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance, generator: Generator) -> _Tried:
         """Plays one attempt."""
         record = group.record
-        number = await self._stored(self._buffer.begin_attempt, self._fence, record, slot)
+        try:
+            number = await self._stored(self._buffer.begin_attempt, self._fence, record, slot)
+        except JobPausedError:  # the watch looks only now and then
+            self._may_play.clear()
+            return _Tried.NOT_COUNTED
         if number is None:
             return _Tried.SETTLED
         request = self._episode_request(record, slot, number, instance)
@@ -352,7 +363,7 @@ class JobRunner:
         record, slot, number = group.record, request.slot, request.attempt
         try:
             with self._tracer.span("attempt", _attributes(record, request)) as span:
-                trajectory = await generator.play(request)
+                trajectory = await self._played(generator, request)
                 _check(trajectory, request)
                 if not self._is_exact:
                     trajectory = replace(trajectory, generations=())
@@ -360,6 +371,9 @@ class JobRunner:
             await self._stored(self._buffer.add_trajectory, self._fence, record, slot, number, trajectory)
         except _FencedError:
             raise
+        except _StoppedError:
+            await self._give_up(record, slot, number, "aborted", "stopped", given_up=True)
+            return _Tried.NOT_COUNTED
         except EpisodeError as error:
             away = isinstance(error, EngineAwayError)
             if self._engine_watch is not None and isinstance(error, EngineError):
@@ -380,6 +394,25 @@ class JobRunner:
         if self._engine_watch is not None:
             self._engine_watch.succeeded()
         return _Tried.SETTLED
+
+    async def _played(self, generator: Generator, request: EpisodeRequest) -> Trajectory:
+        """Plays in a task of its own, which can be ended without ending the slot's.
+
+        Raises:
+            _StoppedError: the job is drained at once.
+        """
+        playing = asyncio.ensure_future(generator.play(request))
+        self._playing.add(playing)
+        try:
+            await asyncio.wait({playing})
+        finally:
+            self._playing.discard(playing)
+            if not playing.done():  # the slot's own task was cancelled
+                playing.cancel()
+                await asyncio.gather(playing, return_exceptions=True)
+        if playing.cancelled():
+            raise _StoppedError
+        return playing.result()
 
     def _episode_request(self, record: GroupRecord, slot: int, attempt: int, instance: Instance) -> EpisodeRequest:
         return EpisodeRequest(
@@ -509,6 +542,9 @@ class JobRunner:
             self._job = job
             await self._follow_engine()
             self._set_pause(self._job.state)
+            if self._job.state is JobState.PAUSED and self._job.cause_code is CauseCode.STOPPED:
+                for playing in self._playing:
+                    playing.cancel()
             await self._time_groups_out()
             await self._tell_of_engine()
             await asyncio.sleep(WATCH_INTERVAL_S)

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import (
     UnknownTaskTypeError,
 )
 from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, StartPayload
+from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
 from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect
 from slime_plugins.rollout_buffer.server.http import (
     SUPERVISOR,
@@ -186,3 +186,11 @@ def change_job(job_id: str, verb: str) -> Response:
     """Cancels, pauses or resumes a job."""
     buffer = the_buffer()
     return json_reply(buffer.describe(buffer.change_job(job_id, verb)))
+
+
+@routes.post("/jobs/<id:job_id>/drain")
+def drain_job(job_id: str) -> Response:
+    """Pauses a job so that nothing begins any more; what still runs is in ``attempts.running`` of the reply."""
+    payload = request_models.parse(DrainPayload, read_body())
+    buffer = the_buffer()
+    return json_reply(buffer.describe(buffer.drain_job(job_id, stop=payload.stop)))

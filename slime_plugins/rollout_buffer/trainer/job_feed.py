@@ -160,8 +160,8 @@ class JobFeed:
         self._to_acknowledge: dict[str, frozenset[int]] = {}
         self.lost: dict[str, frozenset[int]] = {}
         """Deliveries, with their groups, that went to another consumer before they were acknowledged."""
-        self._held: set[int] = set()
-        """Groups that were taken and are not to be acknowledged yet."""
+        self._taken: dict[str, frozenset[int]] = {}
+        """Deliveries, with their groups, that were taken and are not to be acknowledged yet."""
         self._poll_id = uuid.uuid4().hex
         self.waited_s = 0.0
 
@@ -181,6 +181,19 @@ class JobFeed:
         job = await self._patiently("jobs", lambda: self._client.job(self.job_id))
         if job.get("state") == "running":
             await self._patiently("pause", lambda: self._client.pause(self.job_id))
+
+    async def drain(self, *, stop: bool = False) -> None:
+        """Pauses the job and waits until nothing of it runs; ``stop`` gives up what does, to be played again.
+
+        Raises:
+            NotFoundError: the buffer does not know the job.
+            RetriesUsedUpError: the buffer stayed out of reach.
+        """
+        while True:
+            job = await self._patiently("drain", lambda: self._client.drain(self.job_id, stop=stop))
+            if not (job.get("attempts") or {}).get("running"):
+                return
+            await asyncio.sleep(SHORTEST_POLL_S)
 
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
         """Waits until groups are ready and returns at most ``max_groups``; call ``received`` when they are safe.
@@ -221,12 +234,23 @@ class JobFeed:
     def taken(self, delivery: RolloutData) -> None:
         """Makes the next poll ask for other groups; those of this one stay leased until they are acknowledged."""
         self._poll_id = uuid.uuid4().hex
-        self._held |= delivery.group_numbers
+        if delivery.delivery_id is not None:
+            self._taken[delivery.delivery_id] = delivery.group_numbers
 
     def acknowledge_later(self, deliveries: Mapping[str, frozenset[int]]) -> None:
         """Marks deliveries, with their groups, to be acknowledged by the next poll, or by ``flush_acks``."""
         self._to_acknowledge.update(deliveries)
-        self._held.difference_update(*deliveries.values())
+        for delivery_id in deliveries:
+            self._taken.pop(delivery_id, None)
+
+    def release(self) -> None:
+        """Marks all that was taken to be acknowledged: a job that plays so many groups ahead has room for others."""
+        self.acknowledge_later(dict(self._taken))
+
+    @property
+    def groups_held(self) -> int:
+        """How many groups are leased to this trainer and not to be acknowledged yet."""
+        return sum(map(len, self._taken.values()))
 
     async def flush_acks(self) -> None:
         """Acknowledges what no poll has acknowledged yet."""
@@ -271,7 +295,7 @@ class JobFeed:
         """Tells whether all that is left of a job is leased to this trainer, which cannot wait for itself."""
         groups = job.get("groups") or {}
         to_come = groups.get("open", 0) + groups.get("ready", 0)
-        return bool(self._held) and not to_come and groups.get("leased", 0) <= len(self._held)
+        return self.groups_held > 0 and not to_come and groups.get("leased", 0) <= self.groups_held
 
     async def _job(self) -> dict[str, Any]:
         job = await self._patiently("jobs", lambda: self._client.job(self.job_id))

@@ -36,6 +36,9 @@ __all__ = ["RolloutFeed"]
 
 Result = TypeVar("Result")
 
+DEFAULT_GROUPS_AHEAD = 256
+"""What the buffer takes for ``max_groups_ahead`` of a payload that does not say it."""
+
 
 class RolloutFeed:
     """Feeds one trainer from one job. A context manager; what is never acknowledged comes back when its lease ends."""
@@ -79,6 +82,7 @@ class RolloutFeed:
             lease_s=lease_s,
             timeout_s=timeout_s,
         )
+        self._groups_ahead = payload.get("max_groups_ahead", DEFAULT_GROUPS_AHEAD)
         self._row_settings = rows or _row_settings(payload)
         self._image_settings = images
         self._progress = JobProgress()
@@ -147,8 +151,15 @@ class RolloutFeed:
         """Starts no new episodes until ``resume``; those that run go on."""
         self._loop.run(self._started().pause())
 
+    def drain(self, *, stop: bool = False) -> None:
+        """Pauses the job and waits until nothing of it runs: then new weights change nothing under way.
+
+        What runs comes to its end, or with ``stop`` is given up and played again after ``resume``.
+        """
+        self._loop.run(self._started().drain(stop=stop))
+
     def resume(self) -> None:
-        """Goes on after ``pause``."""
+        """Goes on after ``pause`` or ``drain``."""
         self._loop.run(self._started().resume())
 
     def close(self) -> None:
@@ -180,6 +191,8 @@ class RolloutFeed:
         feed.weight_version = weight_version
         batch = _OpenBatch(n_groups)
         while batch.missing:
+            if self._groups_ahead is not None and feed.groups_held >= self._groups_ahead:
+                feed.release()  # the job plays no further group before
             try:
                 delivery = await feed.next_delivery(batch.missing)
             except InputExhaustedError:

@@ -345,6 +345,71 @@ async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buf
     assert slots(real_time_buffer, job)["delivered"] == 12
 
 
+async def test_groups_that_are_played_count_as_ahead(real_time_buffer: Buffer) -> None:
+    """With places for all of them, a job would play its whole input by the weights of its first rollout."""
+    job = start(real_time_buffer, count=6, max_groups_ahead=2, num_process=100)
+    generator, release = ScriptedGenerator(lambda e: held(e)), asyncio.Event()
+
+    async def held(episode: EpisodeRequest) -> float:
+        await release.wait()
+        return by_slot(episode)
+
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await _when(lambda: generator.running == 4)
+    await asyncio.sleep(0.2)
+    assert {request.instance.instance_id for request in generator.requests} == {"i0", "i1"}
+    release.set()
+    while not running.done():
+        poll(real_time_buffer, job)
+        await asyncio.sleep(0.02)
+    await running
+    assert len(generator.requests) == 12
+
+
+async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=4, num_process=2)
+    release = asyncio.Event()
+
+    async def held(episode: EpisodeRequest) -> float:
+        await release.wait()
+        return by_slot(episode)
+
+    generator = ScriptedGenerator(lambda e: held(e))
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await _when(lambda: generator.running == 2)
+    real_time_buffer.drain_job(job.job_id)
+    assert real_time_buffer.describe(job)["attempts"]["running"] == 2
+    release.set()
+    await _when(lambda: "running" not in real_time_buffer.describe(real_time_buffer.job(job.job_id))["attempts"])
+    await asyncio.sleep(0.2)
+    assert len(generator.requests) == 2, "nothing begins before it is resumed"
+
+    real_time_buffer.change_job(job.job_id, "resume")
+    await running
+    assert real_time_buffer.describe(job)["outcomes"] == {"completed": 8}
+
+
+async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1, num_process=2, max_attempts=1)
+    release = asyncio.Event()
+
+    async def held(episode: EpisodeRequest) -> float:
+        await release.wait()
+        return by_slot(episode)
+
+    generator = ScriptedGenerator(lambda e: held(e))
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await _when(lambda: generator.running == 2)
+    real_time_buffer.drain_job(job.job_id, stop=True)
+    await _when(lambda: generator.running == 0)
+    await _when(lambda: "running" not in real_time_buffer.describe(real_time_buffer.job(job.job_id))["attempts"])
+    release.set()
+    real_time_buffer.change_job(job.job_id, "resume")
+    await running
+    assert real_time_buffer.describe(job)["outcomes"] == {"completed": 2}
+    assert [request.attempt for request in generator.requests] == [1, 1, 2, 2], "given up is not failed"
+
+
 async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_next_runner(
     real_time_buffer: Buffer,
 ) -> None:

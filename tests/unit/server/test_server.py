@@ -344,6 +344,18 @@ def test_jobs_can_be_paused_resumed_and_cancelled(client: FlaskClient) -> None:
     assert client.post("/jobs/path/like/id/resume").status_code == 409
 
 
+def test_a_job_can_be_drained_also_when_it_is_over(client: FlaskClient) -> None:
+    start(client, job_id="run")
+    for _ in range(2):
+        drained = client.post("/jobs/run/drain", json={"stop": True}).get_json()
+        assert (drained["state"], drained["attempts"]) == ("paused", {})
+    assert client.post("/jobs/run/resume").get_json()["state"] == "running"
+    client.post("/jobs/run/cancel")
+    assert client.post("/jobs/run/drain").get_json()["state"] == "cancelled"
+    assert client.post("/jobs/run/drain", json={"stopp": True}).status_code == 400
+    assert client.post("/jobs/nobody/drain").status_code == 404
+
+
 # --- guarding --------------------------------------------------------------------------------------------------------
 
 

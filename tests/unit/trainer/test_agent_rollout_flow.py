@@ -26,6 +26,7 @@ from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, pro
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError, RolloutBufferError
+from slime_plugins.rollout_buffer.simulation import trainer as trainer_stand_in
 from slime_plugins.rollout_buffer.simulation.trainer import (
     CheckpointDataSource,
     RolloutRecord,
@@ -505,6 +506,75 @@ def test_an_offloaded_engine_is_left_alone_between_rollouts(buffer: LoopbackBuff
     trainer.train(1)
     verbs = [path.rpartition("/")[2] for path, _ in buffer.requests if path.endswith(("/pause", "/resume"))]
     assert verbs == ["pause", "resume", "pause"]
+
+
+# --- on-policy -------------------------------------------------------------------------------------------------------
+
+
+def test_an_on_policy_rollout_plays_its_groups_and_is_drained_before_they_are_acknowledged(
+    buffer: LoopbackBuffer,
+) -> None:
+    buffer.most_groups_of_a_poll = 1
+    records = trainer_of(buffer, rollout_buffer_on_policy=True).train(2)
+
+    said = [path.rpartition("/")[2] for path, _ in buffer.requests if path.endswith(("/drain", "/resume", "/ack"))]
+    assert instances(records) == [f"task-{number}" for number in range(4)]
+    assert buffer.bodies("/start_rollout")[0]["max_groups_ahead"] == 2
+    assert said == ["drain", "ack", "resume", "drain", "ack"]
+    assert not any(poll.get("ack") for poll in buffer.bodies("/get_rollout_data"))
+    assert buffer.only_job().state == "paused"
+
+
+def test_an_on_policy_rollout_whose_filter_wants_more_makes_room_for_it(
+    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job plays as many groups ahead as the trainer holds: what it holds must go before others are begun."""
+    monkeypatch.setattr(trainer_stand_in, "_only_odd", _only_odd, raising=False)
+    path = f"{trainer_stand_in.__name__}._only_odd"
+    records = trainer_of(buffer, rollout_buffer_on_policy=True, buffer_filter_path=path).train(1)
+
+    assert instances(records) == ["task-1", "task-3"]
+    assert any(poll.get("ack") for poll in buffer.bodies("/get_rollout_data"))
+
+
+def _only_odd(args: Any, rollout_id: int | None, held: list[Any], count: int) -> list[Any]:
+    odd = [group for group in held if int(group[0].metadata["instance_id"][-1]) % 2]
+    taken = odd[:count]
+    held[:] = [group for group in held if group not in taken and group in odd]
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rollout_buffer_on_policy": "yes"}, "use true or false"),
+        (
+            {"rollout_buffer_on_policy": True, "rollout_buffer_options": {"max_groups_ahead": 9}},
+            "leave max_groups_ahead",
+        ),
+    ],
+)
+def test_on_policy_settings_that_contradict_are_refused(
+    buffer: LoopbackBuffer, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trainer_of(buffer, **changes).train(1)
+
+
+def test_each_poll_says_the_version_that_the_engine_samples_with(
+    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def version(url: str | None) -> int | None:
+        asked.append(url)
+        return 6 + len(asked)
+
+    monkeypatch.setattr(agent_rollout, "weight_version_of", version)
+    trainer_of(buffer, sglang_router_ip="10.0.0.9", sglang_router_port=30000).train(2)
+
+    assert asked == ["http://10.0.0.9:30000"] * 2
+    assert [poll["weight_version"] for poll in buffer.bodies("/get_rollout_data")] == [7, 8]
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------

@@ -172,6 +172,29 @@ def test_asking_before_the_start_says_what_to_do(buffer: LoopbackBuffer) -> None
         feed.next_batch(1)
 
 
+def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: LoopbackBuffer) -> None:
+    """A job that counts what is leased would never begin the third group."""
+    buffer.most_groups_of_a_poll = 1
+    feed = RolloutFeed(buffer.url, {**PAYLOAD, "max_groups_ahead": 2}, wait_s=0.02)
+    with feed:
+        feed.start()
+        batch = feed.next_batch(4)
+
+    acknowledged = [len(poll.get("ack", ())) for poll in buffer.bodies("/get_rollout_data")]
+    assert len(batch) == 4
+    assert acknowledged == [0, 0, 2, 0]
+
+
+def test_a_drained_job_answers_when_nothing_runs(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        feed.drain()
+        drained = buffer.only_job().state
+        feed.resume()
+
+    assert (drained, buffer.only_job().state) == ("paused", "running")
+
+
 def spoil(buffer: LoopbackBuffer, instance_id: str) -> None:
     """Makes a group's members such that no token of them may be trained."""
     (group,) = (group for group in buffer.only_job().groups if group.instance_id == instance_id)

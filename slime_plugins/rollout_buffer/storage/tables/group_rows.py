@@ -209,6 +209,12 @@ def count_groups(connection: Connection, job_key: int) -> dict[GroupState, int]:
     return counted
 
 
+def count_begun(connection: Connection, job_key: int) -> int:
+    """Counts the open groups of a job that something was begun of."""
+    query = "SELECT count(*) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL"
+    return int(connection.execute(query, (job_key,)).fetchone()[0])
+
+
 def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, int]]:
     """Counts why groups were filtered or failed."""
     query = (

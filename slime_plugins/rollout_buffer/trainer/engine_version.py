@@ -1,0 +1,59 @@
+"""Which weights the engines sample with now, as they say it: the trainer's newest version at the start of a rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+
+__all__ = ["weight_version_of"]
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 5.0
+
+
+async def weight_version_of(engine_url: str | None) -> int | None:
+    """Returns the newest weight version of the engine at an address, or of those behind a router.
+
+    None where nobody tells a number: before the first update, or when nobody answers in a few seconds. A rollout does
+    without; what the engines say with each reply tells the buffer later.
+    """
+    if not engine_url:
+        return None
+    try:
+        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
+            return await _newest(session, engine_url.rstrip("/"))
+    except Exception as error:  # noqa: BLE001 - a number beside the polls must not stop a rollout
+        logger.info("the weight version of %s is not known: %r", engine_url, error)
+        return None
+
+
+async def _newest(session: aiohttp.ClientSession, url: str) -> int | None:
+    own = await _version(session, url)
+    if own is not None:
+        return own
+    versions = await asyncio.gather(*(_version(session, worker) for worker in await _workers(session, url)))
+    return max((version for version in versions if version is not None), default=None)
+
+
+async def _workers(session: aiohttp.ClientSession, router_url: str) -> list[str]:
+    """The engines behind a router, which answers for no version itself; older routers know another route."""
+    listed = await _get(session, f"{router_url}/workers")
+    urls = [worker.get("url") for worker in listed.get("workers") or () if isinstance(worker, dict)]
+    if not urls:
+        urls = (await _get(session, f"{router_url}/list_workers")).get("urls") or []
+    return [url.rstrip("/") for url in urls if isinstance(url, str)]
+
+
+async def _version(session: aiohttp.ClientSession, engine_url: str) -> int | None:
+    said = str((await _get(session, f"{engine_url}/model_info")).get("weight_version"))
+    return int(said) if said.isdecimal() else None
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    async with session.get(url) as response:
+        body = await response.json(content_type=None) if response.status == 200 else {}
+    return body if isinstance(body, dict) else {}

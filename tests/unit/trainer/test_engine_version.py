@@ -1,0 +1,60 @@
+"""The weight version that engines sample with, asked of an engine, of routers of two kinds, and of nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from slime_plugins.rollout_buffer.trainer import engine_version
+from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
+
+
+@asynccontextmanager
+async def serving(**replies: Any) -> AsyncIterator[str]:
+    """A server that answers ``GET /NAME`` with what is said for NAME, and 404 for all else."""
+    app = web.Application()
+    for name, reply in replies.items():
+
+        async def answer(request: web.Request, reply: Any = reply) -> web.Response:
+            return web.json_response(reply)
+
+        app.router.add_get(f"/{name}", answer)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        yield str(server.make_url("")).rstrip("/")
+    finally:
+        await server.close()
+
+
+async def test_an_engine_says_its_own_version() -> None:
+    async with serving(model_info={"weight_version": "17"}) as url:
+        assert await weight_version_of(url) == 17
+
+
+async def test_of_the_engines_behind_a_router_the_newest_counts() -> None:
+    async with (
+        serving(model_info={"weight_version": "3"}) as old,
+        serving(model_info={"weight_version": "4"}) as new,
+        serving(workers={"workers": [{"url": old}, {"url": new}]}) as router,
+        serving(list_workers={"urls": [new, old]}) as older_router,
+    ):
+        assert await weight_version_of(router) == 4
+        assert await weight_version_of(older_router) == 4
+
+
+@pytest.mark.parametrize("said", [{"weight_version": "default"}, {}, [], {"weight_version": None}])
+async def test_before_the_first_update_there_is_none(said: Any) -> None:
+    async with serving(model_info=said) as url:
+        assert await weight_version_of(url) is None
+
+
+async def test_nobody_who_answers_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_version, "PATIENCE_S", 0.5)
+    assert await weight_version_of("http://127.0.0.1:9") is None
+    assert await weight_version_of(None) is None
