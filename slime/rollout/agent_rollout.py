@@ -402,7 +402,7 @@ class _TrainingRollout:
         self._progress.lose(self._feed.lost)
         self._received = [group for group in self._received if self._owns(group)]
         left = [group for group in batch if self._owns(group)]
-        if self._settings.on_policy and len(left) < self._settings.groups_per_rollout:
+        if self._settings.on_policy and self._missing(left):
             await self._feed.resume()
         return left
 
