@@ -166,9 +166,7 @@ class Buffer:
             job = transitions.find_job(connection, job_id)
             if job.state in job_rules.OPEN_STATES:
                 state, cause = job_rules.next_state(job.state, "drain"), STOPPED if stop else NO_CAUSE
-                job_rows.update_job(
-                    connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns()
-                )
+                job_rows.update_job(connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns())
             return job_rows.get_job(connection, job.key)
 
     def pause_for_engine(self, fence: int, job_key: int, refusal: str) -> None:
