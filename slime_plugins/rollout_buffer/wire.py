@@ -26,8 +26,6 @@ from slime_plugins.rollout_buffer.types import (
     WeightVersionSpan,
 )
 
-WIRE_VERSION = 1
-
 IMAGE_URL_PREFIX = "sha256:"
 MAX_GENERATION_IDS = 2**25
 """Ids of all generations of one item, each prompt counted anew: with ``keep``, a short body can mean any number."""

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from tests.integration.conftest import BufferProcess, answers, wait_until
-from tests.small_disks import fill, mounted
+from tests.small_disks import abort, fill, mounted, mounted_ext4
 from tests.support import written
 
 pytestmark = pytest.mark.timeout(240)
@@ -88,3 +88,29 @@ def test_at_the_quota_polls_go_on_and_what_is_forgotten_makes_room(start_buffer:
     subprocess.run([sys.executable, "-m", "slime_plugins.rollout_buffer", *prune], check=True)
     wait_until(lambda: write_much(buffer, "later") == 200, 30, "a write that is taken again")
     assert take(buffer, 100) == ["later"]
+
+
+def test_a_server_that_dies_on_a_disk_that_only_reads_comes_back_and_reads(tmp_path: Path) -> None:
+    with mounted_ext4(tmp_path / "image", tmp_path / "disk", megabytes=96) as disk:
+        (tmp_path / "data").symlink_to(disk)
+        buffer = BufferProcess(tmp_path)
+        try:
+            buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"})
+            assert status_of_write(buffer, "kept") == 200
+            abort(disk)
+            assert status_of_write(buffer, "refused") == 503
+            (parent,) = (pid for pid, command in buffer.children().items() if "gunicorn" in command)
+            os.kill(parent, signal.SIGKILL)
+            wait_until(lambda: parent not in buffer.children() and answers(f"{buffer.url}/health"), 60, "a new server")
+            assert buffer.client.trajectory("kept")["uid"] == "kept"
+            assert buffer.client.job("j")["job_id"] == "j"
+            assert status_of_write(buffer, "refused again") == 503
+            health = requests.get(f"{buffer.url}/health", timeout=10)
+            assert health.json()["status"] == "degraded"
+            assert "is read-only: the kernel" in health.json()["reason"]
+            buffer.kill_supervisor()
+            buffer.start()  # and so does a supervisor
+            assert buffer.client.trajectory("kept")["uid"] == "kept"
+            assert status_of_write(buffer, "refused again") == 503
+        finally:
+            buffer.stop()

@@ -39,7 +39,7 @@ def look_at_supervisor(context: ServerContext) -> SupervisorState:
     catalog = {} if stored is None else stored[1]
     if age_s > HEARTBEAT_PATIENCE_S:
         return SupervisorState(alive=False, serving=False, reason=_silence(age_s), catalog=catalog)
-    reason = detail.get("starting") or detail.get("reason") or problem
+    reason = detail.get("starting") or problem or detail.get("reason")
     if stored is None and reason is None:
         reason = "the supervisor starts"
         return SupervisorState(alive=True, serving=False, reason=reason, catalog=catalog)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["OwnerLock", "is_owned", "own", "prepare", "tighten"]
+__all__ = ["OwnerLock", "is_owned", "open_lock_file", "own", "prepare", "tighten"]
 
 OWNER_LOCK = "supervisor.lock"
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
@@ -90,7 +91,7 @@ def own(data_dir: Path) -> OwnerLock:
         ConfigError: another supervisor has it.
     """
     prepare(data_dir)
-    descriptor = _open_lock(data_dir)
+    descriptor = open_lock_file(data_dir / OWNER_LOCK)
     deadline = time.monotonic() + OWN_PATIENCE_S
     while not _try_lock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() >= deadline:
@@ -102,15 +103,27 @@ def own(data_dir: Path) -> OwnerLock:
 
 def is_owned(data_dir: Path) -> bool:
     """Tells whether a living supervisor, of whatever process, has the directory."""
-    descriptor = _open_lock(data_dir)
+    descriptor = open_lock_file(data_dir / OWNER_LOCK)
     try:
         return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
 
-def _open_lock(data_dir: Path) -> int:
-    return os.open(data_dir / OWNER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def open_lock_file(path: Path) -> int:
+    """Opens a file that is locked, or shared by its content; to read alone where the file system has become read-only.
+
+    Locks hold all the same, and who reads is served.
+
+    Raises:
+        OSError: it is not there and cannot be made, or cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
+
 __all__ = ["SharedClock"]
 
 TOLERANCE_S = 1.0
@@ -41,7 +43,7 @@ class SharedClock:
         """``wall`` is the clock that may be set, ``monotonic`` the one that counts since the machine was started."""
         self._wall, self._monotonic = wall, monotonic
         self._boot = _boot()
-        self._file: int | None = os.open(data_dir / "clock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file: int | None = open_lock_file(data_dir / "clock")
 
     def __call__(self) -> float:
         """Returns the time; after a jump of the machine's clock that nobody has noted yet, without it."""

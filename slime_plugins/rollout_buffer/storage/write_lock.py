@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.observability.process_status import process_status
+from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 __all__ = ["TURN_PATIENCE_S", "TurnOwner", "WriterTurns"]
 
@@ -49,10 +51,7 @@ class WriterTurns:
 
     def __init__(self, folder: Path) -> None:
         self._thread_lock = _FairLock()
-        self._next, self._active = (
-            os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            for name in ("writer.next", "writer.active")
-        )
+        self._next, self._active = (open_lock_file(folder / name) for name in ("writer.next", "writer.active"))
         self._me = f"{os.getpid()} {_started(os.getpid())}"
         self._waiting: _Waiting | None = None
         self._closed = False
@@ -82,11 +81,11 @@ class WriterTurns:
             pid, started, since = os.pread(self._active, _RECORD_BYTES, 0).decode("ascii").split()
         except (OSError, ValueError):
             return None
-        status = _status(int(pid))
-        if status is None or status[1] != int(started):
+        status = process_status(int(pid))
+        if status is None or status.started != int(started):
             return None  # it died, and the kernel took the turn from it
         held_s = max(0.0, time.monotonic() - float(since))
-        return TurnOwner(pid=int(pid), started=int(started), held_s=held_s, state=status[0])
+        return TurnOwner(pid=int(pid), started=int(started), held_s=held_s, state=status.state)
 
     def close(self) -> None:
         """Closes the lock files; a second call does nothing."""
@@ -228,14 +227,5 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _started(pid: int) -> int:
-    status = _status(pid)
-    return -1 if status is None else status[1]
-
-
-def _status(pid: int) -> tuple[str, int] | None:
-    """What the kernel says a process does, and when it was started; None when there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return None
-    return fields[0], int(fields[19])
+    status = process_status(pid)
+    return -1 if status is None else status.started

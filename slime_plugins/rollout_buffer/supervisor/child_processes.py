@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses, process_status
+
 __all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "cpu_ticks", "kill_forks_with_parent"]
 
 PR_SET_PDEATHSIG = 1
@@ -44,15 +46,15 @@ class ProcessMark:
     @classmethod
     def of(cls, name: str, pid: int) -> ProcessMark:
         """Marks a child that was just started."""
-        found = _status(pid)
+        found = process_status(pid)
         return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=_boot())
 
     def members(self) -> list[int]:
         """Returns the processes of its session that live, also after its own death; none when the id means another."""
-        leader = _status(self.pid)
+        leader = process_status(self.pid)
         if self.boot != _boot() or self.started < 0 or (leader is not None and leader.started != self.started):
             return []
-        return [pid for pid, status in _all_statuses() if status.session == self.pid and status.lives]
+        return [pid for pid, status in all_process_statuses() if status.session == self.pid and status.lives]
 
     def kill(self) -> None:
         """Kills its whole session and waits until it is gone, but not for ever."""
@@ -156,8 +158,8 @@ class ChildProcess:
 
     def is_stopped(self) -> bool:
         """Tells whether the kernel has it stopped: by SIGSTOP, or by a debugger."""
-        found = _status(self.pid)
-        return found is not None and found.stopped
+        found = process_status(self.pid)
+        return found is not None and found.is_stopped
 
     def ask_to_stop(self) -> None:
         """Sends SIGTERM, if it still runs."""
@@ -202,38 +204,6 @@ def kill_forks_with_parent() -> None:
     os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
-    """What the kernel says of a process."""
-
-    session: int
-    started: int
-    lives: bool
-    stopped: bool
-
-
-def _status(pid: int) -> _Status | None:
-    fields = _fields(pid)
-    if fields is None:
-        return None
-    return _Status(
-        session=int(fields[3]), started=int(fields[19]), lives=fields[0] not in "ZX", stopped=fields[0] in "Tt"
-    )
-
-
-def _fields(pid: int) -> list[str] | None:
-    """Returns what ``/proc/PID/stat`` says after the process's name."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
-    except (OSError, IndexError):
-        return None
-
-
-def _all_statuses() -> list[tuple[int, _Status]]:
-    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return [(pid, status) for pid in pids if (status := _status(pid)) is not None]
-
-
 def _open_log(path: Path) -> IO[bytes]:
     """Opens a log file to add to; where the disk does not let it, what is logged goes where this process logs to."""
     try:
@@ -246,8 +216,8 @@ def _open_log(path: Path) -> IO[bytes]:
 
 def cpu_ticks(pid: int) -> int | None:
     """Returns how many clock ticks of processor time a process has used; None when there is none."""
-    fields = _fields(pid)
-    return None if fields is None else int(fields[11]) + int(fields[12])
+    status = process_status(pid)
+    return None if status is None else status.cpu_ticks
 
 
 def _boot() -> str:

@@ -212,9 +212,27 @@ def test_reads_go_on_when_the_file_system_turns_read_only(tmp_path: Path) -> Non
         trouble = buffer.store.trouble()
         assert trouble is not None
         assert "read-only" in trouble
-        with pytest.raises(UnavailableError, match="look at dmesg"):
-            Store(disk / "data").check_room()
         buffer.store.close()
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["beside others", "alone"])
+def test_who_starts_on_a_file_system_that_turned_read_only_reads_and_refuses_writes(tmp_path: Path, dies: bool) -> None:
+    with mounted_ext4(tmp_path / "image", tmp_path / "disk", megabytes=64) as disk:
+        first = Buffer(Store(disk / "data"))
+        job = start_external(first, 1, job_id="j")
+        write(first, job, written("a"))
+        first.store.clock.mark()
+        abort(disk)
+        if dies:
+            first.store.close()
+        again = Buffer(Store(disk / "data"))
+        assert again.describe(job)["outcomes"] == {"completed": 1}
+        for refused in (lambda: write(again, job, written("b")), lambda: poll(again, job)):
+            with pytest.raises(UnavailableError, match="look at dmesg"):
+                refused()
+        assert "read-only" in str(again.store.trouble())
+        again.store.close()
+        first.store.close()
 
 
 # --- a damaged database ----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.observability.process_status import ProcessStatus
 from slime_plugins.rollout_buffer.storage import write_lock
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner, WriterTurns
@@ -191,5 +192,6 @@ def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
 
 def test_a_later_process_with_the_same_id_owns_nothing(turns: WriterTurns, monkeypatch: pytest.MonkeyPatch) -> None:
     with turns.turn():
-        monkeypatch.setattr(write_lock, "_status", lambda pid: ("R", 1))
+        another = ProcessStatus(state="R", session=1, started=1, cpu_ticks=0)
+        monkeypatch.setattr(write_lock, "process_status", lambda pid: another)
         assert turns.owner() is None

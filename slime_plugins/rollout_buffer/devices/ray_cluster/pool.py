@@ -44,7 +44,6 @@ _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
 _WATCH = "watch"
 _CALL_TIMEOUT_S = 60.0
-_LIFETIME_GRACE_S = 10.0
 
 
 class RayDevicePool(RegistryDevicePool):

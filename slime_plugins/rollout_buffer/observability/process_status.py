@@ -1,0 +1,48 @@
+"""What the kernel says of a process (``/proc/PID/stat``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ProcessStatus", "all_process_statuses", "process_status"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessStatus:
+    """What a process does, whose it is, and when it was started."""
+
+    state: str
+    """R, S, D (waits for the disk), T (stopped), t (stopped by a debugger), Z, X …"""
+    session: int
+    started: int
+    """Clock ticks since boot: with the id, it names one process for ever."""
+    cpu_ticks: int
+    """Clock ticks of processor time that it has used."""
+
+    @property
+    def lives(self) -> bool:
+        """Tells whether it has not ended."""
+        return self.state not in "ZX"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Tells whether it does nothing until somebody lets it go on."""
+        return self.state in "Tt"
+
+
+def process_status(pid: int) -> ProcessStatus | None:
+    """Returns what the kernel says; None when there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+    return ProcessStatus(
+        state=fields[0], session=int(fields[3]), started=int(fields[19]), cpu_ticks=int(fields[11]) + int(fields[12])
+    )
+
+
+def all_process_statuses() -> list[tuple[int, ProcessStatus]]:
+    """Returns every process with its id."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [(pid, status) for pid in pids if (status := process_status(pid)) is not None]
