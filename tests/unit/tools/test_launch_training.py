@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -889,28 +890,35 @@ def test_every_variable_is_documented() -> None:
 class TestParsers:
     """With slime's own parser, and Megatron's and SGLang's where they can be imported."""
 
-    @pytest.mark.parametrize("colocate", ["0", "1"])
-    @pytest.mark.parametrize("without_buffer", ["0", "1"])
-    @pytest.mark.parametrize("kind", Kind)
-    def test_slimes_parsers_know_every_argument(
-        self, kind: Kind, without_buffer: str, colocate: str, tmp_path: Path
-    ) -> None:
-        if kind is Kind.MATH and without_buffer == "1":
-            pytest.skip("math is played by the buffer alone")
-        for model in MODELS_OF[kind.is_android]:
-            settings = read_settings(
-                kind,
-                {
-                    "SLIME_DIR": SLIME,
-                    "SLIME_SCRIPT_EXTERNAL_RAY": "1",
-                    "MASTER_ADDR": "10.0.0.1",
-                    "SLIME_SCRIPT_WITHOUT_BUFFER": without_buffer,
-                    "SLIME_SCRIPT_COLOCATE": colocate,
-                    "SLIME_SCRIPT_MODEL_NAME": model,
-                    "WANDB_API_KEY": "key",
-                },
-            )
-            assert unknown_to_slime(train_arguments(settings), tmp_path) == set()
+    def test_slimes_parsers_know_every_argument_of_every_script(self, tmp_path: Path) -> None:
+        """All at once: a flag may stand twice, and each value is looked at."""
+        switches = ("0", "1")
+        runs = [
+            (kind, model, without_buffer, colocate)
+            for kind, without_buffer, colocate in itertools.product(Kind, switches, switches)
+            for model in MODELS_OF[kind.is_android]
+            if kind.is_android or without_buffer == "0"
+        ]
+        words = [word for run in runs for word in self._arguments(*run)]
+
+        assert len(runs) > 20
+        assert unknown_to_slime(words, tmp_path) == set()
+
+    @staticmethod
+    def _arguments(kind: Kind, model: str, without_buffer: str, colocate: str) -> list[str]:
+        settings = read_settings(
+            kind,
+            {
+                "SLIME_DIR": SLIME,
+                "SLIME_SCRIPT_EXTERNAL_RAY": "1",
+                "MASTER_ADDR": "10.0.0.1",
+                "SLIME_SCRIPT_WITHOUT_BUFFER": without_buffer,
+                "SLIME_SCRIPT_COLOCATE": colocate,
+                "SLIME_SCRIPT_MODEL_NAME": model,
+                "WANDB_API_KEY": "key",
+            },
+        )
+        return train_arguments(settings)
 
     def test_a_flag_that_was_renamed_is_found(self, tmp_path: Path) -> None:
         words = ["--hf-checkpoint", "model", "--offload-old-actor", "--sglang-mem-fraction-static", "0.6"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world import config_sources
@@ -58,6 +58,28 @@ JOB_KEYS = frozenset(
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
 """Under this address the pool finds how these devices are made."""
 _NOT_OF_A_DEVICE = set(FarmSettings.model_fields) - {"boot_timeout_s"}
+
+REAL_DEVICE = "android_world"
+KEYS_OF_EMULATORS = frozenset(
+    {
+        "avd_name",
+        "base_avd_name_pattern",
+        "base_console_port",
+        "base_grpc_port",
+        "base_adb_server_port",
+        "android_avd_home",
+        "android_sdk_root",
+        "emulator_path",
+        "adb_path",
+    }
+)
+"""A file with one of them and no ``device`` is that of a farm: nobody gets simulated phones in silence."""
+KEY_OF_A_FARM = "num_workers"
+"""So is one with this, unless its pool is one for tests and debugging, in threads of the runner."""
+DEFAULTS_OF_REAL_DEVICES: Mapping[str, Any] = {
+    "num_workers": 64,
+    "resources_per_worker": {"num_cpus": 4, "memory": 8 * 1024**3},
+}
 
 
 class RolloutMode(StrEnum):
@@ -176,17 +198,36 @@ def read_settings(path: Path) -> AndroidWorldSettings:
     Raises:
         ConfigError: as ``load_settings``.
     """
-    return _validated(config_sources.from_file(path))
+    return _validated(_with_device([config_sources.from_file(path)]))
 
 
 def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -> AndroidWorldSettings:
     path = environment.get(CONFIG_VARIABLE)
-    layers = [
-        config_sources.from_file(Path(path) if path else SHIPPED_CONFIG),
+    above = [
         config_sources.from_variables(environment, SETTING_PREFIX),
         config_sources.from_assignments(assignments, COMMAND_LINE_OPTION),
     ]
-    return _validated(config_sources.merged(layers))
+    if path:
+        return _validated(_with_device([config_sources.from_file(Path(path)), *above]))
+    shipped = config_sources.from_file(SHIPPED_CONFIG)
+    of_its_device = _defaults_of(config_sources.merged([shipped, *above]))
+    return _validated(config_sources.merged([shipped, of_its_device, *above]))
+
+
+def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer:
+    """Puts the layers together; a file that names emulators, or how many devices, and no ``device`` means real ones."""
+    found = config_sources.merged(layers)
+    is_farm = KEY_OF_A_FARM in found.values and found.values.get("device_pool") != PoolKind.LOCAL.value
+    if "device" not in found.values and (is_farm or KEYS_OF_EMULATORS & found.values.keys()):
+        found = config_sources.merged([found, config_sources.Layer(values={"device": REAL_DEVICE})])
+    return config_sources.merged([_defaults_of(found), found])
+
+
+def _defaults_of(layer: config_sources.Layer) -> config_sources.Layer:
+    """Returns how many real devices there are, and what each takes, where nobody says so; nothing for others."""
+    return config_sources.Layer(
+        values=dict(DEFAULTS_OF_REAL_DEVICES) if layer.values.get("device") == REAL_DEVICE else {}
+    )
 
 
 def _validated(layer: config_sources.Layer) -> AndroidWorldSettings:

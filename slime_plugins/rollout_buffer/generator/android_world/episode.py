@@ -6,18 +6,18 @@
 
 The loop is the same for every rollout mode; a ``Context`` makes the prompts. How it ends:
 
-=======================================  ==================  ===========  ==========
+=======================================  ==================  ===========  ==============
 what happened                            stop reason         outcome      reward
-=======================================  ==================  ===========  ==========
+=======================================  ==================  ===========  ==============
 the agent called ``terminate``           terminated          completed    see rewards
 the agent called ``answer``              answered            completed    see rewards
-the last turn is played                  max_turns           completed    0
-a reply reached its own cap              max_tokens          truncated    0
-prompt and replies fill the context      max_context         truncated    0
-the agent sampled an image token         forbidden_token     truncated    0
+the last turn is played                  max_turns           completed    success counts
+a reply reached its own cap              max_tokens          truncated    success counts
+prompt and replies fill the context      max_context         truncated    success counts
+the agent sampled an image token         forbidden_token     truncated    success counts
 the engine was told to give up           aborted             aborted      0
 a device, engine or task set-up broke    an ``EpisodeError`` is raised: no trajectory, no reward
-=======================================  ==================  ===========  ==========
+=======================================  ==================  ===========  ==============
 
 A reply without a valid action is a turn like any other: the agent is shown the same screen and told what was wrong. An
 image token in a reply would shift every later screenshot against its placeholder; it is forbidden at sampling, and if
@@ -139,7 +139,8 @@ class Episode:
         first = await self._task_play.reset()
         self._conversation.open(first)
         ending = await self._play_turns()
-        breakdown = await self._task_play.reward(ended_by_agent=ending.by_agent)
+        given_up = ending.outcome is Outcome.ABORTED
+        breakdown = await self._task_play.reward(ended_by_agent=ending.by_agent, given_up=given_up)
         return self._trajectory(first, ending, breakdown)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class AndroidWorldEnv:
         return self._observation(), over, {**play.log[-1], "stop_reason": str(done) if done else None}
 
     async def compute_final_reward(self) -> float:
-        """Returns what the episode earned; 0 unless the agent itself said that it was done.
+        """Returns what the episode earned: success counts whoever ended it.
 
         Raises:
             DeviceError: the device cannot tell.

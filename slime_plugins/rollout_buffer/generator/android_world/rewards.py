@@ -3,15 +3,15 @@
 =============================================  ==============================================  =====================
 how the episode ended                          reward                                          range
 =============================================  ==============================================  =====================
-agent ended it, success s = 1                  ``step_scale + thinking_bonus``                 (0.1, 1 + b)
-agent ended it, 0 < s < 1                      ``s * step_scale``                              (0, 1)
-agent ended it, s = 0                          ``-premature_penalty``                          [-0.5, 0]
-out of turns, tokens or context                ``0``, whatever the device's state              0
+success s = 1, whoever ended the episode       ``step_scale + thinking_bonus``                 (0.1, 1 + b)
+0 < s < 1, whoever ended it                    ``s * step_scale``                              (0, 1)
+s = 0, the agent ended it                      ``-premature_penalty``                          [-0.5, 0]
+s = 0, out of turns, tokens or context         ``0``                                           0
 =============================================  ==============================================  =====================
 
 ``steps`` are the actions taken: well-formed ones, the closing ``terminate`` or ``answer`` among them; a malformed reply
-costs a turn but is no action. An episode that never said it was done earns nothing even if the state happens to be
-right: knowing when to stop is part of the task.
+costs a turn but is no action. With ``success_needs_ending`` an episode that the agent did not end itself earns 0, even
+if the state happens to be right: knowing when to stop is then part of the task.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class RewardSettings(SettingsSection):
     thinking_tokens_middle: float = Field(default=64.0, ge=0)
     thinking_tokens_width: float = Field(default=32.0, gt=0)
     premature_penalty: float = Field(default=0.5, ge=0, le=0.5)
+    success_needs_ending: bool = False
 
     @model_validator(mode="after")
     def _scale_has_room(self) -> RewardSettings:
@@ -47,7 +48,7 @@ class RewardSettings(SettingsSection):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardBreakdown:
-    """A reward and what it is made of. ``success`` is None when the episode was cut and the device never asked."""
+    """A reward and what it is made of. ``success`` is None where the device was never asked: an episode given up."""
 
     reward: float
     success: float | None
@@ -83,21 +84,22 @@ def premature_penalty(steps: int, max_turns: int, settings: RewardSettings) -> f
 def episode_reward(
     *,
     success: float | None,
+    ended_by_agent: bool,
     thinking_tokens: Sequence[int],
     max_turns: int,
     settings: RewardSettings,
 ) -> RewardBreakdown:
     """Returns what the episode earns, by the table of this module.
 
-    ``success`` is the device's score in [0, 1] of an episode that the agent ended, None of one that was cut.
-    ``thinking_tokens`` has one entry per action taken: the tokens inside the thinking tags of that reply.
+    ``success`` is the device's score in [0, 1], None where it was not asked. ``thinking_tokens`` has one entry per
+    action taken: the tokens inside the thinking tags of that reply.
     """
     steps = len(thinking_tokens)
     scale = step_scale(steps, settings)
     bonus = penalty = 0.0
     if success is not None and success >= 1:
         bonus = thinking_bonus(sum(thinking_tokens) / max(steps, 1), settings)
-    elif success is not None and success <= 0:
+    elif success is not None and success <= 0 and ended_by_agent:
         penalty = premature_penalty(steps, max_turns, settings)
     return RewardBreakdown(
         reward=(success or 0.0) * scale + bonus - penalty,

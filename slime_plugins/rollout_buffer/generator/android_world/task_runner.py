@@ -132,14 +132,16 @@ class TaskRunner:
         self._log(turn, seen, tokens, note=self._seen.note, **_described(reply.action))
         return done
 
-    async def reward(self, *, ended_by_agent: bool) -> RewardBreakdown:
-        """Returns what was earned; the device is asked for the success only if the agent said that it was done.
+    async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> RewardBreakdown:
+        """Returns what was earned; the device is asked for the success, unless the episode was ``given_up``.
 
         Raises:
             DeviceError: the device cannot tell, or tells what is no success rate.
         """
+        counts = not given_up and (ended_by_agent or not self._rewards.success_needs_ending)
         return episode_reward(
-            success=await self._read_success() if ended_by_agent else None,
+            success=await self._read_success() if counts else None,
+            ended_by_agent=ended_by_agent,
             thinking_tokens=self._thinking_tokens,
             max_turns=self.max_turns,
             settings=self._rewards,

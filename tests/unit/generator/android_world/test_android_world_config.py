@@ -113,7 +113,7 @@ def test_a_mistake_in_the_file_is_named_with_its_line(config_file: Path, text: s
 
 def _settings_that_are_no_switches() -> list[str]:
     names = (name.split(".") for name in setting_names())
-    switches = {"ban_vision_tokens"}
+    switches = {"ban_vision_tokens", "success_needs_ending"}
     return [".".join(name) for name in names if name[-1] not in switches]
 
 
@@ -241,3 +241,67 @@ def test_the_command_line_and_the_variables_it_is_passed_on_as_mean_the_same(cho
     variables = config_sources.as_variables(assignments, SETTING_PREFIX)
     passed_on = config_sources.from_variables(variables, SETTING_PREFIX).values
     assert passed_on == config_sources.from_assignments(assignments, "--android").values
+
+
+DOCUMENTED = """
+max_turns: 5
+max_context_len: 16384
+num_workers: 64
+resources_per_worker:
+  num_cpus: 4
+  memory: 8589934592
+avd_name: "AndroidWorldAvd"
+base_avd_name_pattern: "slime_aw_{}"
+base_console_port: 5556
+base_grpc_port: 8554
+base_adb_server_port: 5037
+android_avd_home: "/root/android/avd/"
+android_sdk_root: "/root/android/"
+emulator_path: "/root/android/emulator/emulator"
+adb_path: "/root/android/platform-tools/adb"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        (DOCUMENTED, "android_world"),
+        ("num_workers: 64\n", "android_world"),
+        ("emulator_path: /opt/emulator\n", "android_world"),
+        ('base_avd_name_pattern: "mine_{}"\n', "android_world"),
+        (DOCUMENTED + "device_pool: local\n", "android_world"),
+        (DOCUMENTED + "device: simulated\n", "simulated"),
+        ("device_pool: local\nnum_workers: 3\n", "simulated"),
+        ("max_turns: 30\n", "simulated"),
+    ],
+)
+def test_a_farms_file_means_real_devices_unless_it_says_otherwise(text: str, device: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+
+    assert read_settings(file).device == device
+
+
+def test_the_documented_file_is_read_as_it_stands_and_is_the_examples(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(DOCUMENTED)
+    example = Path(__file__).resolve().parents[4] / "examples" / "android_world" / "config.yaml"
+
+    settings = read_settings(file)
+    assert (settings.max_turns, settings.max_context_len, settings.num_workers) == (5, 16384, 64)
+    assert (settings.resources_per_worker.num_cpus, settings.resources_per_worker.memory) == (4, 8589934592)
+    assert read_settings(example) == settings
+
+
+def test_real_devices_have_the_documented_defaults_and_variables_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLOUT_BUFFER_ANDROID_WORLD__DEVICE", "android_world")
+    real = load_settings({})
+    monkeypatch.setenv("ROLLOUT_BUFFER_ANDROID_WORLD__NUM_WORKERS", "3")
+
+    assert (real.num_workers, real.resources_per_worker.num_cpus) == (64, 4)
+    assert real.resources_per_worker.memory == 8 * 1024**3
+    assert load_settings({}).num_workers == 3
+    monkeypatch.delenv("ROLLOUT_BUFFER_ANDROID_WORLD__DEVICE")
+    assert load_settings({}).resources_per_worker.num_cpus == 0.1

@@ -225,9 +225,22 @@ async def test_partial_success_is_scaled() -> None:
     assert played.trajectory.reward == pytest.approx(0.5 * 2.718281828**-0.2)
 
 
-async def test_out_of_turns_is_completed_unscored_and_worth_nothing() -> None:
+async def test_success_counts_at_the_limit_of_turns_too() -> None:
+    ended = await play([CLICK, CLICK, DONE], max_turns=3)
     played = await play([CLICK] * 3, max_turns=3)
     assert (played.trajectory.outcome, played.trajectory.stop_reason) == (Outcome.COMPLETED, StopReason.MAX_TURNS)
+    assert played.info["success"] is True
+    assert played.trajectory.reward == pytest.approx(ended.trajectory.reward)
+
+
+async def test_a_failure_at_the_limit_of_turns_earns_nothing() -> None:
+    played = await play([CLICK] * 3, "Failed", max_turns=3)
+    assert played.trajectory.reward == 0.0
+    assert played.info["reward_breakdown"]["success"] == 0.0
+
+
+async def test_by_the_stricter_rule_success_needs_an_agent_that_says_so() -> None:
+    played = await play([CLICK] * 3, max_turns=3, reward={"success_needs_ending": True})
     assert played.trajectory.reward == 0.0
     assert played.info["reward_breakdown"]["success"] is None
     assert len(played.device.actions) == 3
@@ -239,7 +252,16 @@ async def test_a_reply_at_its_own_cap_truncates_the_episode() -> None:
     assert (played.trajectory.outcome, played.trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_TOKENS)
     assert len(played.trajectory.generations[0].output_ids) == 5
     assert played.info["finish_reason"] == "length"
+    assert played.info["reward_breakdown"]["success"] == 0.0  # asked, and nothing was done yet
     assert played.trajectory.reward == 0.0
+
+
+async def test_success_counts_where_the_context_is_full_too() -> None:
+    reply_length = len(tokenizer.encode(CLICK, add_special_tokens=False)) + 1
+    played = await play([CLICK, CLICK], max_context_len=first_prompt_length() + 632 + reply_length + 1)
+    assert (played.trajectory.outcome, played.trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_CONTEXT)
+    assert played.info["success"] is True
+    assert played.trajectory.reward > 0.8
 
 
 def first_prompt_length() -> int:
@@ -362,7 +384,8 @@ async def test_a_score_that_is_none_is_the_devices_fault(score: float, monkeypat
 async def test_whatever_the_policy_says_the_episode_ends_and_packs_into_one_row(texts: list[str]) -> None:
     played = await play([*texts, DONE], max_turns=7)
     trajectory = played.trajectory
-    assert trajectory.reward == 0 or trajectory.stop_reason in (StopReason.TERMINATED, StopReason.ANSWERED)
+    by_agent = trajectory.stop_reason in (StopReason.TERMINATED, StopReason.ANSWERED)
+    assert trajectory.reward >= 0 or by_agent
     rows = pack_training_rows(trajectory.generations)
     assert len(rows) == 1
     trained = [token for token, mask in zip(rows[0].token_ids, rows[0].loss_mask, strict=True) if mask]

@@ -22,14 +22,31 @@ from slime_plugins.rollout_buffer.generator.android_world_generator import REWAR
 SETTINGS = RewardSettings()
 
 
-def earned(success: float | None, thinking_tokens: list[int], max_turns: int = 10) -> RewardBreakdown:
-    return episode_reward(success=success, thinking_tokens=thinking_tokens, max_turns=max_turns, settings=SETTINGS)
+def earned(
+    success: float | None, thinking_tokens: list[int], max_turns: int = 10, *, ended_by_agent: bool = True
+) -> RewardBreakdown:
+    return episode_reward(
+        success=success,
+        ended_by_agent=ended_by_agent,
+        thinking_tokens=thinking_tokens,
+        max_turns=max_turns,
+        settings=SETTINGS,
+    )
 
 
 def test_a_success_is_scaled_by_its_steps_and_gets_the_bonus() -> None:
     breakdown = earned(1.0, [64, 64])
     assert breakdown.reward == pytest.approx(math.exp(-0.2) + 0.05)
     assert (breakdown.steps, breakdown.premature_penalty) == (2, 0.0)
+
+
+@pytest.mark.parametrize("success", [0.25, 1.0])
+def test_success_counts_the_same_whoever_ended_the_episode(success: float) -> None:
+    assert earned(success, [64] * 10, ended_by_agent=False) == earned(success, [64] * 10)
+
+
+def test_a_failure_at_the_limit_costs_nothing() -> None:
+    assert earned(0.0, [64] * 3, ended_by_agent=False).reward == 0.0
 
 
 def test_a_partial_success_is_scaled_and_gets_no_bonus_and_no_penalty() -> None:
@@ -41,8 +58,8 @@ def test_giving_up_costs_more_the_earlier(steps: int, penalty: float) -> None:
     assert earned(0.0, [7] * steps).reward == pytest.approx(-penalty)
 
 
-def test_an_episode_that_was_cut_earns_nothing_and_says_that_it_was_not_scored() -> None:
-    breakdown = earned(None, [64] * 3)
+def test_an_episode_that_was_given_up_earns_nothing_and_says_that_it_was_not_scored() -> None:
+    breakdown = earned(None, [64] * 3, ended_by_agent=False)
     assert breakdown.reward == 0.0
     assert breakdown.success is None
 
@@ -78,14 +95,21 @@ reward_settings = st.builds(
 
 @given(
     success=st.none() | st.floats(0, 1),
+    ended_by_agent=st.booleans(),
     thinking=st.lists(st.integers(0, 100_000), max_size=60),
     max_turns=st.integers(1, 120),
     settings=reward_settings,
 )
 def test_every_reward_lies_in_the_range_that_the_generator_declares(
-    success: float | None, thinking: list[int], max_turns: int, settings: RewardSettings
+    success: float | None, ended_by_agent: bool, thinking: list[int], max_turns: int, settings: RewardSettings
 ) -> None:
-    breakdown = episode_reward(success=success, thinking_tokens=thinking, max_turns=max_turns, settings=settings)
+    breakdown = episode_reward(
+        success=success,
+        ended_by_agent=ended_by_agent,
+        thinking_tokens=thinking,
+        max_turns=max_turns,
+        settings=settings,
+    )
     assert REWARD_RANGE[0] <= breakdown.reward <= REWARD_RANGE[1]
     assert breakdown.as_dict()["reward"] == breakdown.reward
 
