@@ -26,7 +26,7 @@ LAYERS = [
     "remote_rollout server",
     "generator gateway",
     "simulation supervisor",
-    "runner evaluation",
+    "runner evaluation learning",
     "cli",
     "__main__",
 ]
@@ -114,8 +114,9 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         # Who plays marks phases; where traces go is one module's business.
         (("slime", "slime_plugins"), ("opentelemetry",), ("observability.opentelemetry",)),
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),
-        # torch is for images, slime's ranks and the embedded engine; engines to develop with, for the command line.
-        (("slime", "slime_plugins"), ("torch",), (*TORCH_USERS, "embedded_engine")),
+        # torch is for images, slime's ranks, the embedded engine and learning.
+        (("slime", "slime_plugins"), ("torch",), (*TORCH_USERS, "embedded_engine", "learning")),
+        # Engines to develop with are for the command line alone.
         (("slime", "slime_plugins"), ("simulation", "embedded_engine"), ("simulation", "embedded_engine", "cli")),
     ],
 )

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.cli import (
     commands_eval,
     commands_export,
     commands_inspect,
+    commands_learn,
     commands_prune,
     commands_serve,
     commands_skip_list,
@@ -390,5 +391,13 @@ def demo(
         run_demo(settings, console)
 
 
-for room in (commands_start, commands_inspect, commands_export, commands_skip_list, commands_prune, commands_eval):
+for room in (
+    commands_start,
+    commands_inspect,
+    commands_export,
+    commands_skip_list,
+    commands_prune,
+    commands_eval,
+    commands_learn,
+):
     room.register(app)

@@ -1,0 +1,78 @@
+"""Control arms: batches spoilt in one way that training code gets wrong, from which nothing should be learned."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logits
+from slime_plugins.rollout_buffer.learning.losses import token_log_probs
+from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
+
+__all__ = ["Arm", "spoiler"]
+
+Trajectories = Sequence[RolloutTrajectory]
+
+
+class Arm(StrEnum):
+    """What is done to the batches of a run."""
+
+    TRUE = "true"  # nothing
+    LATE_MASK = "late-mask"  # mask and log-probs one token late
+    ENVIRONMENT = "environment"  # what the environment wrote between the turns is trained as well
+    SHUFFLED_REWARDS = "shuffled-rewards"  # rewards change places, also between groups
+    OTHER_VERSION = "other-version"  # log-probs of the weights that the run began with
+    FROZEN = "frozen"  # nothing is spoilt, and no new weights reach the engine
+
+
+def spoiler(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
+    """Returns what the arm does to each batch. ``policy`` is the one that the run begins with."""
+    rng = random.Random(seed)
+    if arm is Arm.LATE_MASK:
+        return lambda batch: [_with_rows(each, _late) for each in batch]
+    if arm is Arm.ENVIRONMENT:
+        return lambda batch: [_with_rows(each, _whole) for each in batch]
+    if arm is Arm.SHUFFLED_REWARDS:
+        return lambda batch: _shuffled(batch, rng)
+    if arm is Arm.OTHER_VERSION:
+        first = copy.deepcopy(policy)
+        return lambda batch: [_with_log_probs_of(first, each) for each in batch]
+    return list
+
+
+def _with_rows(trajectory: RolloutTrajectory, change: Callable[[RolloutRow], RolloutRow]) -> RolloutTrajectory:
+    return replace(trajectory, rows=tuple(change(row) for row in trajectory.rows))
+
+
+def _late(row: RolloutRow) -> RolloutRow:
+    log_probs = row.log_probs or [0.0] * len(row.token_ids)
+    return replace(row, loss_mask=[0, *row.loss_mask[:-1]], log_probs=[0.0, *log_probs[:-1]])
+
+
+def _whole(row: RolloutRow) -> RolloutRow:
+    return replace(row, loss_mask=[int(place >= row.response_start) for place in range(len(row.token_ids))])
+
+
+def _shuffled(batch: Trajectories, rng: random.Random) -> list[RolloutTrajectory]:
+    rewards = [each.reward for each in batch]
+    rng.shuffle(rewards)
+    return [replace(each, reward=reward) for each, reward in zip(batch, rewards, strict=True)]
+
+
+def _with_log_probs_of(policy: Any, trajectory: RolloutTrajectory) -> RolloutTrajectory:
+    if trajectory.is_dummy:
+        return trajectory
+    batch = batch_of([trajectory], policy.device.type)
+    with torch.no_grad():
+        sampled = iter(token_log_probs(trained_logits(policy, batch), batch.targets).tolist())
+    rows = [
+        replace(row, log_probs=[next(sampled) if trained else 0.0 for trained in row.loss_mask])
+        for row in trajectory.rows
+    ]
+    return replace(trajectory, rows=tuple(rows))

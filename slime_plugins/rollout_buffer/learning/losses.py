@@ -1,0 +1,98 @@
+"""The formulas of the reference trainer, as pure functions on tensors. Each says where it is from.
+
+Shapes: K trained tokens of all rows together, N trajectories, V ids of the vocabulary. What was not sampled never gets
+here, so that no mask can be forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = [
+    "PolicyLoss",
+    "entropies",
+    "group_advantages",
+    "importance_weights",
+    "policy_loss",
+    "token_log_probs",
+    "token_weights",
+]
+
+STD_EPSILON = 1e-6
+
+
+def token_log_probs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Log-probs (K) of the tokens ``ids`` (K) under the logits (K, V) that predicted them."""
+    return torch.log_softmax(logits.float() / temperature, dim=-1).gather(-1, ids[:, None])[:, 0]
+
+
+def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Entropy in nats (K) of the distributions with logits (K, V)."""
+    log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def group_advantages(rewards: torch.Tensor, groups: torch.Tensor, *, by_std: bool = True) -> torch.Tensor:
+    """Advantages (N): each trajectory's reward less its group's mean, over the group's standard deviation.
+
+    GRPO: Shao et al., "DeepSeekMath", 2024 (arXiv:2402.03300), section 4.1.2. Every trajectory counts once, however
+    many rows it became. Without ``by_std``: Liu et al., "Understanding R1-Zero-Like Training", 2025 (arXiv:2503.20783).
+    """
+    exact = rewards.double()  # in float32 the mean of equal rewards is off by as much as their deviation
+    advantages = torch.zeros_like(exact)
+    for group in groups.unique():
+        members = groups == group
+        advantages[members] = exact[members] - exact[members].mean()
+        if by_std and int(members.sum()) > 1:
+            advantages[members] /= exact[members].std() + STD_EPSILON
+    return advantages.float()
+
+
+def token_weights(trajectories: torch.Tensor) -> torch.Tensor:
+    """How much each token counts (K), 1 in all: every trajectory alike, and in it every token alike.
+
+    ``trajectories`` (K) numbers the one that a token is of; in how many rows it was makes no difference, and one
+    without a trained token, a dummy, does not count. The mean over trajectories of the mean over their tokens:
+    DeepSeekMath, equation 3, where a trajectory is one row.
+    """
+    tokens = torch.bincount(trajectories)
+    return 1.0 / (tokens[trajectories] * (tokens > 0).sum())
+
+
+def importance_weights(trainer: torch.Tensor, engine: torch.Tensor, cap: float = 2.0) -> torch.Tensor:
+    """Weights (K) of tokens that the engine sampled with log-probs other than the trainer's, cut at ``cap``.
+
+    min(π_trainer / π_engine, cap), without a gradient: Yao et al., "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training", 2025; slime's ``--use-tis``. It corrects for old weight versions as well.
+    """
+    return (trainer - engine).exp().clamp(max=cap).detach()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyLoss:
+    """The loss with its gradient, and the share of tokens that the clip took out of it."""
+
+    loss: torch.Tensor
+    clipped: float
+
+
+def policy_loss(
+    new: torch.Tensor,
+    old: torch.Tensor,
+    advantages: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    clip: float = 0.2,
+    clip_high: float = 0.28,
+) -> PolicyLoss:
+    """PPO's clipped loss of log-probs ``new`` against ``old``, with each token's advantage and weight (K each).
+
+    Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv:1707.06347), equation 7; an upper bound
+    wider than the lower is Yu et al., "DAPO", 2025 (arXiv:2503.14476), section 3.1; slime's ``--eps-clip-high``.
+    """
+    ratio = (new - old).exp()
+    gain, gain_within = ratio * advantages, ratio.clamp(1 - clip, 1 + clip_high) * advantages
+    loss = -(torch.minimum(gain, gain_within) * weights).sum()
+    return PolicyLoss(loss=loss, clipped=float((gain_within < gain).float().mean()))

@@ -1,0 +1,358 @@
+"""One run of ``rollout-buffer learn``: a policy is made, warmed up, trained through the service, and judged.
+
+task file → policy, warmed up → engine, buffer, job → step: delivery → rows → GRPO → weights → ack → … → verdict
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, quantiles
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler
+from slime_plugins.rollout_buffer.learning.curve import Curve, draw
+from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError, StepReport
+from slime_plugins.rollout_buffer.learning.policy import PolicySize, imitate, load_policy, new_policy, save_policy
+from slime_plugins.rollout_buffer.learning.service import (
+    EngineWeights,
+    LearnError,
+    LearningJob,
+    PlayedGroup,
+    processes,
+    write_lines,
+)
+from slime_plugins.rollout_buffer.learning.task_file import TaskFile, find_task
+from slime_plugins.rollout_buffer.learning.verdict import Verdict, judge
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSettings
+
+__all__ = ["LearnSettings", "Outcome", "Step", "learn", "make_policy"]
+
+JOB_ID = "learn"
+WARM_UP_EPISODES = 2000
+PASSES = 4
+"""Passes over the input that the job may make: groups with equal rewards are filtered, and more are played."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnSettings:
+    """What is learned, from what, and for how long. ``folder`` gets everything that is written.
+
+    ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already.
+    """
+
+    folder: Path
+    task: str = "next_digit"
+    generator_dir: Path | None = None
+    input_file: Path | None = None
+    arm: Arm = Arm.TRUE
+    seed: int = 0
+    steps: int = 20
+    groups: int = 12
+    samples: int = 8
+    model: Path | None = None
+    engine_url: str | None = None
+    device: str = "cpu"
+    size: PolicySize = field(default_factory=PolicySize)
+    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+    warm_up_updates: int = 300
+    max_lag: int = 2
+    max_new_tokens: int | None = None
+    wandb: bool = False
+    beside: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What is shown and written of a step. Rewards are of all groups that were played, delivered or filtered.
+
+    ``reward_by_turn`` is there where the generator says so (``turn_rewards``); ``cpu_s`` is this process's time.
+    """
+
+    step: int
+    reward: float
+    group_rewards: tuple[float, ...]
+    groups_trained: int
+    report: StepReport
+    reward_by_turn: tuple[float, ...]
+    waited_s: float
+    trained_s: float
+
+    def flat(self) -> dict[str, Any]:
+        """As one line of the metrics file."""
+        return {**{key: value for key, value in asdict(self).items() if key != "report"}, **asdict(self.report)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended. ``stopped`` says why it ended early; then there may be no verdict."""
+
+    steps: tuple[Step, ...]
+    verdict: Verdict | None
+    stopped: str | None = None
+
+    @property
+    def rose(self) -> bool:
+        """Whether the reward rose."""
+        return self.verdict is not None and self.verdict.rose
+
+
+Tell = Callable[[str], None]
+
+
+def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) -> Outcome:
+    """Runs it to its end, and writes ``metrics.jsonl`` and ``curve.svg`` into the folder's ``run``.
+
+    Raises:
+        ConfigError: the task, the model or an input file cannot be used.
+        LearnError: a process did not start.
+    """
+    torch.manual_seed(settings.seed)
+    if settings.device == "cpu":
+        torch.set_num_threads(1)  # a tiny model is slower on several, and engine and buffer want theirs
+    run = settings.folder.resolve() / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    task = find_task(settings.task, settings.generator_dir)
+    policy, tokenizer = _policy(settings, task, run, tell)
+    write_lines(run / "instances.jsonl", _instances(settings, task))
+    options = ["--device", settings.device, "--seed", str(settings.seed)]
+    options += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
+    tell("starting the buffer and the engine …")
+    with processes(
+        run, run / "model", generator_dir=task.path.parent, engine_url=settings.engine_url, engine_options=options
+    ) as (engine_url, buffer_url):
+        tell(f"engine {engine_url}, buffer {buffer_url} (its dashboard), logs in {run}")
+        training = _Training(settings, task, run, policy, tokenizer, on_step)
+        return asyncio.run(training.play(engine_url, buffer_url))
+
+
+def make_policy(settings: LearnSettings, folder: Path, tell: Tell) -> None:
+    """Only makes the policy of step 0, into ``folder``: for an engine that is started by hand.
+
+    Raises:
+        ConfigError: the task cannot be used.
+    """
+    torch.manual_seed(settings.seed)
+    policy, tokenizer = _new_policy(settings, find_task(settings.task, settings.generator_dir), tell)
+    save_policy(policy, folder, tokenizer)
+    tell(f"the policy is in {folder}: serve it, and give --model {folder} --engine URL")
+
+
+def _policy(settings: LearnSettings, task: TaskFile, run: Path, tell: Tell) -> tuple[Any, Any]:
+    """The policy of step 0, also in ``run/model``: the one that was given, or a new one, warmed up."""
+    if settings.model is not None:
+        if not (settings.model / "config.json").is_file():
+            raise ConfigError(f"--model {settings.model} holds no config.json: give a model's folder")
+        policy, tokenizer = load_policy(settings.model)
+    else:
+        policy, tokenizer = _new_policy(settings, task, tell)
+    policy.to(settings.device)
+    save_policy(policy, run / "model", tokenizer)
+    return policy, tokenizer
+
+
+def _new_policy(settings: LearnSettings, task: TaskFile, tell: Tell) -> tuple[Any, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    policy = new_policy(tokenizer, settings.size, settings.seed)
+    _warm_up(settings, task, policy, tokenizer, tell)
+    return policy, tokenizer
+
+
+def _warm_up(settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: Any, tell: Tell) -> None:
+    parameters = sum(each.numel() for each in policy.parameters())
+    said = f"a Qwen3 of {parameters / 1e6:.2f} million parameters, random"
+    items = task.warm_up(tokenizer, random.Random(f"warm-up {settings.seed}"), WARM_UP_EPISODES)
+    if not items:
+        tell(f"policy: {said}; {task.path.name} has no scripted_reply and no warm_up_traces to warm it up on")
+        return
+    rows = RowBuilder(_row_settings(1, wants_log_probs=False))
+    episodes = [each for group in rows.groups(items) for each in group.trajectories if not each.is_dummy]
+    if not episodes:
+        raise ConfigError(f"nothing of the warm-up of {task.path} can be trained")
+    policy.to(settings.device)
+    tell(f"policy: {said}; warming it up on {len(episodes)} scripted episodes …")
+    loss = imitate(policy, episodes, updates=settings.warm_up_updates, seed=settings.seed)
+    tell(f"warm-up: {loss:.3f} nats a token after {settings.warm_up_updates} updates")
+
+
+def _instances(settings: LearnSettings, task: TaskFile) -> list[Mapping[str, Any]]:
+    if settings.input_file is not None:
+        try:
+            lines = settings.input_file.read_text(encoding="utf-8").splitlines()
+            return [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--input {settings.input_file} cannot be read: {error}") from error
+    return list(task.instances(random.Random(f"instances {settings.seed}"), 2 * settings.steps * settings.groups))
+
+
+def _row_settings(samples: int, *, wants_log_probs: bool = True) -> RowSettings:
+    masks = MaskSettings(tokenizer_path=str(DEMO_TOKENIZER_PATH), loss_mask_type="qwen", source=None)
+    wanted_by = "the reference trainer" if wants_log_probs else None
+    return RowSettings(samples_per_group=samples, masks=masks, report_drift=False, log_probs_wanted_by=wanted_by)
+
+
+class _Training:
+    """The steps of one run, and what is written of them."""
+
+    def __init__(
+        self,
+        settings: LearnSettings,
+        task: TaskFile,
+        run: Path,
+        policy: Any,
+        tokenizer: Any,
+        on_step: Callable[[Step], None],
+    ) -> None:
+        self._settings, self._task, self._run, self._tokenizer = settings, task, run, tokenizer
+        self._spoil = spoiler(settings.arm, policy, settings.seed)
+        self._trainer = GrpoTrainer(policy, settings.grpo, seed=settings.seed)
+        self._rows = RowBuilder(_row_settings(settings.samples))
+        self._on_step = on_step
+        self._steps: list[Step] = []
+        self._wandb = _wandb_run(settings, run) if settings.wandb else None
+
+    async def play(self, engine_url: str, buffer_url: str) -> Outcome:
+        """Trains, step by step, and returns how it ended."""
+        settings = self._settings
+        weights = EngineWeights(engine_url)
+        await weights.push(self._run / "model", 0)
+        feed = FeedSettings(buffer_url=buffer_url, job_id=JOB_ID, max_failures=20)
+        async with AsyncRolloutBufferClient(buffer_url) as client:
+            await client.start_rollout(self._payload(engine_url))
+            job = LearningJob(client, feed, groups_per_step=settings.groups)
+            stopped = await self._train(job, weights)
+            await job.cancel()
+        return self._outcome(stopped)
+
+    async def _train(self, job: LearningJob, weights: EngineWeights) -> str | None:
+        for step in range(self._settings.steps):
+            began = time.monotonic()
+            delivery = await job.next_delivery()
+            played = await job.played()
+            if delivery is None:
+                return "every group that was played has equal rewards: there is nothing left to learn from"
+            groups = self._rows.groups(delivery.items)
+            trajectories = [each for group in groups for each in group.trajectories if not each.is_dummy]
+            came = time.monotonic()
+            try:
+                report = self._trainer.step(self._spoil(trajectories))
+            except LogProbGapError as error:
+                return f"stopped before step {step} trained anything: {error.message}"
+            folder = self._run / "weights"
+            save_policy(self._trainer.policy, folder, self._tokenizer)
+            if self._settings.arm is not Arm.FROZEN:
+                await weights.push(folder, self._trainer.version)
+            await job.acknowledge(self._trainer.version)
+            self._note(step, played, trajectories, report, came - began, time.monotonic() - came)
+        return None
+
+    def _payload(self, engine_url: str) -> dict[str, Any]:
+        settings = self._settings
+        return {
+            "job_id": JOB_ID,
+            "fresh": True,
+            "task_type": settings.task,
+            "input_file": str(self._run / "instances.jsonl"),
+            "num_epoch": PASSES,
+            "num_repeat_per_sample": settings.samples,
+            "num_process": settings.groups * settings.samples,
+            "max_groups_ahead": settings.groups,
+            "tokenizer_path": str(self._run / "model"),
+            "remote_engine_url": engine_url,
+            "sampling_params": {
+                "max_new_tokens": settings.max_new_tokens or self._task.max_new_tokens,
+                "temperature": settings.grpo.temperature,
+            },
+            "max_weight_version_lag": settings.max_lag,
+        }
+
+    def _note(
+        self,
+        number: int,
+        played: Sequence[PlayedGroup],
+        trained: Sequence[RolloutTrajectory],
+        report: StepReport,
+        waited_s: float,
+        trained_s: float,
+    ) -> None:
+        turns = [each.extra_info["turn_rewards"] for each in trained if each.extra_info.get("turn_rewards")]
+        means = tuple(group.mean for group in played)
+        step = Step(
+            step=number,
+            reward=fmean(means) if means else 0.0,
+            group_rewards=means,
+            groups_trained=len({each.group_index for each in trained}),
+            report=report,
+            reward_by_turn=tuple(fmean(turn) for turn in zip(*turns, strict=False)),
+            waited_s=waited_s,
+            trained_s=trained_s,
+        )
+        self._steps.append(step)
+        with (self._run / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(step.flat()) + "\n")
+        if self._wandb is not None:
+            self._wandb.log({f"learn/{key}": value for key, value in step.flat().items() if key != "group_rewards"})
+        self._on_step(step)
+
+    def _outcome(self, stopped: str | None) -> Outcome:
+        if self._wandb is not None:
+            self._wandb.finish()
+        if not self._steps:
+            return Outcome(steps=(), verdict=None, stopped=stopped or "no step was trained")
+        self._draw()
+        ends = max(1, min(4, len(self._steps) // 3))
+        first = [reward for step in self._steps[:ends] for reward in step.group_rewards]
+        last = [reward for step in self._steps[-ends:] for reward in step.group_rewards]
+        verdict = judge(first, last, self._settings.seed) if len(self._steps) > 1 and first and last else None
+        return Outcome(steps=tuple(self._steps), verdict=verdict, stopped=stopped)
+
+    def _draw(self) -> None:
+        own = Curve(
+            name=self._settings.arm.value,
+            means=[step.reward for step in self._steps],
+            quartiles=[_quartiles(step.group_rewards) for step in self._steps],
+        )
+        others = [_curve_of(path) for path in self._settings.beside]
+        title = f"Reward of all groups played: {self._settings.task}"
+        (self._run / "curve.svg").write_text(draw([own, *others], title), encoding="utf-8")
+
+
+def _quartiles(rewards: Sequence[float]) -> tuple[float, float]:
+    if len(rewards) < 2:
+        return (rewards[0], rewards[0]) if rewards else (0.0, 0.0)
+    low, _, high = quantiles(rewards, n=4, method="inclusive")
+    return low, high
+
+
+def _curve_of(path: Path) -> Curve:
+    """The curve of an earlier run, from its metrics file; it is named by the folder it is in."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return Curve(name=path.stem, means=[line["reward"] for line in lines])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--beside {path} is no metrics.jsonl of an earlier run: {error!r}") from error
+
+
+def _wandb_run(settings: LearnSettings, run: Path) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise LearnError("--wandb needs the extra 'wandb': pip install 'slime-rollout-buffer[wandb]'") from error
+    config = {"task": settings.task, "arm": settings.arm.value, "seed": settings.seed}
+    return wandb.init(project="rollout-buffer-learn", mode="offline", dir=str(run), config=config)

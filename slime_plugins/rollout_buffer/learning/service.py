@@ -1,0 +1,229 @@
+"""What a run of learning asks of processes: an engine and a buffer that it starts, a job, its groups, new weights.
+
+It is what a trainer does with the service: a leased delivery for each step, acknowledged when the step's weights are
+safe, and weights with a version pushed to the engine while episodes go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import requests
+
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
+from slime_plugins.rollout_buffer.wire import RolloutData
+
+__all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "processes"]
+
+START_PATIENCE_S = 180.0
+STOP_PATIENCE_S = 30.0
+LOOK_INTERVAL_S = 0.2
+UPDATE_TIMEOUT_S = 300.0
+SETTLED = ("ready", "leased", "delivered", "filtered")
+"""States of a group that was played to its end."""
+PLAYED_PER_STEP = 4
+"""How many times the groups of a step are played at most, where most have equal rewards and are filtered."""
+GROUPS_PER_PAGE = 200
+
+
+class LearnError(RolloutBufferError):
+    """The run could not go on; the message says where to look."""
+
+    code = "learn"
+
+
+@contextmanager
+def processes(
+    run: Path, model: Path, *, generator_dir: Path, engine_url: str | None, engine_options: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """Runs the buffer, and an engine unless there is one; yields the URLs of engine and buffer, and ends what it began.
+
+    Raises:
+        LearnError: one of them does not start; says what its log says.
+    """
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
+    environment = {"HF_HUB_OFFLINE": "1"}
+    # The run talks to itself only: a token meant for another buffer must not be needed or sent.
+    os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
+    engine_port, buffer_port = _free_ports(2)
+    buffer_url = f"http://127.0.0.1:{buffer_port}"
+    children: list[ChildProcess] = []
+
+    def start(name: str, *arguments: str) -> ChildProcess:
+        child = ChildProcess(name, [*command, *arguments], log_file=run / f"{name}.log", environment=environment)
+        children.append(child)
+        return child
+
+    try:
+        serving = start(
+            "buffer", "serve", "--port", str(buffer_port), "--workers", "1", "--data-dir", str(run / "data"),
+            "--data-root", str(run), "--generator-dir", str(generator_dir),
+        )  # fmt: skip
+        if engine_url is None:
+            engine_url = f"http://127.0.0.1:{engine_port}"
+            engine = start("engine", "engine", "--port", str(engine_port), "--model", str(model), *engine_options)
+            _wait_until_healthy(f"{engine_url}/health", engine)
+        _wait_until_healthy(f"{buffer_url}/health", serving)
+        yield engine_url, buffer_url
+    finally:
+        for child in reversed(children):
+            child.stop(STOP_PATIENCE_S)
+
+
+def _wait_until_healthy(url: str, process: ChildProcess) -> None:
+    deadline = time.monotonic() + START_PATIENCE_S
+    while time.monotonic() < deadline:
+        if process.exit_code() is not None:
+            raise LearnError(f"the {process.name} ended while starting:\n{process.log_tail(15)}")
+        try:
+            if requests.get(url, timeout=5).ok:
+                return
+        except requests.RequestException:
+            pass
+        time.sleep(0.1)
+    raise LearnError(f"the {process.name} does not answer at {url}; its log is {process.log_file}")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()
+
+
+class EngineWeights:
+    """Gives an engine new weights over SGLang's routes, while its requests wait."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    async def push(self, folder: Path, version: int) -> None:
+        """Loads the weights in the absolute ``folder`` under a version; running requests go on with them.
+
+        Raises:
+            EngineError: the engine does not take them.
+        """
+        timeout = aiohttp.ClientTimeout(total=UPDATE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            await self._post(session, "pause_generation", {"mode": "retract"})
+            try:
+                body = {"model_path": str(folder), "weight_version": str(version)}
+                await self._post(session, "update_weights_from_disk", body)
+            finally:
+                await self._post(session, "continue_generation", {})
+
+    async def _post(self, session: aiohttp.ClientSession, route: str, body: Mapping[str, Any]) -> None:
+        try:
+            async with session.post(f"{self._url}/{route}", json=body) as response:
+                text = await response.text()
+                if response.status != 200 or '"success": false' in text or '"success":false' in text:
+                    raise EngineError(f"the engine answers {route} with {response.status}: {text[:300]}")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(f"the engine at {self._url} does not take {route}: {error!r}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayedGroup:
+    """A group that was played to its end, and what its members earned; delivered or not."""
+
+    group_index: int
+    rewards: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean reward of its members."""
+        return sum(self.rewards) / len(self.rewards)
+
+
+class LearningJob:
+    """One job as a trainer sees it: the groups of a step, those played beside them, and acknowledgements."""
+
+    def __init__(self, client: AsyncRolloutBufferClient, settings: FeedSettings, *, groups_per_step: int) -> None:
+        self._client = client
+        self._job_id = settings.job_id
+        self._feed = JobFeed(client, settings, settings.job_id)
+        self._groups_per_step = groups_per_step
+        self._delivery: RolloutData | None = None
+        self._known: set[int] = set()
+        self._settled_before = 0
+
+    async def next_delivery(self) -> RolloutData | None:
+        """Waits for a step's groups and leases them; None when what is played gives no group any more.
+
+        Fewer come where most groups are filtered: a step waits for some multiple of its groups to be played, no more.
+
+        Raises:
+            JobEndedError: the job has failed; says why.
+        """
+        while True:
+            groups = (await self._client.job(self._job_id))["groups"]
+            settled = sum(groups[state] for state in SETTLED)
+            enough = settled - self._settled_before >= PLAYED_PER_STEP * self._groups_per_step
+            if groups["ready"] >= self._groups_per_step or (enough and groups["ready"]) or not groups["open"]:
+                break
+            if enough:
+                return None
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        self._settled_before = settled
+        try:
+            self._delivery = await self._feed.next_delivery(self._groups_per_step)
+        except InputExhaustedError:
+            return None
+        return self._delivery
+
+    async def acknowledge(self, version: int) -> None:
+        """Says that weights of that version hold the step; before, its groups come back to a trainer that dies."""
+        self._feed.weight_version = version
+        if self._delivery is not None:
+            self._feed.received(self._delivery)
+            await self._feed.flush_acks()
+
+    async def played(self) -> list[PlayedGroup]:
+        """The groups that were settled since the last call, the filtered ones included."""
+        found: list[PlayedGroup] = []
+        for state in ("leased", "filtered"):
+            found += await self._played_in(state)
+        self._known.update(group.group_index for group in found)
+        return found
+
+    async def _played_in(self, state: str) -> list[PlayedGroup]:
+        found: list[PlayedGroup] = []
+        cursor: str | None = None
+        while True:
+            page = await self._client.groups(self._job_id, state=state, limit=GROUPS_PER_PAGE, cursor=cursor)
+            new = [entry for entry in page["groups"] if entry["group_index"] not in self._known]
+            for entry in new:
+                rewards = tuple(member["reward"] for member in entry["members"] if not member["late"])
+                if rewards:
+                    found.append(PlayedGroup(group_index=entry["group_index"], rewards=rewards))
+            cursor = page["next_cursor"]
+            if cursor is None or len(new) < len(page["groups"]):
+                return found
+
+    async def cancel(self) -> None:
+        """Ends the job; nothing of it is played any more."""
+        await self._client.cancel(self._job_id)
+
+
+def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Writes an input file: one JSON object a line."""
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")

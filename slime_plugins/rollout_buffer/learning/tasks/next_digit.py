@@ -1,0 +1,112 @@
+"""A task that a tiny policy learns in minutes: in each of three turns a digit comes, and the next one is the reply.
+
+    user: 3    assistant: 4    user: 7    assistant: 8    user: 1    assistant: 3      reward 2/3
+
+The digits of later turns are tokens of the environment between those of the policy, so that a wrong mask shows. An
+example of a task in one file: a generator, its instances, and a scripted player to warm a policy up on
+(docs/learning.md).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Outcome, StopReason, Trajectory
+
+__all__ = ["REWARD_RANGE", "TASK_TYPE", "NextDigitGenerator", "create_generator", "instances", "scripted_reply"]
+
+TASK_TYPE = "next_digit"
+REWARD_RANGE = (0.0, 1.0)
+MAX_NEW_TOKENS = 4
+"""Longest reply: a digit, the end of the turn, and room to be wrong."""
+TURNS = 3
+LARGEST = 7
+RIGHT_AT_FIRST = 0.4
+"""How often the scripted player is right."""
+ENDINGS = {
+    "stop": (Outcome.COMPLETED, StopReason.STOP),
+    "length": (Outcome.TRUNCATED, StopReason.MAX_TOKENS),
+    "abort": (Outcome.ABORTED, StopReason.ABORTED),
+}
+
+
+class NextDigitGenerator:
+    """Plays the turns of an episode; a reply that does not end within its limit ends the episode."""
+
+    async def start(self, context: GeneratorContext) -> None:
+        """Keeps the engine and the tokenizer's chat template."""
+        self._engine: Engine = context.engine
+        self._chat = ChatTokens(context.tokenizer)
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        """Plays one episode; ``turn_rewards`` of its ``extra_info`` says in which turns the reply was right."""
+        digits: list[int] = episode.instance.data["digits"]
+        messages: list[dict[str, Any]] = [_asked(digits[0])]
+        prompt_ids = self._chat.prompt(messages)
+        generations: list[Generation] = []
+        right: list[float] = []
+        for turn, digit in enumerate(digits):
+            if turn > 0:
+                messages.append(_asked(digit))
+                held = [*generations[-1].prompt_ids, *generations[-1].output_ids]
+                prompt_ids = [*held, *self._chat.bridge(messages[-1], turn_is_closed=True)]
+            generation = await self._sample(prompt_ids, episode)
+            text = self._chat.text(generation.output_ids)
+            generations.append(generation)
+            messages.append({"role": "assistant", "content": text})
+            right.append(float(text.strip() == str(digit + 1)))
+            if not self._chat.is_closed(generation.output_ids):
+                break
+        outcome, stop_reason = ENDINGS[generations[-1].finish_reason]
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=messages,
+            reward=sum(right) / len(digits),
+            outcome=outcome,
+            stop_reason=stop_reason,
+            generations=generations,
+            extra_info={"turn_rewards": [*right, *[0.0] * (len(digits) - len(right))]},
+        )
+
+    async def close(self) -> None:
+        """Has nothing to give back."""
+
+    async def _sample(self, prompt_ids: list[int], episode: EpisodeRequest) -> Generation:
+        reply = await self._engine.generate(
+            GenerateRequest(input_ids=prompt_ids, sampling_params=episode.sampling_params, session_id=episode.uid)
+        )
+        return Generation(
+            prompt_ids=tuple(prompt_ids),
+            output_ids=reply.output_ids,
+            output_log_probs=reply.output_log_probs,
+            finish_reason=reply.finish_reason,
+            weight_version=reply.weight_version,
+            weight_version_spans=reply.weight_version_spans,
+        )
+
+
+def create_generator() -> NextDigitGenerator:
+    """Returns a generator that is not started yet."""
+    return NextDigitGenerator()
+
+
+def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """Returns that many input lines: the digits of each turn."""
+    return [{"digits": [rng.randint(1, LARGEST) for _ in range(TURNS)]} for _ in range(count)]
+
+
+def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random) -> str:
+    """Returns what a player says who is right in two turns of five; ``prompt`` is the conversation so far."""
+    asked = int(prompt.rsplit("user\n", 1)[1][0])
+    wrong = [digit for digit in range(1, LARGEST + 2) if digit != asked + 1]
+    return str(asked + 1 if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong))
+
+
+def _asked(digit: int) -> dict[str, Any]:
+    return {"role": "user", "content": str(digit)}

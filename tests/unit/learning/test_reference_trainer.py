@@ -1,0 +1,260 @@
+"""The reference trainer: what it trains, that it learns, and that it refuses log-probs that are not its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="the reference trainer needs torch")
+
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
+from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler  # noqa: E402
+from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logits  # noqa: E402
+from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402
+from slime_plugins.rollout_buffer.learning.losses import token_log_probs  # noqa: E402
+from slime_plugins.rollout_buffer.learning.policy import PolicySize, imitate, new_policy  # noqa: E402
+from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory  # noqa: E402
+
+VOCABULARY = 12
+LOOSE = GrpoSettings(max_log_prob_gap=None)
+
+
+def policy(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def row(ids: list[int], mask: list[int], log_probs: list[float] | None = None, number: int = 0) -> RolloutRow:
+    return RolloutRow(
+        uid="u",
+        group_index=0,
+        number=number,
+        token_ids=ids,
+        loss_mask=mask,
+        log_probs=log_probs,
+        response_start=mask.index(1),
+        reward=0.0,
+    )
+
+
+def trajectory(*rows: RolloutRow, reward: float = 0.0, group: int = 0, version: int = 0) -> RolloutTrajectory:
+    return RolloutTrajectory(
+        uid="u",
+        instance_id="i",
+        group_index=group,
+        epoch=0,
+        slot=0,
+        reward=reward,
+        raw_reward=reward,
+        rows=rows,
+        weight_version=version,
+        dummy_reason=None if rows else "nothing was played",
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A tiny model is slower on several threads, and the machine has others to serve."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def played(model: Any, count: int, rng: random.Random, version: int = 0) -> list[RolloutTrajectory]:
+    """Groups of four: a prompt of two ids, three sampled tokens with the model's own log-probs. 7 earns a reward."""
+    found = []
+    for number in range(count):
+        prompt = [rng.randrange(VOCABULARY), 1]
+        for _ in range(4):
+            ids, log_probs = list(prompt), [0.0, 0.0]
+            for _ in range(3):
+                with torch.no_grad():
+                    distribution = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1], -1)
+                token = int(torch.multinomial(distribution.exp(), 1))
+                ids.append(token)
+                log_probs.append(float(distribution[token]))
+            one = row(ids, [0, 0, 1, 1, 1], log_probs)
+            found.append(trajectory(one, reward=ids[2:].count(7) / 3, group=number, version=version))
+    return found
+
+
+def weights(model: Any) -> Any:
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_sampled_tokens_are_trained_each_under_the_logits_before_it() -> None:
+    model = policy()
+    two = trajectory(row([3, 4, 5, 6], [0, 1, 0, 1], [0.0, -1.0, 0.0, -2.0]), row([8, 9], [0, 1], [0.0, -3.0]))
+
+    batch = batch_of([trajectory(), two])
+
+    assert batch.targets.tolist() == [4, 6, 9]
+    assert batch.log_probs.tolist() == [-1.0, -2.0, -3.0]
+    assert batch.trajectories.tolist() == [1, 1, 1]
+    whole = model(torch.tensor([[3, 4, 5, 6]])).logits[0]
+    short = model(torch.tensor([[8, 9]])).logits[0]
+    expected = torch.stack([whole[0], whole[2], short[0]])
+    assert torch.allclose(trained_logits(model, batch), expected, atol=1e-5)
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_learns_what_is_rewarded() -> None:
+    torch.manual_seed(3)
+    model, rng = policy(), random.Random(3)
+    trainer = GrpoTrainer(model, GrpoSettings(learning_rate=5e-3, warmup_updates=4))
+    rewards = []
+    for step in range(15):
+        episodes = played(model, 8, rng, version=step)
+        rewards.append(sum(each.reward for each in episodes) / len(episodes))
+        report = trainer.step(episodes)
+        assert report.log_prob_gap is not None
+        assert report.log_prob_gap < 1e-5
+
+    assert rewards[0] < 0.3
+    assert min(rewards[-3:]) > 0.6
+
+
+def test_dummies_change_nothing() -> None:
+    rng = random.Random(1)
+    episodes = played(policy(), 3, rng)
+    dummies = [trajectory(group=each.group_index, reward=9.0) for each in episodes[::4]]
+    trained = []
+    for batch in (episodes, [*dummies, *episodes]):
+        trainer = GrpoTrainer(policy(), LOOSE, seed=5)
+        trainer.step(batch)
+        trained.append(weights(trainer.policy))
+
+    assert torch.equal(*trained)
+
+
+def test_a_trajectory_in_two_rows_counts_as_one() -> None:
+    """The same tokens as one row and as two, where the first turn's context is no longer shown."""
+    trainer = GrpoTrainer(policy(), replace(LOOSE, minibatches=1))
+    two_rows = trajectory(row([2, 5], [0, 1], [0.0, -1.0]), row([3, 6, 7], [0, 1, 1], [0.0, -1.0, -1.0]), reward=1.0)
+    other = trajectory(row([4, 8], [0, 1], [0.0, -1.0]), reward=0.0)
+
+    report = trainer.step([two_rows, other])
+
+    assert (report.trajectories, report.tokens) == (2, 4)
+
+
+def test_log_probs_of_other_weights_stop_the_step_before_anything_is_trained() -> None:
+    model = policy()
+    trainer, before = GrpoTrainer(model, GrpoSettings()), weights(model)
+
+    with pytest.raises(LogProbGapError, match="the mask, the ids or the weights"):
+        trainer.step(played(policy(seed=9), 2, random.Random(0)))
+
+    assert torch.equal(weights(model), before)
+    assert trainer.version == 0
+
+
+def test_log_probs_of_older_weights_are_weighed_and_not_refused() -> None:
+    model, trainer = policy(), GrpoTrainer(policy(), GrpoSettings())
+    trainer.version = 3
+
+    report = trainer.step(played(model, 2, random.Random(0), version=1))
+
+    assert report.log_prob_gap is None
+    assert report.lag == 2.0
+
+
+def test_log_probs_that_are_no_numbers_are_refused() -> None:
+    model = policy()
+    broken = [
+        replace(each, rows=(replace(each.rows[0], log_probs=[0.0, 0.0, float("nan"), -1.0, -1.0]),))
+        for each in played(model, 1, random.Random(0))
+    ]
+
+    with pytest.raises(LogProbGapError):
+        GrpoTrainer(model, GrpoSettings()).step(broken)
+
+
+# --- control arms ----------------------------------------------------------------------------------------------------
+
+BATCH = [
+    trajectory(row([1, 2, 3, 4, 5], [0, 1, 0, 1, 1], [0.0, -1.0, 0.0, -2.0, -3.0]), reward=1.0, group=0),
+    trajectory(row([1, 2, 3], [0, 1, 1], [0.0, -4.0, -5.0]), reward=0.0, group=1),
+]
+
+
+def test_the_true_arm_changes_nothing() -> None:
+    assert spoiler(Arm.TRUE, policy(), 0)(BATCH) == BATCH
+    assert spoiler(Arm.FROZEN, policy(), 0)(BATCH) == BATCH
+
+
+def test_a_late_mask_trains_the_token_after_each_sampled_one() -> None:
+    (late, _) = spoiler(Arm.LATE_MASK, policy(), 0)(BATCH)
+
+    assert late.rows[0].loss_mask == [0, 0, 1, 0, 1]
+    assert late.rows[0].log_probs == [0.0, 0.0, -1.0, 0.0, -2.0]
+
+
+def test_the_environments_tokens_are_trained_in_their_arm() -> None:
+    (whole, _) = spoiler(Arm.ENVIRONMENT, policy(), 0)(BATCH)
+
+    assert whole.rows[0].loss_mask == [0, 1, 1, 1, 1]
+
+
+def test_shuffled_rewards_are_the_same_rewards_elsewhere() -> None:
+    many = [replace(BATCH[0], reward=float(number), group_index=number // 4) for number in range(40)]
+
+    shuffled = spoiler(Arm.SHUFFLED_REWARDS, policy(), 0)(many)
+
+    assert sorted(each.reward for each in shuffled) == [each.reward for each in many]
+    assert [each.reward for each in shuffled] != [each.reward for each in many]
+
+
+def test_log_probs_of_another_version_are_those_of_the_first_weights() -> None:
+    model = policy()
+    spoil = spoiler(Arm.OTHER_VERSION, model, 0)
+    first = policy()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+
+    (spoilt, _) = spoil(BATCH)
+
+    batch = batch_of([BATCH[0]])
+    expected = token_log_probs(trained_logits(first, batch), batch.targets).tolist()
+    log_probs = spoilt.rows[0].log_probs
+    assert log_probs is not None
+    assert [log_probs[place] for place in (1, 3, 4)] == pytest.approx(expected, abs=1e-6)
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_imitates_what_it_is_shown() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    model = new_policy(tokenizer, PolicySize(hidden=32, layers=1), 0)
+    shown = [trajectory(row([10, 11, 12, 13], [0, 0, 1, 1]))] * 8
+
+    loss = imitate(model, shown, updates=80, learning_rate=1e-2)
+
+    assert loss < 1.0
+    assert int(model(torch.tensor([[10, 11]])).logits[0, -1].argmax()) == 12
