@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
@@ -37,15 +37,14 @@ from slime_plugins.rollout_buffer.rules.causes import (
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
-from slime_plugins.rollout_buffer.state import deliveries, job_start, large_starts, transitions
+from slime_plugins.rollout_buffer.state import attempts, deliveries, job_lookup, job_start, large_starts, leases
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
-from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
-from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
+from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
@@ -118,7 +117,7 @@ class Buffer:
             NotFoundError: there is none of that id.
         """
         with self.store.read() as connection:
-            return transitions.find_job(connection, job_id)
+            return job_lookup.find_job(connection, job_id)
 
     def jobs(self) -> list[JobRecord]:
         """Returns every job, newest first."""
@@ -143,7 +142,7 @@ class Buffer:
             ConflictError: the job is already over in another way.
         """
         with self.store.write() as connection:
-            job = transitions.find_job(connection, job_id)
+            job = job_lookup.find_job(connection, job_id)
             target = job_rules.next_state(job.state, verb)
             if target is JobState.CANCELLED and job.state is not target:
                 cancel_job(connection, self._clock(), job.key, CANCELLED)
@@ -163,7 +162,7 @@ class Buffer:
             NotFoundError: there is no such job.
         """
         with self.store.write() as connection:
-            job = transitions.find_job(connection, job_id)
+            job = job_lookup.find_job(connection, job_id)
             if job.state in job_rules.OPEN_STATES:
                 state, cause = job_rules.next_state(job.state, "drain"), STOPPED if stop else NO_CAUSE
                 job_rows.update_job(connection, job.key, state=state.value, updated_at=self._clock(), **cause.columns())
@@ -180,7 +179,7 @@ class Buffer:
 
     def _change_for_engine(self, fence: int, job_key: int, current: JobState, target: JobState, cause: Cause) -> None:
         with self.store.write() as connection:
-            self._check_fence(connection, job_key, fence)
+            attempts.check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
             ours = current is JobState.RUNNING or job.cause_code is CauseCode.ENGINE_AWAY
             if job.state is not current or not ours:
@@ -286,78 +285,25 @@ class Buffer:
             JobPausedError: the job is paused: whoever drains it relies on it that nothing begins.
         """
         with self.store.write() as connection:
-            state = self._check_fence(connection, group.job_key, fence).state
-            if state in job_rules.FINAL_STATES:  # nobody would end what begins now
-                raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
-            if state is JobState.PAUSED:
-                raise JobPausedError("the job is paused: no attempt begins")
-            current = group_rows.get_group(connection, group.key)
-            if current.state is not GroupState.OPEN:
-                return None
-            now = self._clock()
-            if current.opened_at is None:
-                group_rows.update_group(connection, group.key, opened_at=now)
-            return attempt_rows.insert_attempt(connection, group.key, slot, fence, now)
+            return attempts.begin_attempt(connection, self._clock(), fence, group, slot)
 
     def add_trajectory(
         self, fence: int, group: GroupRecord, slot: int, attempt: int, trajectory: Trajectory
     ) -> WriteResult:
-        """Keeps what an attempt brought back. The same uid twice is one trajectory.
+        """Stores what an attempt brought back. The same uid twice is one trajectory.
 
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
         """
+        brought = attempts.Brought(fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory)
         with self.store.read() as connection:
-            # Before its bytes are kept: what is refused anyway takes no place on the disk.
-            if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
+            # Before its bytes are stored: what is refused anyway takes no place on the disk.
+            if attempts.is_duplicate(connection, brought):
                 return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
-        body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
-        images = {image.sha256: image for image in trajectory.images}
-        needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
-        (kept,) = self.contents.keep(
-            [PendingPayload(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)]
-        )
+        (payload,) = self.contents.store([attempts.pending_payload(trajectory)])
         return self.store.commit(
-            lambda connection: self._add_trajectory(connection, fence, group, slot, attempt, trajectory, kept)
+            lambda connection: attempts.add_trajectory(connection, self._clock(), brought, payload)
         )
-
-    def _is_duplicate(
-        self, connection: Connection, fence: int, group: GroupRecord, slot: int, attempt: int, uid: str
-    ) -> bool:
-        if trajectory_rows.has_trajectory(connection, group.job_key, uid):
-            return True
-        self._check_fence(connection, group.job_key, fence)
-        if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
-            raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
-        return False
-
-    def _add_trajectory(
-        self,
-        connection: Connection,
-        fence: int,
-        group: GroupRecord,
-        slot: int,
-        attempt: int,
-        trajectory: Trajectory,
-        kept: StoredPayload,
-    ) -> WriteResult:
-        if self._is_duplicate(connection, fence, group, slot, attempt, trajectory.uid):
-            return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
-        now = self._clock()
-        late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
-        filled = SlotOfTrajectory(
-            job_key=group.job_key,
-            group_key=group.key,
-            instance_id=group.instance_id,
-            slot=slot,
-            attempt=attempt,
-            late=late,
-            sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
-        )
-        insert_trajectory(connection, now, filled, trajectory, kept)
-        attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)
-        group_rows.update_group(connection, group.key, last_write_at=now)
-        return WriteResult(uid=trajectory.uid, status=WriteStatus.LATE if late else WriteStatus.STORED)
 
     def fail_attempt(
         self,
@@ -371,12 +317,11 @@ class Buffer:
         given_up: bool = False,
     ) -> None:
         """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward."""
+        state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
+        error = (code, redacted(message)[:2000])
         with self.store.write() as connection:
-            self._check_fence(connection, group.job_key, fence)
-            if attempt_rows.attempt_state(connection, group.key, slot, attempt) is AttemptState.RUNNING:
-                state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
-                error = (code, redacted(message)[:2000])
-                attempt_rows.end_attempt(connection, group.key, slot, attempt, state, self._clock(), error)
+            attempts.check_fence(connection, group.job_key, fence)
+            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item), one at a time."""
@@ -412,7 +357,7 @@ class Buffer:
 
         def check(connection: Connection) -> None:
             if fence is not None:
-                self._check_fence(connection, group.job_key, fence)
+                attempts.check_fence(connection, group.job_key, fence)
 
         if functions is not None:
             return judge_and_close_outside(
@@ -421,12 +366,6 @@ class Buffer:
         with self.store.write() as connection:
             check(connection)
             return judge_and_close(connection, self._clock(), group.key, policy, timed_out=timed_out)
-
-    def _check_fence(self, connection: Connection, job_key: int, fence: int) -> JobRecord:
-        job = job_rows.get_job(connection, job_key)
-        if job.fence != fence:
-            raise StaleAttemptError(f"runner {fence} was replaced by runner {job.fence}: its results are refused")
-        return job
 
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
@@ -449,10 +388,10 @@ class Buffer:
         """
         with self.store.read() as connection:
             if job_id is not None:
-                return transitions.find_job(connection, job_id)
+                return job_lookup.find_job(connection, job_id)
             candidates = job_rows.jobs_with_groups_for_a_trainer(connection)
         if len(candidates) > 1:
-            raise transitions.several_jobs(candidates)
+            raise job_lookup.several_jobs(candidates)
         return candidates[0] if candidates else None
 
     def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
@@ -492,8 +431,8 @@ class Buffer:
         with self.store.read() as connection:
             now = job_rows.get_job(connection, job.key)
             exhausted = deliveries.is_exhausted(connection, now)
-        told = {"job_id": job.job_id, "job_state": now.state.value, "job_cause": now.cause}
-        return {**statistics, **about, "exhausted": exhausted, **told}
+        about_job = {"job_id": job.job_id, "job_state": now.state.value, "job_cause": now.cause}
+        return {**statistics, **about, "exhausted": exhausted, **about_job}
 
     def polled(self, job: JobRecord) -> None:
         """Notes that a trainer asked for a job's data; a job that had paused itself goes on."""
@@ -514,11 +453,11 @@ class Buffer:
         """Pauses jobs whose groups nobody has asked for in ``pause_when_idle_s``: their devices are free for others."""
         paused = []
         for job in self.unfinished_jobs():
-            patience = job.settings.pause_when_idle_s
+            limit_s = job.settings.pause_when_idle_s
             asked_at = job.last_poll_at or job.created_at
-            if not job.has_runner or job.state is not JobState.RUNNING or patience is None:
+            if not job.has_runner or job.state is not JobState.RUNNING or limit_s is None:
                 continue
-            if self._clock() - asked_at > patience and self.groups_ahead(job.key):
+            if self._clock() - asked_at > limit_s and self.groups_ahead(job.key):
                 with self.store.write() as connection:
                     job_rows.update_job(connection, job.key, state=JobState.PAUSED.value, **IDLE.columns())
                 paused.append(job.job_id)
@@ -549,7 +488,7 @@ class Buffer:
         only now, when its bytes are read and found damaged.
         """
         with self.store.read() as connection:
-            policy = transitions.group_policy(
+            policy = job_lookup.group_policy(
                 job_rows.get_job(connection, delivery_rows.job_of(connection, delivery.key))
             )
         members = self.delivered_pieces(delivery, inline_images=inline_images)
@@ -575,9 +514,9 @@ class Buffer:
         """
         result: dict[str, list[str]] = {was.value: [] for was in AckResult}
         with self.store.write() as connection:
-            deliveries.expire_leases(connection, self._clock())
+            leases.expire_leases(connection, self._clock())
             for delivery_id in delivery_ids:
-                result[deliveries.acknowledge(connection, delivery_id)].append(delivery_id)
+                result[leases.acknowledge(connection, delivery_id)].append(delivery_id)
         return result
 
     def expire_leases(self) -> None:
@@ -587,7 +526,7 @@ class Buffer:
         """
         with self.store.write() as connection:
             delivery_rows.shorten_leases(connection, self._clock())
-            deliveries.expire_leases(connection, self._clock())
+            leases.expire_leases(connection, self._clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
 
@@ -612,7 +551,7 @@ class Buffer:
             deadline = self._clock() - job.settings.group_timeout_seconds
             for group, _ in self.begun_open_groups(job.key):
                 if group.last_write_at is not None and group.last_write_at < deadline:
-                    closed += self.judge_and_close(group, transitions.group_policy(job), timed_out=True) is not None
+                    closed += self.judge_and_close(group, job_lookup.group_policy(job), timed_out=True) is not None
         return closed
 
     def restart_group_clocks(self) -> None:
@@ -627,10 +566,10 @@ class Buffer:
         with self.store.write() as connection:
             service_rows.beat(connection, name, pid, self._clock(), dict(detail))
 
-    def forget(self, name: str) -> None:
+    def remove_heartbeat(self, name: str) -> None:
         """Says that a process ended in order."""
         with self.store.write() as connection:
-            service_rows.forget(connection, name)
+            service_rows.remove(connection, name)
 
     def heartbeat(self, name: str) -> tuple[float, dict[str, Any]] | None:
         """Returns how many seconds ago a process last said that it lives, and what it said.
@@ -644,7 +583,7 @@ class Buffer:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def describe(self, job: JobRecord) -> dict[str, Any]:
-        """Returns a job's state, progress and books. All counts are of slots and come from one snapshot."""
+        """Returns a job's state, progress and accounting. All counts are of slots and come from one snapshot."""
         with self.store.read() as connection:
             job = job_rows.get_job(connection, job.key)
             counted = group_rows.count_groups(connection, job.key)

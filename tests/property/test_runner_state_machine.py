@@ -14,9 +14,10 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.jobs import attempt_uid
-from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -87,8 +88,8 @@ class PlayedJobMachine(RuleBasedStateMachine):
         return {
             row["instance_id"]: GroupRecord(
                 key=row["key"], job_key=self.job.key, epoch=0, position=row["position"],
-                instance_id=row["instance_id"], state=GroupState.OPEN, cause="", opened_at=None, last_write_at=None,
-                delivery_key=None,
+                instance_id=row["instance_id"], state=GroupState.OPEN, cause="", cause_code=CauseCode.NONE,
+                opened_at=None, last_write_at=None, delivery_key=None,
             )
             for row in rows
         }  # fmt: skip

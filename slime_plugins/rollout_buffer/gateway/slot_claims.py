@@ -16,7 +16,7 @@ import orjson
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
-from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
     delivery_rows,

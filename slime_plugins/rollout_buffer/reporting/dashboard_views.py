@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, Engin
 
 __all__ = ["Views"]
 
-RUNNER_PATIENCE_S = 15.0
+RUNNER_TIMEOUT_S = 15.0
 FAILURES_WITHIN_S = 600.0
 NEWEST_TRAJECTORIES = 200
 MOST_ATTEMPTS_SHOWN = 1000
@@ -382,7 +382,7 @@ def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
 def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
     """What the job's runner said of its engine, if that was just now."""
     beat = service_rows.heartbeat(connection, RUNNER_NAME.format(job_key))
-    if beat is None or abs(now - beat[0]) > RUNNER_PATIENCE_S:
+    if beat is None or abs(now - beat[0]) > RUNNER_TIMEOUT_S:
         return EngineReport()
     engine = beat[1]["engine"]
     return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})

@@ -18,10 +18,10 @@ from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Grou
 
 __all__ = ["Explanation", "JobSnapshot", "Severity", "explain_group", "explain_job", "explain_service"]
 
-SUPERVISOR_PATIENCE_S = 15.0
+SUPERVISOR_TIMEOUT_S = 15.0
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
-START_PATIENCE_S = 120.0
+START_TIMEOUT_S = 120.0
 LONG_EPISODE_S = 600.0
 FAILURES_WORTH_SAYING = 3
 LITTLE_DISK_BYTES = 2_000_000_000
@@ -470,7 +470,7 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _starting(at: JobSnapshot) -> Explanation:
-    if at.began_s < START_PATIENCE_S:
+    if at.began_s < START_TIMEOUT_S:
         return Explanation(
             code="starting",
             severity=Severity.WAIT,
@@ -500,7 +500,7 @@ def _no_supervisor(age_s: float | None) -> Explanation:
 
 
 def _lives(age_s: float | None) -> bool:
-    return age_s is not None and age_s <= SUPERVISOR_PATIENCE_S
+    return age_s is not None and age_s <= SUPERVISOR_TIMEOUT_S
 
 
 def _recent(age_s: float | None) -> bool:

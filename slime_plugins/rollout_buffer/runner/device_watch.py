@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 5.0
 SUMMARY_INTERVAL_S = 60.0
-PATIENCE_S = 15.0
+TIMEOUT_S = 15.0
 _WORTH_A_LINE = ("quarantined", "recycling")
 
 
@@ -43,7 +43,7 @@ class DeviceWatch:
         if not isinstance(self._generator, ReportsDevices):
             return
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 farm = await self._generator.devices()
             await self._keep(farm)
             self._tell(farm)

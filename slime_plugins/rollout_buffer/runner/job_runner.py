@@ -53,7 +53,7 @@ from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
-from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.types import (
@@ -72,7 +72,7 @@ WATCH_INTERVAL_S = 0.5
 GROUPS_READ_AHEAD = 64
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
-STOP_PATIENCE_S = 20.0
+STOP_TIMEOUT_S = 20.0
 STORE_RETRY_S = 2.0
 ENGINE_REPORT_INTERVAL_S = 3.0
 
@@ -162,7 +162,7 @@ class JobRunner:
         self._may_play = asyncio.Event()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._engine: HttpEngine | None = None
-        self._engine_told_at = -math.inf
+        self._engine_reported_at = -math.inf
         self._engine_was_away = False
         self._engine_watch: EngineWatch | None = None
         self._streak = _FailureStreak()
@@ -251,7 +251,7 @@ class JobRunner:
 
     async def _close_generator(self, generator: Generator) -> None:
         try:
-            await asyncio.wait_for(generator.close(), STOP_PATIENCE_S)
+            await asyncio.wait_for(generator.close(), STOP_TIMEOUT_S)
         except Exception:
             # What it holds ends with this process at the latest; the job's end must not depend on it.
             logger.exception("job %s: the generator does not close", self._job.job_id)
@@ -546,7 +546,7 @@ class JobRunner:
                 for playing in self._playing:
                     playing.cancel()
             await self._time_groups_out()
-            await self._tell_of_engine()
+            await self._report_engine()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _follow_engine(self) -> None:
@@ -569,14 +569,14 @@ class JobRunner:
             return
         self._job = await self._stored(self._buffer.job_by_key, job.key)
 
-    async def _tell_of_engine(self) -> None:
+    async def _report_engine(self) -> None:
         """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
-        if self._engine is None or time.monotonic() - self._engine_told_at < ENGINE_REPORT_INTERVAL_S:
+        if self._engine is None or time.monotonic() - self._engine_reported_at < ENGINE_REPORT_INTERVAL_S:
             return
         report = self._engine.report()
         in_trouble = report.code is not EngineTrouble.NONE
         if in_trouble or self._engine_was_away:
-            self._engine_told_at, self._engine_was_away = time.monotonic(), in_trouble
+            self._engine_reported_at, self._engine_was_away = time.monotonic(), in_trouble
             detail = {"engine": asdict(report)}
             await self._stored(self._buffer.beat, RUNNER_NAME.format(self._job.key), os.getpid(), detail)
 

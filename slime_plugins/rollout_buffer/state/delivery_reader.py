@@ -128,7 +128,7 @@ class DeliveredMembers:
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
         """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
-        if _is_forgotten(member):
+        if _is_purged(member):
             return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
         try:
@@ -227,14 +227,14 @@ def _dummy_body(error: str | None = None) -> bytes:
 EMPTY_BODY = _dummy_body()
 
 
-def _is_forgotten(member: DeliveredMember) -> bool:
+def _is_purged(member: DeliveredMember) -> bool:
     """A dummy never had a payload; what was played and has none was forgotten by retention."""
     return member.source_uid is not None and member.body is None and member.body_place is None
 
 
 def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
-    if _is_forgotten(member):
-        return DamagedError("the payload of this trajectory was forgotten: retention does not keep it any more")
+    if _is_purged(member):
+        return DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
     return member.body or EMPTY_BODY
 
 

@@ -62,7 +62,7 @@ def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *
     now = store.clock() if now is None else now
     with store.write() as connection:
         service_rows.beat(connection, f"{_PREFIX}{job_key}", pid, now, report)
-        service_rows.forget_before(connection, _PREFIX, now - _KEPT_S)
+        service_rows.remove_before(connection, _PREFIX, now - _KEPT_S)
 
 
 def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:

@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
+from slime_plugins.rollout_buffer.state.job_lookup import find_job, group_policy, several_jobs
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
-from slime_plugins.rollout_buffer.state.transitions import find_job, group_policy, several_jobs
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, trajectory_rows
@@ -84,8 +84,8 @@ class ItemWriter:
         """
         if len(items) > ITEMS_IN_A_TURN:
             return self._write_in_parts(job_id, items)
-        (keeping,) = self._keep_bytes([Write(job_id, items)])
-        written = self._store.commit(lambda connection: self._write_items(connection, job_id, keeping, {}))
+        (stored,) = self._store_bytes([Write(job_id, items)])
+        written = self._store.commit(lambda connection: self._write_items(connection, job_id, stored, {}))
         if isinstance(written, RewardRangeError):
             raise written
         return written
@@ -100,11 +100,11 @@ class ItemWriter:
             raise self._store.commit(lambda connection: _refuse(connection, job, outside))
         results: list[WriteResult] = []
         for at in range(0, len(items), ITEMS_IN_A_TURN):
-            (keeping,) = self._keep_bytes([Write(job.job_id, items[at : at + ITEMS_IN_A_TURN])])
-            while keeping:
-                of_turn = self._store.commit(partial(self._write_some, job=job, items=keeping))
+            (stored,) = self._store_bytes([Write(job.job_id, items[at : at + ITEMS_IN_A_TURN])])
+            while stored:
+                of_turn = self._store.commit(partial(self._write_some, job=job, items=stored))
                 results += of_turn
-                keeping = keeping[len(of_turn) :]
+                stored = stored[len(of_turn) :]
         return job, results
 
     def _write_some(
@@ -114,8 +114,8 @@ class ItemWriter:
         until = time.monotonic() + LONGEST_TURN_S
         current = job_rows.get_job(connection, job.key)
         results: list[WriteResult] = []
-        for item, kept in items:
-            results.append(self._write_item(connection, current, item, kept))
+        for item, payload in items:
+            results.append(self._write_item(connection, current, item, payload))
             if time.monotonic() > until:
                 break
         return results
@@ -128,13 +128,13 @@ class ItemWriter:
         if len(writes) == 1:
             return [self._write_alone(writes[0])]
         try:
-            keeping = self._keep_bytes(writes)
+            stored = self._store_bytes(writes)
         except Exception:  # noqa: BLE001 - of one of them, or of the disk: each finds out for itself
             return [self._write_alone(write) for write in writes]
         jobs: _Jobs = {}
         works = [
             partial(self._write_items, job_id=write.job_id, items=items, jobs=jobs)
-            for write, items in zip(writes, keeping, strict=True)
+            for write, items in zip(writes, stored, strict=True)
         ]
         return self._store.commit_each(works)
 
@@ -144,22 +144,23 @@ class ItemWriter:
         except Exception as error:  # noqa: BLE001 - it is the answer to this one write
             return error
 
-    def _keep_bytes(self, writes: Sequence[Write]) -> list[list[tuple[wire.WrittenItem, StoredPayload | None]]]:
+    def _store_bytes(self, writes: Sequence[Write]) -> list[list[tuple[wire.WrittenItem, StoredPayload | None]]]:
         """Makes the bytes of all items durable; returns each write's items with what their rows are to say of them."""
-        by_write = [self._drafts(write) for write in writes]
-        kept = iter(self._contents.keep([draft for drafts in by_write for draft in drafts.values()]))
-        found = [{uid: next(kept) for uid in drafts} for drafts in by_write]
+        by_write = [self._pending_payloads(write) for write in writes]
+        payloads = iter(self._contents.store([one for pending in by_write for one in pending.values()]))
+        found = [{uid: next(payloads) for uid in pending} for pending in by_write]
         return [
-            [(item, kept_of_write.get(item.uid)) for item in write.items]
-            for write, kept_of_write in zip(writes, found, strict=True)
+            [(item, of_write.get(item.uid)) for item in write.items]
+            for write, of_write in zip(writes, found, strict=True)
         ]
 
-    def _drafts(self, write: Write) -> dict[str, PendingPayload]:
-        drafts = {item.uid: _draft(item) for item in reversed(write.items)}  # of one uid twice, the first counts
-        if any(draft.takes_place for draft in drafts.values()):
+    def _pending_payloads(self, write: Write) -> dict[str, PendingPayload]:
+        # Of one uid twice, the first counts.
+        pending = {item.uid: _pending_payload(item) for item in reversed(write.items)}
+        if any(one.takes_place for one in pending.values()):
             for uid in self._written_already(write.job_id, write.items):
-                del drafts[uid]
-        return drafts
+                del pending[uid]
+        return pending
 
     def _written_already(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> set[str]:
         """Which items need no bytes kept any more; asked before, since what is written twice takes place twice."""
@@ -188,7 +189,7 @@ class ItemWriter:
         job = jobs[job_id]
         if outside := _check(connection, job, [item for item, _ in items]):
             return _refuse(connection, job, outside)
-        return job, [self._write_item(connection, job, item, kept) for item, kept in items]
+        return job, [self._write_item(connection, job, item, payload) for item, payload in items]
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
@@ -201,11 +202,11 @@ class ItemWriter:
         return candidates[0]
 
     def _write_item(
-        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, kept: StoredPayload | None
+        self, connection: Connection, job: JobRecord, item: wire.WrittenItem, payload: StoredPayload | None
     ) -> WriteResult:
         if trajectory_rows.has_trajectory(connection, job.key, item.uid):
             return WriteResult(uid=item.uid, status=WriteStatus.DUPLICATE)
-        if kept is None:
+        if payload is None:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
         group, members = self._group_for(connection, job, item.instance_id)
         now = self._clock()
@@ -217,7 +218,7 @@ class ItemWriter:
             attempt=1,
             late=group is None,
         )
-        insert_trajectory(connection, now, slot, item, kept)
+        insert_trajectory(connection, now, slot, item, payload)
         if group is None:
             return WriteResult(uid=item.uid, status=WriteStatus.LATE)
         group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
@@ -311,7 +312,7 @@ def _refusal(job: JobRecord, item: wire.WrittenItem) -> RewardRangeError:
     )
 
 
-def _draft(item: wire.WrittenItem) -> PendingPayload:
+def _pending_payload(item: wire.WrittenItem) -> PendingPayload:
     try:
         body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:

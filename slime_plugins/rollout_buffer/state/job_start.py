@@ -18,11 +18,12 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     StartPayload,
 )
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
-from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, SUPERSEDED
-from slime_plugins.rollout_buffer.state.job_end import cancel_job
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, SUPERSEDED
+from slime_plugins.rollout_buffer.rules.skip_list import plan_groups
+from slime_plugins.rollout_buffer.state.job_end import cancel_job, reopen_finished_job
+from slime_plugins.rollout_buffer.state.skip_list import apply_skip_list
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
-    content_rows,
     delivery_rows,
     group_rows,
     job_rows,
@@ -60,7 +61,7 @@ def start_job(
     if job is not None and _attaches(job, payload):
         if written_as is not None:
             raise ConflictError(f"job {job.job_id} was started meanwhile: the same call attaches to it")
-        return _attach(connection, now, job, payload, repeated=_is_repeated(job, payload))
+        return _attach(connection, now, job, payload, repeated=_is_same_start(job, payload))
     if job is not None:
         _supersede(connection, now, job)
     return _create_job(connection, now, payload, instances, written_as)
@@ -73,10 +74,10 @@ def creates_job(connection: Connection, payload: StartPayload) -> bool:
 
 
 def _attaches(job: JobRecord, payload: StartPayload) -> bool:
-    return not payload.fresh or _is_repeated(job, payload)
+    return not payload.fresh or _is_same_start(job, payload)
 
 
-def _is_repeated(job: JobRecord, payload: StartPayload) -> bool:
+def _is_same_start(job: JobRecord, payload: StartPayload) -> bool:
     return payload.start_id is not None and payload.start_id == job.start_id
 
 
@@ -129,7 +130,7 @@ def _create_job(
     if written_as is None:
         lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
         group_rows.insert_instances(connection, key, lines)
-        planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
+        planned = plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
         group_rows.insert_groups(connection, key, ids, planned)
     return StartedJob(job=job_rows.get_job(connection, key), attached=False, message="Rollout started")
 
@@ -159,26 +160,10 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     if not repeated:
         job_rows.open_trainer_run(connection, job.key, now)
     if payload.skip_instance_ids is not None and not repeated:
-        _apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
+        apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
     if payload.retry_given_up and not repeated and job.state is not JobState.CANCELLED:
         _retry_given_up(connection, now, job, settings)
     return StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
-
-
-def _apply_skip_list(connection: Connection, job: JobRecord, skip_instance_ids: list[str]) -> None:
-    known = group_rows.known_groups(connection, job.key)
-    resumption = job_rules.wanted_again(known, skip_instance_ids)
-    for delivery in delivery_rows.leased_deliveries(connection, job.key):
-        delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
-    # What retention has forgotten cannot be delivered again: it stays delivered.
-    delivery_rows.make_ready_again(connection, content_rows.with_payloads(connection, resumption.ready_again))
-    delivery_rows.make_unreported(connection, resumption.reported_again)
-    delivery_rows.skip_groups(connection, resumption.skipped, IN_SKIP_LIST)
-    delivery_rows.unskip_groups(connection, resumption.not_skipped)
-    _go_on_if_finished(connection, job.key)
-    # What the skip list says was consumed is delivered, whether or not its acknowledgement arrived.
-    delivery_rows.count_as_delivered(connection, resumption.consumed, IN_SKIP_LIST)
-    group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
 
 
 def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
@@ -198,7 +183,7 @@ def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings
     group_rows.open_again(connection, [group.key for group in short], now)
     portion_rows.report_again(connection, [group.key for group in short])
     _allow_more_attempts(connection, job.key, settings)
-    _go_on_if_finished(connection, job.key)
+    reopen_finished_job(connection, job.key)
 
 
 def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:
@@ -206,13 +191,6 @@ def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[st
     spent = attempt_rows.most_failures(connection, job_key)
     limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
     job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))
-
-
-def _go_on_if_finished(connection: Connection, job_key: int) -> None:
-    """A finished job with groups that are open after all is not finished."""
-    job = job_rows.get_job(connection, job_key)
-    if job.state is JobState.FINISHED and delivery_rows.count_in_state(connection, job_key, GroupState.OPEN):
-        job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, finished_at=None)
 
 
 def _difference(job: JobRecord, payload: StartPayload) -> str:

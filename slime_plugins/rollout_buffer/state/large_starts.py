@@ -18,7 +18,7 @@ import orjson
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.skip_list import PlannedGroup, plan_groups
 from slime_plugins.rollout_buffer.state import job_start
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -98,7 +98,7 @@ def _parts(key: int, payload: StartPayload, instances: Sequence[Instance]) -> It
     lines = ((at, ids[at], orjson.dumps(instance.data)) for at, instance in enumerate(instances))
     for some_lines in _cut(lines):
         yield partial(_insert_lines, key=key, lines=some_lines)
-    planned = job_rules.plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
+    planned = plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
     for some_groups in _cut(planned):
         yield partial(_insert_groups, key=key, ids=ids, planned=some_groups)
 
@@ -108,9 +108,7 @@ def _insert_lines(connection: Connection, *, key: int, lines: list[tuple[int, st
     return len(lines)
 
 
-def _insert_groups(
-    connection: Connection, *, key: int, ids: Sequence[str], planned: list[job_rules.PlannedGroup]
-) -> int:
+def _insert_groups(connection: Connection, *, key: int, ids: Sequence[str], planned: list[PlannedGroup]) -> int:
     group_rows.insert_groups(connection, key, ids, planned)
     return len(planned)
 

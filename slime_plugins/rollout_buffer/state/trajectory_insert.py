@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
-from slime_plugins.rollout_buffer.state.transitions import note_versions
+from slime_plugins.rollout_buffer.state.staleness import note_versions
 from slime_plugins.rollout_buffer.storage.payload_store import StoredPayload
 from slime_plugins.rollout_buffer.storage.tables import trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

@@ -95,32 +95,32 @@ class PayloadStore:
 
     # --- keeping -----------------------------------------------------------------------------------------------------
 
-    def keep(self, drafts: Sequence[PendingPayload]) -> list[StoredPayload]:
+    def store(self, pending: Sequence[PendingPayload]) -> list[StoredPayload]:
         """Makes payloads and their screenshots durable, all with one fsync.
 
         Raises:
             InvalidPayloadError: a payload names a screenshot that neither came with it nor is stored.
             StorageFullError: the disk is full.
         """
-        known = self._known({sha256 for draft in drafts for sha256 in draft.needs})
+        known = self._known({sha256 for one in pending for sha256 in one.needs})
         missing = [
-            [sha256 for sha256 in draft.needs if sha256 not in known and _must_have(draft, sha256)] for draft in drafts
+            [sha256 for sha256 in one.needs if sha256 not in known and _must_have(one, sha256)] for one in pending
         ]
-        packed = [_goes_into_a_pack(draft, names) for draft, names in zip(drafts, missing, strict=True)]
+        packed = [_goes_into_a_pack(one, names) for one, names in zip(pending, missing, strict=True)]
         blobs: list[Blob] = []
-        for draft, names, is_packed in zip(drafts, missing, packed, strict=True):
-            blobs += _shots(draft, names)
-            blobs += [Blob(draft.body, owner=draft.uid)] if is_packed else []
+        for one, names, is_packed in zip(pending, missing, packed, strict=True):
+            blobs += _shots(one, names)
+            blobs += [Blob(one.body, owner=one.uid)] if is_packed else []
         places = iter(self._store.append(blobs))
         return [
             StoredPayload(
                 images={sha256: next(places) for sha256 in names},
                 place=next(places) if is_packed else None,
-                body=None if is_packed else draft.body,
-                size=len(draft.body),
-                known=[sha256 for sha256 in dict.fromkeys(draft.needs) if sha256 in known],
+                body=None if is_packed else one.body,
+                size=len(one.body),
+                known=[sha256 for sha256 in dict.fromkeys(one.needs) if sha256 in known],
             )
-            for draft, names, is_packed in zip(drafts, missing, packed, strict=True)
+            for one, names, is_packed in zip(pending, missing, packed, strict=True)
         ]
 
     def keep_image(self, image: Image) -> bool:
@@ -234,20 +234,20 @@ def _pieces(
     return [*pieces, body[at:]]
 
 
-def _must_have(draft: PendingPayload, sha256: str) -> bool:
-    if sha256 not in draft.images:
+def _must_have(one: PendingPayload, sha256: str) -> bool:
+    if sha256 not in one.images:
         raise InvalidPayloadError(
-            f"{draft.name} names image {sha256}, which is not stored: PUT it to /images first, or send it inline"
+            f"{one.name} names image {sha256}, which is not stored: PUT it to /images first, or send it inline"
         )
     return True
 
 
-def _shots(draft: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
-    return [Blob(draft.images[sha256].data, bytes.fromhex(sha256)) for sha256 in hashes]
+def _shots(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
+    return [Blob(one.images[sha256].data, bytes.fromhex(sha256)) for sha256 in hashes]
 
 
-def _goes_into_a_pack(draft: PendingPayload, new_shots: Sequence[str]) -> bool:
-    return len(draft.body) > (ALONGSIDE_BODY_BYTES if new_shots else INLINE_BODY_BYTES)
+def _goes_into_a_pack(one: PendingPayload, new_shots: Sequence[str]) -> bool:
+    return len(one.body) > (ALONGSIDE_BODY_BYTES if new_shots else INLINE_BODY_BYTES)
 
 
 def _data_uri(data: memoryview) -> tuple[bytes, bytes]:

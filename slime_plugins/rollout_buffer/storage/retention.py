@@ -40,7 +40,7 @@ def purge(store: Store, *, now: float, retain_s: float) -> Purged:
     refused as unavailable, and written again with the screenshot.
     """
     with store.write() as connection:
-        payloads, images = _forget_rows(connection, now, retain_s)
+        payloads, images = _purge_rows(connection, now, retain_s)
     removed, size = _remove_empty_packs(store)
     if payloads or images or removed:
         logger.info("forgot %d payloads and %d screenshots, removed %d packs", payloads, images, removed)
@@ -51,7 +51,7 @@ def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
     """Returns what ``purge`` would give back now. Does the very same to the rows, and takes it back."""
     packs = size = 0
     with store.write() as connection, _taken_back(connection):
-        payloads, images = _forget_rows(connection, now, retain_s)
+        payloads, images = _purge_rows(connection, now, retain_s)
         for number in _packs_without_contents(store, connection):
             path = pack_path(store.packs_dir, number)
             descriptor = os.open(path, os.O_RDONLY)
@@ -74,11 +74,11 @@ def _taken_back(connection: Connection) -> Iterator[None]:
         connection.execute("RELEASE only_asking")
 
 
-def _forget_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
+def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[int, int]:
     before = now - retain_s
     before -= clock_rows.jumped_since(connection, before)  # no day has passed where the clock was set forward by one
     before = min(before, content_rows.oldest_undelivered(connection, now))
-    return content_rows.forget_payloads(connection, before), content_rows.forget_images(connection, before)
+    return content_rows.purge_payloads(connection, before), content_rows.purge_images(connection, before)
 
 
 def _packs_without_contents(store: Store, connection: Connection) -> list[int]:

@@ -472,7 +472,7 @@ class Supervisor:
         logger.info("stopped")
 
     def _say_goodbye(self) -> None:
-        self._buffer.forget(SUPERVISOR)
+        self._buffer.remove_heartbeat(SUPERVISOR)
 
 
 def _wait_for_port(host: str, port: int, patience_s: float) -> None:

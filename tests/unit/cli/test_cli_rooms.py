@@ -389,7 +389,7 @@ def test_exit_codes_tell_a_wrong_call_from_a_refusal_and_from_silence(served: Se
     assert served.run("cancel", "j").exit_code == 0
     assert served.run("pause", "j").exit_code == 4
     assert CliRunner().invoke(command_line, ["jobs", "--url", "http://127.0.0.1:9"]).exit_code == 3
-    served.buffer.forget(SUPERVISOR)
+    served.buffer.remove_heartbeat(SUPERVISOR)
     assert served.run("health", "--json").exit_code == 1
 
 

@@ -148,7 +148,7 @@ def test_a_hostile_job_id_stays_inside_its_label(client: FlaskClient) -> None:
 
 
 def test_without_a_supervisor_its_age_is_absent(client: FlaskClient) -> None:
-    client.application.extensions["rollout_buffer"].buffer.forget("supervisor")
+    client.application.extensions["rollout_buffer"].buffer.remove_heartbeat("supervisor")
     assert scrape(client)["rollout_buffer_supervisor_heartbeat_age_seconds"] == {}
 
 

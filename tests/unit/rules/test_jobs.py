@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.errors import ConflictError
-from slime_plugins.rollout_buffer.rules.jobs import KnownGroup, next_state, plan_groups, wanted_again
+from slime_plugins.rollout_buffer.rules.jobs import next_state
+from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, compare_with_skip_list, plan_groups
 from slime_plugins.rollout_buffer.types import GroupState, JobState
 
 IDS = ["a", "b", "c"]
@@ -33,32 +34,32 @@ def known(key: int, state: GroupState, delivery: int | None = None, name: str = 
 
 def test_what_was_delivered_but_not_consumed_becomes_ready_again() -> None:
     groups = [known(1, GroupState.DELIVERED, 1), known(2, GroupState.LEASED, 2), known(3, GroupState.OPEN)]
-    resumption = wanted_again(groups, ["a"])
+    resumption = compare_with_skip_list(groups, ["a"])
     assert resumption.ready_again == [2]
     assert resumption.skipped == []
 
 
 def test_the_delivery_that_went_out_first_was_consumed_first_whatever_its_epoch() -> None:
     groups = [known(1, GroupState.OPEN), known(2, GroupState.DELIVERED, 1)]
-    resumption = wanted_again(groups, ["a"])
+    resumption = compare_with_skip_list(groups, ["a"])
     assert resumption.ready_again == []
     assert resumption.skipped == []
 
 
 def test_a_consumed_group_whose_lease_ran_out_does_not_come_back() -> None:
     groups = [known(1, GroupState.READY, 1), known(2, GroupState.READY)]
-    resumption = wanted_again(groups, ["a"])
+    resumption = compare_with_skip_list(groups, ["a"])
     assert (resumption.consumed, resumption.ready_again, resumption.skipped) == ([1], [], [])
-    assert wanted_again(groups, ["a", "a"]).skipped == [2]
-    assert wanted_again(groups, []).ready_again == [1]
+    assert compare_with_skip_list(groups, ["a", "a"]).skipped == [2]
+    assert compare_with_skip_list(groups, []).ready_again == [1]
 
 
 def test_a_filtered_group_uses_up_an_entry_only_if_it_was_reported() -> None:
     groups = [known(1, GroupState.FILTERED), known(2, GroupState.DELIVERED, 1)]
-    assert wanted_again(groups, ["a"]).ready_again == []
+    assert compare_with_skip_list(groups, ["a"]).ready_again == []
     reported = [known(1, GroupState.FILTERED, 1), known(2, GroupState.DELIVERED, 1)]
-    assert wanted_again(reported, ["a", "a"]).ready_again == []
-    assert wanted_again(reported, []).reported_again == [1]
+    assert compare_with_skip_list(reported, ["a", "a"]).ready_again == []
+    assert compare_with_skip_list(reported, []).reported_again == [1]
 
 
 @given(
@@ -70,7 +71,7 @@ def test_every_group_handed_out_is_either_consumed_or_comes_again(
 ) -> None:
     gone_out = {*GroupState} - {GroupState.OPEN, GroupState.SKIPPED}
     groups = [known(key, state, at if state in gone_out else None, name) for key, (state, at, name) in enumerate(rows)]
-    resumption = wanted_again(groups, skip)
+    resumption = compare_with_skip_list(groups, skip)
     for name in IDS:
         of_name = [group for group in groups if group.instance_id == name]
         again = {*resumption.ready_again, *resumption.reported_again}

@@ -173,7 +173,7 @@ def test_a_body_that_is_no_json_object_is_a_400(client: FlaskClient, path: str, 
 
 
 def test_without_a_supervisor_no_work_is_accepted(client: FlaskClient) -> None:
-    client.application.extensions["rollout_buffer"].buffer.forget("supervisor")
+    client.application.extensions["rollout_buffer"].buffer.remove_heartbeat("supervisor")
     status, reply = start(client)
     assert (status, reply["error"]["code"]) == (503, "unavailable")
     assert client.get("/health").status_code == 503

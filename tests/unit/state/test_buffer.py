@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError, St
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.rules.causes import STALE
-from slime_plugins.rollout_buffer.state.transitions import group_policy
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (

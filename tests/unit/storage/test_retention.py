@@ -134,5 +134,5 @@ def test_what_was_forgotten_comes_as_a_dummy_that_says_so_and_never_looks_played
     assert again is not None
     for light, body in buffer.delivered_items(again):
         assert (light["remove_sample"], light["outcome"], light["reward"]) == (True, "failed", 0.0)
-        assert "was forgotten" in orjson.loads(body)["extra_info"]["error"]
+        assert "was purged" in orjson.loads(body)["extra_info"]["error"]
     assert buffer.describe(job)["damaged"] == 0, "the disk is not at fault"

@@ -65,7 +65,7 @@ def oldest_undelivered(connection: Connection, default: float) -> float:
     return default if found is None else float(found)
 
 
-def forget_payloads(connection: Connection, before: float) -> int:
+def purge_payloads(connection: Connection, before: float) -> int:
     """Takes the payloads out of trajectories written before a time; returns how many had one."""
     return connection.execute(
         "UPDATE trajectories SET body = NULL, body_place = NULL "
@@ -74,7 +74,7 @@ def forget_payloads(connection: Connection, before: float) -> int:
     ).rowcount
 
 
-def forget_images(connection: Connection, before: float) -> int:
+def purge_images(connection: Connection, before: float) -> int:
     """Forgets screenshots that no trajectory has named since a time."""
     return connection.execute("DELETE FROM images WHERE last_used < ?", (before,)).rowcount
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, Cause, CauseCode, CountedCause
-from slime_plugins.rollout_buffer.rules.jobs import KnownGroup, PlannedGroup
+from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, PlannedGroup
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState
 

@@ -26,7 +26,7 @@ def heartbeat(connection: Connection, name: str) -> tuple[float, dict[str, Any]]
     return None if row is None else (float(row[0]), json.loads(row[1]))
 
 
-def forget(connection: Connection, name: str) -> None:
+def remove(connection: Connection, name: str) -> None:
     """Removes a process that ended in order."""
     connection.execute("DELETE FROM services WHERE name = ?", (name,))
 
@@ -37,7 +37,7 @@ def heartbeats(connection: Connection, prefix: str) -> list[tuple[float, dict[st
     return [(float(row[0]), json.loads(row[1])) for row in connection.execute(query, (len(prefix), prefix))]
 
 
-def forget_before(connection: Connection, prefix: str, moment: float) -> None:
+def remove_before(connection: Connection, prefix: str, moment: float) -> None:
     """Removes processes whose names begin so and that have said nothing since then."""
     connection.execute(
         "DELETE FROM services WHERE substr(name, 1, ?) = ? AND heartbeat_at < ?", (len(prefix), prefix, moment)

@@ -1,4 +1,4 @@
-"""Changes and look-ups that more than one room makes inside a transaction."""
+"""Looking a job up for a caller, and what its groups are measured by."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from slime_plugins.rollout_buffer.errors import ConflictError, NotFoundError
 from slime_plugins.rollout_buffer.rules.groups import GroupPolicy
-from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of, versions_of
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import Generation
 
 
 def find_job(connection: Connection, job_id: str) -> JobRecord:
@@ -31,28 +29,6 @@ def several_jobs(candidates: Sequence[JobRecord]) -> ConflictError:
     return ConflictError(
         f"{len(names)} jobs are open: say which with job_id ({', '.join(names[:10])})", {"jobs": names}
     )
-
-
-def note_versions(
-    connection: Connection, job_key: int, generations: Sequence[Generation], *, sampled_from: float | None = None
-) -> dict[str, int | None]:
-    """Returns the columns of a trajectory that tell the age of its weights; tells the job of the newest.
-
-    ``sampled_from`` is when its attempt began, None when nobody told.
-    """
-    versions = versions_of(generations)
-    if versions is None:
-        return {"oldest_version": None, "versions_behind": None}
-    oldest, newest = versions
-    known = job_rows.known_versions(connection, job_key)
-    columns = {"oldest_version": oldest, "versions_behind": None, "trainer_run": known.trainer_run}
-    standing = standing_of(newest, known, sampled_from=sampled_from)
-    if standing is Standing.OF_AN_EARLIER_RUN:
-        return {**columns, "trainer_run": known.trainer_run - 1}
-    if standing is Standing.ALONE:
-        job_rows.note_lone_version(connection, job_key, newest)
-        return columns
-    return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
 
 
 def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:

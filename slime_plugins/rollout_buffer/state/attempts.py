@@ -1,0 +1,128 @@
+"""Attempts to fill a slot, and their fence: what a runner that was replaced still brings is refused.
+
+Rules on an open transaction; ``buffer.py`` opens it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError
+from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.state.item_writes import WriteResult
+from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
+from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, StoredPayload
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
+
+__all__ = [
+    "Brought",
+    "add_trajectory",
+    "begin_attempt",
+    "check_fence",
+    "end_running_attempt",
+    "is_duplicate",
+    "pending_payload",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brought:
+    """A trajectory, and the attempt of a runner (by its fencing number) that brings it."""
+
+    fence: int
+    group: GroupRecord
+    slot: int
+    attempt: int
+    trajectory: Trajectory
+
+
+def check_fence(connection: Connection, job_key: int, fence: int) -> JobRecord:
+    """Returns the job of a runner that may write.
+
+    Raises:
+        StaleAttemptError: another runner has taken over the job.
+    """
+    job = job_rows.get_job(connection, job_key)
+    if job.fence != fence:
+        raise StaleAttemptError(f"runner {fence} was replaced by runner {job.fence}: its results are refused")
+    return job
+
+
+def begin_attempt(connection: Connection, now: float, fence: int, group: GroupRecord, slot: int) -> int | None:
+    """Starts to fill a slot; see ``Buffer.begin_attempt``."""
+    state = check_fence(connection, group.job_key, fence).state
+    if state in job_rules.FINAL_STATES:  # nobody would end what begins now
+        raise StaleAttemptError(f"the job is {state.value}: nothing of it is played any more")
+    if state is JobState.PAUSED:
+        raise JobPausedError("the job is paused: no attempt begins")
+    current = group_rows.get_group(connection, group.key)
+    if current.state is not GroupState.OPEN:
+        return None
+    if current.opened_at is None:
+        group_rows.update_group(connection, group.key, opened_at=now)
+    return attempt_rows.insert_attempt(connection, group.key, slot, fence, now)
+
+
+def end_running_attempt(
+    connection: Connection,
+    now: float,
+    group: GroupRecord,
+    slot: int,
+    attempt: int,
+    state: AttemptState,
+    error: tuple[str, str] | None,
+) -> None:
+    """Ends an attempt that runs; one that was ended before stays as it is."""
+    if attempt_rows.attempt_state(connection, group.key, slot, attempt) is AttemptState.RUNNING:
+        attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
+
+
+def is_duplicate(connection: Connection, brought: Brought) -> bool:
+    """Tells whether a trajectory is there already; that it comes again changes nothing.
+
+    Raises:
+        StaleAttemptError: it is not, and its attempt was given up, or another runner has taken over the job.
+    """
+    group, slot, attempt = brought.group, brought.slot, brought.attempt
+    if trajectory_rows.has_trajectory(connection, group.job_key, brought.trajectory.uid):
+        return True
+    check_fence(connection, group.job_key, brought.fence)
+    if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
+        raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
+    return False
+
+
+def pending_payload(trajectory: Trajectory) -> PendingPayload:
+    """Returns what of a trajectory is to be made durable before its row."""
+    body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
+    images = {image.sha256: image for image in trajectory.images}
+    needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
+    return PendingPayload(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)
+
+
+def add_trajectory(connection: Connection, now: float, brought: Brought, payload: StoredPayload) -> WriteResult:
+    """Adds the row of a trajectory whose payload is durable, and ends its attempt; see ``Buffer.add_trajectory``."""
+    group, slot, attempt, uid = brought.group, brought.slot, brought.attempt, brought.trajectory.uid
+    if is_duplicate(connection, brought):
+        return WriteResult(uid=uid, status=WriteStatus.DUPLICATE)
+    late = group_rows.get_group(connection, group.key).state is not GroupState.OPEN
+    filled = SlotOfTrajectory(
+        job_key=group.job_key,
+        group_key=group.key,
+        instance_id=group.instance_id,
+        slot=slot,
+        attempt=attempt,
+        late=late,
+        sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
+    )
+    insert_trajectory(connection, now, filled, brought.trajectory, payload)
+    attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)
+    group_rows.update_group(connection, group.key, last_write_at=now)
+    return WriteResult(uid=uid, status=WriteStatus.LATE if late else WriteStatus.STORED)

@@ -1,0 +1,78 @@
+"""Leases of deliveries: how they are given, renewed and acknowledged, and how they expire. On an open transaction.
+
+A delivery whose lease has run out is ``expired``: its groups are ready again, and come back together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
+from slime_plugins.rollout_buffer.types import AckResult, DeliveryState, GroupState
+
+__all__ = [
+    "acknowledge",
+    "all_still_waiting",
+    "expire_leases",
+    "handed_out",
+    "lease_again",
+    "lease_columns",
+    "renew_lease",
+]
+
+
+def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
+    """Returns what a delivery says of its lease: none for a poll that does not acknowledge."""
+    if poll.lease_s is None:
+        return {"state": DeliveryState.POPPED.value, "lease_s": None, "lease_expires_at": None}
+    return {"state": DeliveryState.LEASED.value, "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}
+
+
+def handed_out(poll: PollPayload) -> GroupState:
+    """Returns the state of groups that a poll is given."""
+    return GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
+
+
+def renew_lease(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
+    """Lets the lease of a delivery begin anew: its poll has asked again."""
+    lease_s = poll.lease_s or delivery.lease_s or 0.0
+    delivery_rows.update_delivery(connection, delivery.key, lease_s=lease_s, lease_expires_at=now + lease_s)
+
+
+def lease_again(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
+    """Leases a delivery that had expired to the poll that had it."""
+    delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, handed_out(poll))
+    delivery_rows.update_delivery(connection, delivery.key, **lease_columns(now, poll))
+
+
+def all_still_waiting(connection: Connection, delivery: DeliveryRecord) -> bool:
+    """Tells whether an expired delivery can come back whole: nobody else was given a group of it."""
+    return all(
+        group.state is GroupState.READY and group.delivery_key == delivery.key
+        for group in delivery_rows.groups_in_delivery(connection, delivery.key)
+    )
+
+
+def expire_leases(connection: Connection, now: float) -> None:
+    """Makes what was not acknowledged in time ready again, each delivery as a whole."""
+    for delivery in delivery_rows.lapsed_deliveries(connection, now):
+        delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
+        delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.LEASED, GroupState.READY)
+
+
+def acknowledge(connection: Connection, delivery_id: str) -> AckResult:
+    """Counts one delivery as received; see ``Buffer.acknowledge``."""
+    delivery = delivery_rows.find_delivery(connection, delivery_id)
+    if delivery is None:
+        return AckResult.UNKNOWN
+    if delivery.state in (DeliveryState.ACKED, DeliveryState.POPPED):
+        return AckResult.ACKED
+    if delivery.state is DeliveryState.EXPIRED and not all_still_waiting(connection, delivery):
+        return AckResult.EXPIRED
+    for state in (GroupState.LEASED, GroupState.READY):
+        delivery_rows.set_groups_of_delivery(connection, delivery.key, state, GroupState.DELIVERED)
+    delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.ACKED.value)
+    return AckResult.ACKED
