@@ -22,6 +22,11 @@ import requests
 
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
+    allocated_bytes,
+    running_emulator,
+    shares_blocks,
+)
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
@@ -38,6 +43,7 @@ _EXTRAS = {
 }
 _FREE_BYTES_SERVER = 2 * 1024**3
 _FREE_BYTES_PER_EMULATOR = 12 * 1024**3
+_COPIED_PER_S = 200e6
 _MEMORY_PER_EMULATOR = 4 * 1024**3
 _ASK_KVM_FOR_ITS_VERSION = 0xAE00
 _KVM_VERSION = 12
@@ -270,7 +276,28 @@ def _avd(examination: Examination) -> list[Finding]:
         "create it with avdmanager (Pixel 6, API 33), set AndroidWorld's apps and the accessibility forwarder "
         f"({FORWARDER_PACKAGE}) up in it once, stop it; or set avd_name and android_avd_home"
     )
-    return _found(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
+    findings = _found(f"virtual device {settings.avd_name}", config.is_file(), detail, remedy, needed=True)
+    return [*findings, *(_clones(examination, config.parent) if config.is_file() else [])]
+
+
+def _clones(examination: Examination, base: Path) -> list[Finding]:
+    """Whether the base can be copied now, and what copies of it for all emulators of this host take."""
+    pid = running_emulator(base)
+    stands = "it stands still" if pid is None else f"the process {pid} runs it"
+    findings = _found("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
+    try:
+        shared = shares_blocks(base.parent)
+    except OSError as error:
+        return [*findings, *_found("copies of the base device", False, str(error), "make it writable", needed=True)]
+    each, emulators = allocated_bytes(base), examination.emulators
+    space = 0 if shared else emulators * each
+    how = "the file system shares blocks" if shared else "XFS with reflink or Btrfs would share blocks"
+    detail = (
+        f"{each / 1024**3:.1f} GB each; {emulators} of them take {space / 1024**3:.0f} GB and, at "
+        f"{_COPIED_PER_S / 1e6:.0f} MB/s, about {space / _COPIED_PER_S / 60:.0f} min: {how}"
+    )
+    enough = shutil.disk_usage(base.parent).free >= space
+    return [*findings, *_found("copies of the base device", enough, detail, "free space on that disk", needed=True)]
 
 
 def _package(examination: Examination) -> list[Finding]:

@@ -115,6 +115,8 @@ class AndroidWorldSettings(FarmSettings):
     suite_seed: int = 30
     android_world_python: str = ""
     boot_attempts: int = Field(default=2, ge=1)
+    clones_at_once: int = Field(default=4, ge=1)
+    clone_s_per_gb: float = Field(default=120, gt=0)
     avd_name: str = "AndroidWorldAvd"
     base_avd_name_pattern: str = "slime_aw_{}"
     base_console_port: int = Field(default=5556, ge=1024, le=65535)

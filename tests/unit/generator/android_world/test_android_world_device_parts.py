@@ -270,9 +270,10 @@ def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, 
 def test_a_running_or_missing_base_is_not_cloned(avd_home: Path) -> None:
     with pytest.raises(ConfigError, match="no virtual device Nobody"):
         clone_avd(avd_home, "Nobody", "clone_0")
-    (avd_home / "Base.avd" / "hardware-qemu.ini.lock").touch()
-    with pytest.raises(DeviceError, match="is running"):
+    (avd_home / "Base.avd" / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}\n")
+    with pytest.raises(DeviceError, match=rf"is running \(process {os.getpid()}\)"):
         clone_avd(avd_home, "Base", "clone_0")
+    assert not (avd_home / "clone_0.avd").exists()
 
 
 def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

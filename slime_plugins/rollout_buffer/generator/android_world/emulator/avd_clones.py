@@ -1,35 +1,60 @@
-"""A virtual device of its own for each worker: cloned once from a base that is not running."""
+"""A virtual device of its own for each worker: cloned once from a base that is not running.
+
+A copy goes on where an earlier one was cut off: whole files of it are kept. Its limit of time grows with what is to be
+copied, and only a few are made at the same time on a host, because disks are slower for many.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
+import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import point_into_clone
 
-__all__ = ["clone_avd"]
+__all__ = ["CopyLimits", "allocated_bytes", "clone_avd", "running_emulator", "shares_blocks"]
 
 logger = logging.getLogger(__name__)
 
 _MARK = "rollout_buffer_clone_of"
 """The file in a clone that says that it is ours: the name of its base, or nothing while it is being made."""
-_COPY_S = 900.0
+_PID_FILE = "hardware-qemu.ini.lock"
+_PART = ".rollout_buffer_part"
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
+_SHORTEST_COPY_S = 60.0
+_TURN_POLL_S = 0.2
+_SET_PARENT_DEATH_SIGNAL = 1
+_CLONE_RANGE = 0x40049409  # FICLONE
 
 
-def clone_avd(avd_home: Path, base: str, clone: str) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyLimits:
+    """How long a gigabyte may take to copy, and how many copies are made at once on a host."""
+
+    seconds_per_gb: float = 120.0
+    at_once: int = 4
+
+
+def clone_avd(avd_home: Path, base: str, clone: str, limits: CopyLimits | None = None) -> None:
     """Makes the clone unless it is there already, whole and of this base.
 
-    The clone's files share blocks with the base where the file system can, and stay sparse.
+    The clone's files share blocks with the base where the file system can, and stay sparse. Overlays of disks lead to
+    the clone's own files.
 
     Raises:
         ConfigError: there is no such base, or what bears the clone's name is no clone.
-        DeviceError: the base is running, or copying it failed.
+        DeviceError: the base is running, copying it failed or took too long, or a disk of it cannot be cloned.
     """
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
     if not (source / "config.ini").is_file():
@@ -41,13 +66,54 @@ def clone_avd(avd_home: Path, base: str, clone: str) -> None:
             raise ConfigError(
                 f"{target} is there already and is no clone: move it, or set another base_avd_name_pattern"
             )
-        if any(source.glob("*.lock")):
-            raise DeviceError(f"the base device {base} is running (it has a lock file): stop it before it is cloned")
-        logger.info("cloning the virtual device %s as %s", base, clone)
-        _copy(source, target)
+        pid = running_emulator(source)
+        if pid is not None:
+            raise DeviceError(f"the base device {base} is running (process {pid}): stop it before it is cloned")
+        with _turn(avd_home, (limits or CopyLimits()).at_once):
+            logger.info("cloning the virtual device %s as %s", base, clone)
+            _copy(source, target, (limits or CopyLimits()).seconds_per_gb)
+        point_into_clone(source, target)
         _rename_within(target, base, clone)
         _write_pointer(avd_home, base, clone)
         (target / _MARK).write_text(base)
+
+
+def running_emulator(avd: Path) -> int | None:
+    """Returns the process that runs the virtual device in this folder, None when it stands still.
+
+    Lock files alone say nothing: an emulator that was stopped in order leaves some behind. Running is whose process,
+    named in one of them, lives.
+    """
+    try:
+        written = (avd / _PID_FILE).read_bytes().strip(b"\0 \r\n\t")
+        pid = int(written)
+        os.kill(pid, 0)
+    except PermissionError:  # it lives, and is somebody else's
+        return pid
+    except (OSError, ValueError, OverflowError):  # there is no lock, it names nobody, or nobody any more
+        return None
+    return pid if pid > 0 else None
+
+
+def allocated_bytes(avd: Path) -> int:
+    """Returns what a copy of the virtual device takes on disk: holes in its files take nothing."""
+    return sum((avd / name).lstat().st_blocks * 512 for name in _files_of(avd))
+
+
+def shares_blocks(folder: Path) -> bool:
+    """Tells whether copies in this folder take neither time nor space until they are written to. Tries it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    with tempfile.TemporaryFile(dir=folder) as one, tempfile.TemporaryFile(dir=folder) as other:
+        one.write(b"\0" * 4096)
+        one.flush()
+        try:
+            fcntl.ioctl(other.fileno(), _CLONE_RANGE, one.fileno())
+        except OSError:
+            return False
+    return True
 
 
 def _is_clone_of(target: Path, base: str) -> bool:
@@ -63,22 +129,94 @@ def _alone(lock_path: Path) -> Iterator[None]:
         yield
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copies without what belongs to a running or suspended emulator. What half a copy left behind goes first."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    (target / _MARK).touch()
-    paths = [str(path) for path in sorted(source.iterdir()) if not _of_a_run(path)]
-    command = ["cp", "-a", "--reflink=auto", "--sparse=always", *paths, str(target)]
+@contextmanager
+def _turn(avd_home: Path, at_once: int) -> Iterator[None]:
+    """Waits until fewer than ``at_once`` copies are under way; whoever dies makes room. Each has a limit of its own."""
+    while True:
+        for number in range(at_once):
+            with (avd_home / f".rollout_buffer_copy_{number}.lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+        time.sleep(_TURN_POLL_S)
+
+
+def _files_of(avd: Path) -> list[Path]:
+    """What of a virtual device is copied, relative to it: nothing that belongs to a running or suspended emulator."""
+    return sorted(
+        path.relative_to(avd)
+        for path in avd.rglob("*")
+        if (path.is_file() or path.is_symlink()) and not any(_of_a_run(part) for part in path.relative_to(avd).parts)
+    )
+
+
+def _of_a_run(name: str) -> bool:
+    return name.endswith((".lock", _PART)) or name in ("snapshots", _MARK, "tmpAdbCmds")
+
+
+def _copy(source: Path, target: Path, seconds_per_gb: float) -> None:
+    """Copies file by file. What an earlier copy finished is kept, what does not belong there goes."""
+    target.mkdir(exist_ok=True)
+    (target / _MARK).write_text("")
+    wanted = _files_of(source)
+    _remove_all_but(target, set(wanted))
+    deadline = time.monotonic() + _SHORTEST_COPY_S + allocated_bytes(source) / 1e9 * seconds_per_gb
+    for name in wanted:
+        if not _is_copied(source / name, target / name):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            _copy_file(source / name, target / name, deadline)
+
+
+def _is_copied(source: Path, target: Path) -> bool:
+    if source.name in _TEXT_FILES or not target.exists():
+        return False
+    ours, theirs = source.lstat(), target.lstat()
+    return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
+
+
+def _remove_all_but(target: Path, wanted: set[Path]) -> None:
+    for path in sorted(target.rglob("*"), reverse=True):
+        name = path.relative_to(target)
+        if path.is_dir() and not path.is_symlink():
+            if not any(name in file.parents for file in wanted):
+                shutil.rmtree(path, ignore_errors=True)
+        elif name not in wanted and path.name != _MARK:
+            path.unlink(missing_ok=True)
+
+
+def _copy_file(source: Path, target: Path, deadline: float) -> None:
+    """One file, under another name until it is whole. ``cp`` ends with this process."""
+    part = target.with_name(f"{target.name}{_PART}")
+    command = ["cp", "-a", "--reflink=auto", "--sparse=always", "--", str(source), str(part)]
+    left_s = max(deadline - time.monotonic(), 0.0)
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COPY_S)
-    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=left_s, preexec_fn=_dies_with(os.getpid())
+        )
+        part.replace(target)
+    except subprocess.TimeoutExpired as error:
+        raise DeviceError(
+            f"{source.parent} could not be cloned in time: it takes longer than clone_s_per_gb says"
+        ) from error
+    except (OSError, subprocess.CalledProcessError) as error:
         said = {"stderr": str(getattr(error, "stderr", ""))}
-        raise DeviceError(f"{source} could not be cloned: {error}", said) from error
+        raise DeviceError(f"{source.parent} could not be cloned: {error}", said) from error
 
 
-def _of_a_run(path: Path) -> bool:
-    return path.suffix == ".lock" or path.name in ("snapshots", _MARK, "tmpAdbCmds")
+def _dies_with(parent: int) -> Callable[[], None]:
+    """Returns what ``cp`` does before it starts: it asks to be killed when its worker is, else it would write on into
+    what the next worker makes."""
+    libc = ctypes.CDLL(None)
+
+    def before_exec() -> None:
+        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
 
 
 def _rename_within(target: Path, base: str, clone: str) -> None:

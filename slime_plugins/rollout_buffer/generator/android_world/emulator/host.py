@@ -13,10 +13,10 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CopyLimits, clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts, hold_ports
 
-__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "records_folder"]
+__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "make_clone", "records_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,17 @@ def check_sdk(settings: AndroidWorldSettings) -> None:
         raise ConfigError(f"device: android_world needs the virtual device {settings.avd_name}: there is no {avd}")
 
 
+def make_clone(settings: AndroidWorldSettings, index: int) -> None:
+    """Makes the virtual device of worker ``index``, unless it is there.
+
+    Raises:
+        ConfigError, DeviceError: as ``clone_avd``.
+    """
+    limits = CopyLimits(seconds_per_gb=settings.clone_s_per_gb, at_once=settings.clones_at_once)
+    home = Path(settings.android_avd_home).expanduser()
+    clone_avd(home, settings.avd_name, settings.base_avd_name_pattern.format(index), limits)
+
+
 class EmulatorHost:
     """Owns the emulator of worker ``index``: its clone, its ports, its adb server, its process."""
 
@@ -80,7 +91,7 @@ class EmulatorHost:
         Raises:
             DeviceError: it did not come up in time, ``boot_attempts`` times.
         """
-        clone_avd(self._avd_home, self._settings.avd_name, self._avd_name)
+        make_clone(self._settings, self._index)
         failure: DeviceError | None = None
         for attempt in range(1, self._settings.boot_attempts + 1):
             try:

@@ -279,13 +279,14 @@ def _runs(pid: str) -> bool:
 
 
 class _AvdLock:
-    """Marks the device's files as in use while the emulator runs."""
+    """Marks the device's files as in use while the emulator runs; one of the two marks stays, as with the real one."""
 
     def __init__(self, name: str) -> None:
         self._path = _avd_folder(name) / _LOCK_FILE
 
     def __enter__(self) -> None:
         self._path.write_text(str(os.getpid()))
+        self._path.with_name("multiinstance.lock").touch()
 
     def __exit__(self, *_: object) -> None:
         self._path.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""Disks of the emulator that hold only what differs from another file (qcow2): which file that is.
+
+An overlay names its backing file by a path. In a clone that path must lead to the clone's own copy, or the emulator
+would read the base's disk, which is somebody else's and changes. Only the first bytes of a qcow2 file are known here:
+magic (4 bytes), version (4), offset of the backing file's name (8), its length (4), all big-endian; the name lies in
+the first cluster, after everything else there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.errors import DeviceError
+
+__all__ = ["backing_file", "point_into_clone"]
+
+_MAGIC = b"QFI\xfb"
+_HEAD = struct.Struct(">4sIQI")
+_LONGEST_NAME = 1023
+
+
+def point_into_clone(base: Path, clone: Path) -> None:
+    """Makes every overlay of the clone lead to the clone's own files, wherever it led into the base.
+
+    Raises:
+        DeviceError: one leads to a file that is not there or was not copied, or in a way that is not understood.
+    """
+    for path in sorted(clone.rglob("*")):
+        name = backing_file(path) if path.is_file() else None
+        if name is None:
+            continue
+        if ":" in name.partition("/")[0]:
+            raise DeviceError(f"the disk {path.name} of {base} cannot be cloned: its backing file is {name[:80]!r}")
+        # Relative names start at the overlay itself; in the base it lay at the same place.
+        place = base / path.relative_to(clone)
+        meant = Path(os.path.normpath(place.parent / name))
+        own = clone / meant.relative_to(base) if meant.is_relative_to(base) else meant
+        if not own.exists():
+            raise DeviceError(
+                f"the disk {path.name} of {base} cannot be cloned: its backing file {name} is not there, or belongs to "
+                "a snapshot, which clones do not have; start the base once with -no-snapshot and stop it"
+            )
+        wanted = os.path.relpath(own, path.parent) if own.is_relative_to(clone) else str(own)
+        if Path(os.path.normpath(path.parent / name)) != own:
+            _write_name(path, wanted)
+
+
+def backing_file(path: Path) -> str | None:
+    """Returns the name of the file that an overlay stands on; None when the file is no overlay."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+            return None
+        _, _, offset, length = _HEAD.unpack(head)
+        if not offset or not 0 < length <= _LONGEST_NAME:
+            return None
+        file.seek(offset)
+        return file.read(length).decode("utf-8", "surrogateescape")
+
+
+def _write_name(path: Path, name: str) -> None:
+    """Writes a shorter or equally long name in place of the present one; how old the file is stays as it was."""
+    encoded = os.fsencode(name)
+    stat = path.stat()
+    with path.open("r+b") as file:
+        magic, version, offset, length = _HEAD.unpack(file.read(_HEAD.size))
+        if len(encoded) > length:
+            raise DeviceError(f"the disk {path.name} cannot be cloned: there is no room for the name {name}")
+        file.seek(offset)
+        file.write(encoded.ljust(length, b"\0"))
+        file.seek(0)
+        file.write(_HEAD.pack(magic, version, offset, len(encoded)))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -1,0 +1,229 @@
+"""Clones of virtual devices: from bases as emulators leave them, with disks that stand on other disks."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.emulator import avd_clones
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
+    CopyLimits,
+    allocated_bytes,
+    clone_avd,
+    running_emulator,
+    shares_blocks,
+)
+from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import backing_file
+
+CLUSTER = 65536
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    base = tmp_path / "avd" / "Base.avd"
+    base.mkdir(parents=True)
+    (base / "config.ini").write_text("AvdId=Base\n")
+    (base / "userdata-qemu.img").write_bytes(b"data" * 1000)
+    (base.parent / "Base.ini").write_text(f"path={base}\ntarget=android-33\n")
+    return base.parent
+
+
+def write_overlay(path: Path, backing: str) -> None:
+    """A qcow2 file as ``qemu-img create -b`` begins it: header, and the name in the first cluster."""
+    name = backing.encode()
+    head = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 600, len(name), 16, 1 << 30)
+    path.write_bytes((head.ljust(600, b"\0") + name).ljust(CLUSTER, b"\0") + b"blocks")
+
+
+def exited() -> int:
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+    return child.pid
+
+
+# ---- running or not --------------------------------------------------------------------------------------------------
+
+
+def test_a_base_that_was_booted_and_stopped_is_cloned_without_its_locks(home: Path) -> None:
+    base = home / "Base.avd"
+    (base / "multiinstance.lock").touch()
+    (base / "hardware-qemu.ini.lock").write_text(f"{exited()}")
+    assert running_emulator(base) is None
+    clone_avd(home, "Base", "clone_0")
+    assert sorted(path.name for path in (home / "clone_0.avd").iterdir()) == [
+        "config.ini",
+        "rollout_buffer_clone_of",
+        "userdata-qemu.img",
+    ]
+
+
+@pytest.mark.parametrize("written", [b"", b"\0", b"nobody", b"-1", b"0", b"99999999999999999999", b"\xff\xfe"])
+def test_a_lock_that_names_no_process_means_nothing(home: Path, written: bytes) -> None:
+    (home / "Base.avd" / "hardware-qemu.ini.lock").write_bytes(written)
+    assert running_emulator(home / "Base.avd") is None
+
+
+@pytest.mark.parametrize("form", ["{}", "{}\n", "{}\0\0"])
+def test_a_lock_that_names_a_process_that_lives_is_an_emulator(home: Path, form: str) -> None:
+    (home / "Base.avd" / "hardware-qemu.ini.lock").write_text(form.format(os.getpid()))
+    assert running_emulator(home / "Base.avd") == os.getpid()
+
+
+# ---- disks on disks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["{base}/userdata-qemu.img", "userdata-qemu.img", "../Base.avd/userdata-qemu.img"])
+def test_an_overlay_leads_to_the_clones_own_disk_however_it_named_it(home: Path, form: str) -> None:
+    base = home / "Base.avd"
+    write_overlay(base / "userdata-qemu.img.qcow2", form.format(base=base))
+    clone_avd(home, "Base", "clone_0")
+    overlay = home / "clone_0.avd" / "userdata-qemu.img.qcow2"
+    assert backing_file(overlay) == "userdata-qemu.img"
+    original = (base / overlay.name).read_bytes()
+    assert overlay.read_bytes()[CLUSTER:] == original[CLUSTER:] == b"blocks"
+    assert backing_file(base / overlay.name) == form.format(base=base)
+
+
+def test_an_overlay_on_a_shared_system_image_keeps_it(home: Path, tmp_path: Path) -> None:
+    system = tmp_path / "system.img"
+    system.touch()
+    write_overlay(home / "Base.avd" / "system.img.qcow2", str(system))
+    clone_avd(home, "Base", "clone_0")
+    assert backing_file(home / "clone_0.avd" / "system.img.qcow2") == str(system)
+
+
+def test_overlays_on_overlays_stay_within_the_clone(home: Path) -> None:
+    base = home / "Base.avd"
+    write_overlay(base / "lower.qcow2", f"{base}/userdata-qemu.img")
+    write_overlay(base / "upper.qcow2", f"{base}/lower.qcow2")
+    clone_avd(home, "Base", "clone_0")
+    clone = home / "clone_0.avd"
+    assert backing_file(clone / "lower.qcow2") == "userdata-qemu.img"
+    assert backing_file(clone / "upper.qcow2") == "lower.qcow2"
+
+
+@pytest.mark.parametrize("backing", ["gone.img", "snapshots/one/ram.img", "/nowhere/gone.img", "json:{}", "nbd:host:1"])
+def test_an_overlay_that_cannot_be_followed_is_refused_in_a_sentence(home: Path, backing: str) -> None:
+    write_overlay(home / "Base.avd" / "cache.img.qcow2", backing)
+    with pytest.raises(DeviceError, match=r"the disk cache\.img\.qcow2 of .* cannot be cloned: its backing file"):
+        clone_avd(home, "Base", "clone_0")
+    with pytest.raises(DeviceError, match="cannot be cloned"):  # and not taken for a clone afterwards
+        clone_avd(home, "Base", "clone_0")
+
+
+@given(data=st.binary(max_size=200))
+def test_a_file_of_any_bytes_has_a_backing_file_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("any") / "disk"
+    path.write_bytes(b"QFI\xfb" + data)
+    assert backing_file(path) is None or isinstance(backing_file(path), str)
+
+
+# ---- cut off, limited ------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_that_was_cut_off_goes_on_with_what_is_missing(home: Path) -> None:
+    (home / "Base.avd" / "zzz.img").write_bytes(b"last")
+    clone_avd(home, "Base", "clone_0")
+    clone = home / "clone_0.avd"
+    kept = (clone / "userdata-qemu.img").stat().st_ino
+    (clone / "rollout_buffer_clone_of").write_text("")  # as it is while it is being made
+    (clone / "zzz.img").rename(clone / "zzz.img.rollout_buffer_part")
+    (clone / "rubbish").mkdir()
+    (clone / "rubbish" / "file").touch()
+    clone_avd(home, "Base", "clone_0")
+    assert (clone / "userdata-qemu.img").stat().st_ino == kept
+    assert (clone / "zzz.img").read_bytes() == b"last"
+    assert not (clone / "rubbish").exists()
+    assert list(clone.glob("*_part")) == []
+
+
+def test_a_file_of_which_the_base_has_another_version_is_copied_anew(home: Path) -> None:
+    clone_avd(home, "Base", "clone_0")
+    (home / "clone_0.avd" / "rollout_buffer_clone_of").write_text("")
+    (home / "Base.avd" / "userdata-qemu.img").write_bytes(b"other" * 1000)
+    clone_avd(home, "Base", "clone_0")
+    assert (home / "clone_0.avd" / "userdata-qemu.img").read_bytes() == b"other" * 1000
+
+
+def test_a_copy_that_takes_too_long_says_which_limit_it_met(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_cp(home, monkeypatch, seconds=60)
+    monkeypatch.setattr(avd_clones, "_SHORTEST_COPY_S", 0.2)
+    with pytest.raises(DeviceError, match="longer than clone_s_per_gb says"):
+        clone_avd(home, "Base", "clone_0", CopyLimits(seconds_per_gb=1.0))
+
+
+def test_no_more_are_copied_at_once_than_allowed_and_all_are_made(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = slow_cp(home, monkeypatch, seconds=0.05)
+    limits = CopyLimits(at_once=3)
+    copies = [threading.Thread(target=clone_avd, args=(home, "Base", f"clone_{n}", limits)) for n in range(12)]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join(timeout=120)
+    assert all((home / f"clone_{number}.avd" / "userdata-qemu.img").is_file() for number in range(12))
+    under_way = most = 0
+    for line in log.read_text().splitlines():
+        under_way += 1 if line == "begins" else -1
+        most = max(most, under_way)
+    assert 1 <= most <= 3
+
+
+def test_a_copy_ends_with_the_worker_that_made_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = slow_cp(home, monkeypatch, seconds=3600)
+    imports = f"import sys; from pathlib import Path; from {avd_clones.__name__} import clone_avd"
+    program = f"{imports}; clone_avd(Path(sys.argv[1]), 'Base', 'c')"
+    worker = subprocess.Popen([sys.executable, "-c", program, str(home)])
+    until(lambda: log.exists() and (home / "pid").exists() and (home / "pid").read_text().strip() != "")
+    copying = int((home / "pid").read_text())
+    worker.kill()
+    worker.wait()
+    until(lambda: not lives(copying))
+
+
+def test_what_a_clone_takes_counts_no_holes_and_no_locks(home: Path) -> None:
+    base = home / "Base.avd"
+    before = allocated_bytes(base)
+    with (base / "sparse.img").open("wb") as file:
+        file.truncate(1 << 30)
+    (base / "multiinstance.lock").write_bytes(b"x" * 100_000)
+    assert before <= allocated_bytes(base) < 1 << 20
+    assert isinstance(shares_blocks(home), bool)
+
+
+def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> Path:
+    """Puts a ``cp`` before the real one that takes its time and writes down when it begins and ends."""
+    folder, log = home.parent / "bin", home.parent / "log"
+    folder.mkdir()
+    program = folder / "cp"
+    wait = f"exec sleep {seconds}" if seconds > 1 else f"sleep {seconds}"  # what never ends has no child of its own
+    program.write_text(
+        f'#!/bin/sh\necho $$ > {home}/pid\necho begins >> {log}\n{wait}\n/bin/cp "$@"\necho ends >> {log}\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return log
+
+
+def lives(pid: int) -> bool:
+    try:
+        return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split())[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(holds: object) -> None:
+    assert callable(holds)
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
