@@ -7,7 +7,6 @@ client that goes away in the middle of a turn leaves nothing behind, and its req
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -46,7 +45,7 @@ from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gat
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
 from slime_plugins.rollout_buffer.protocol import request_models
-from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
+from slime_plugins.rollout_buffer.protocol.auth import bearer_of, bears, check_bearer
 from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 
@@ -170,18 +169,16 @@ def _is_openai(request: web.Request) -> bool:
 
 
 def _bearer(request: web.Request) -> str:
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+    return bearer_of(request.headers.get("Authorization"))
 
 
 def _has_token(request: web.Request) -> bool:
     token = request.app[TOKEN]
-    return not token or hmac.compare_digest(_bearer(request).encode("utf-8", "replace"), token.encode())
+    return not token or bears(request.headers.get("Authorization"), token)
 
 
 def _check_token(request: web.Request) -> None:
-    if not _has_token(request):
-        raise UnauthorizedError(why_unauthorized(request.headers.get("Authorization")))
+    check_bearer(request.headers.get("Authorization"), request.app[TOKEN])
 
 
 def _named_session(request: web.Request) -> str:

@@ -19,7 +19,10 @@ from slime_plugins.rollout_buffer.protocol.hosts import check_origin
 
 __all__ = [
     "SESSION_LENGTH_S",
+    "bearer_of",
+    "bears",
     "check_access",
+    "check_bearer",
     "cookie_name",
     "is_open",
     "is_token",
@@ -44,7 +47,7 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
         UnauthorizedError: it carries neither.
         ForbiddenError: it would change something, and a page of another site made a browser send it.
     """
-    if token is not None and _bears(environ, token):
+    if token is not None and bears(environ.get("HTTP_AUTHORIZATION"), token):
         return True
     _check_origin(environ)
     if token is None:
@@ -64,6 +67,32 @@ def is_open(path: str) -> bool:
     return path in OPEN_ROUTES or path.startswith(OPEN_FOLDER)
 
 
+def bearer_of(authorization: str | None) -> str:
+    """Returns what an ``Authorization`` header brings as its bearer; empty when it brings nothing."""
+    scheme, _, given = (authorization or "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+def bears(authorization: str | None, *tokens: str) -> bool:
+    """Tells whether an ``Authorization`` header brings one of the tokens, in a time that tells nothing about them."""
+    given = bearer_of(authorization)
+    matches = [
+        is_token(given, token) for token in tokens
+    ]  # all of them are looked at: the first would tell by its time
+    return bool(given) and any(matches)
+
+
+def check_bearer(authorization: str | None, *tokens: str | None) -> None:
+    """Lets a request pass that brings one of the tokens, or any request where there is none.
+
+    Raises:
+        UnauthorizedError: it does not; says what is wrong with its header.
+    """
+    accepted = [token for token in tokens if token]
+    if accepted and not bears(authorization, *accepted):
+        raise UnauthorizedError(why_unauthorized(authorization))
+
+
 def why_unauthorized(authorization: str | None) -> str:
     """Says what is wrong with an ``Authorization`` header that does not let its request pass."""
     scheme, _, given = (authorization or "").partition(" ")
@@ -76,7 +105,7 @@ def why_unauthorized(authorization: str | None) -> str:
 
 def is_token(given: str, token: str) -> bool:
     """Tells whether that is the token, in a time that does not tell how much of it is right."""
-    return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
+    return hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode("utf-8", "replace"))
 
 
 def cookie_name(token: str) -> str:
@@ -100,11 +129,6 @@ def _session_holds(cookie: str, token: str, now: float) -> bool:
 def _signed(token: str, text: str) -> str:
     about = f"rollout-buffer dashboard session {text}".encode("utf-8", "replace")
     return hmac.new(token.encode(), about, hashlib.sha256).hexdigest()
-
-
-def _bears(environ: Mapping[str, Any], token: str) -> bool:
-    scheme, _, given = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    return scheme.lower() == "bearer" and is_token(given, token)
 
 
 def _check_origin(environ: Mapping[str, Any]) -> None:

@@ -22,9 +22,8 @@ from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     PayloadTooLargeError,
     RolloutBufferError,
-    UnauthorizedError,
 )
-from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
+from slime_plugins.rollout_buffer.protocol.auth import check_bearer
 from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -35,7 +34,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views impo
     listed,
     shown_page,
 )
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, is_right_key
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 
 __all__ = ["add_agent_routes", "add_trainer_routes", "answer_turn", "create_app"]
 
@@ -198,8 +197,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _check_key(request: web.Request, key: str | None) -> None:
-    if key and not is_right_key(request.headers.get("Authorization"), (key,)):
-        raise UnauthorizedError(why_unauthorized(request.headers.get("Authorization")))
+    check_bearer(request.headers.get("Authorization"), key)
 
 
 def _json(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

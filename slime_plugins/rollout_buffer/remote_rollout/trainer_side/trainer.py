@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
 import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -26,10 +25,9 @@ from slime_plugins.rollout_buffer.errors import (
     EngineError,
     InvalidPayloadError,
     NotFoundError,
-    UnauthorizedError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.protocol.auth import why_unauthorized
+from slime_plugins.rollout_buffer.protocol.auth import check_bearer
 from slime_plugins.rollout_buffer.protocol.request_models import parse
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools
@@ -49,7 +47,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink, item_of, trajectory_of
 from slime_plugins.rollout_buffer.types import Message, SamplingParams, Trajectory
 
-__all__ = ["FixedPolicy", "Policy", "PolicySource", "TrainerSide", "is_right_key"]
+__all__ = ["FixedPolicy", "Policy", "PolicySource", "TrainerSide"]
 
 _ENGINE_OPTIONS: Final = (
     "stop", "stop_token_ids", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
@@ -156,9 +154,7 @@ class TrainerSide:
         Raises:
             UnauthorizedError: it does not.
         """
-        accepted = [key for key in ((session.api_key if session else None), self.settings.api_key) if key]
-        if accepted and not is_right_key(authorization, accepted):
-            raise UnauthorizedError(why_unauthorized(authorization))
+        check_bearer(authorization, session.api_key if session else None, self.settings.api_key)
 
     def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
         """Lets a call pass that may give a reward: with this server's key, or where it has none, with the session's.
@@ -476,14 +472,6 @@ async def _as_is(reply: dict[str, Any]) -> dict[str, Any]:
 
 def _because(session: TrainerSession) -> str:
     return f" ({session.reason})" if session.reason else ""
-
-
-def is_right_key(authorization: str | None, keys: Sequence[str]) -> bool:
-    """Tells whether an ``Authorization`` header brings one of the keys, in a time that tells nothing about them."""
-    scheme, _, given = (authorization or "").partition(" ")
-    told = given.strip().encode("utf-8", "replace")
-    matches = [hmac.compare_digest(told, key.encode("utf-8", "replace")) for key in keys]
-    return scheme.lower() == "bearer" and any(matches)
 
 
 def _fingerprint(*parts: Any) -> bytes:
