@@ -22,7 +22,7 @@ import pytest
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
-from slime_plugins.rollout_buffer.gateway.backends import load_tokenizer
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from tests.gateway_support import gateway_on, start_session_job
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]

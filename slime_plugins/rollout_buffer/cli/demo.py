@@ -38,6 +38,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableE
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
 
 __all__ = ["DemoError", "DemoSettings", "run_demo"]
@@ -323,9 +324,7 @@ def _check(trainer: _Trainer, job: dict[str, Any]) -> None:
 
 def _check_masks(trajectories: list[list[Sample]], run: Path) -> None:
     """Compares what a trajectory's masks train, decoded, with what the stored conversation says the policy said."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+    tokenizer = load_tokenizer(DEMO_TOKENIZER_PATH)
     said = _what_the_policy_said(run)
     for rows in trajectories:
         if rows[0].remove_sample:

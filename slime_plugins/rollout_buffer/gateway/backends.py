@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, Inva
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 __all__ = ["JobBackend", "JobBackends"]
 
@@ -48,15 +48,6 @@ RESERVED = frozenset(
 """Arguments of ``apply_chat_template`` itself, which a request must not reach."""
 
 logger = logging.getLogger(__name__)
-
-
-def load_tokenizer(path: str) -> Any:
-    """Returns the tokenizer in a folder."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path)
 
 
 class JobBackend:

@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import TokenizerRefusedError
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 __all__ = ["TokenizerCatalog"]
 
@@ -122,10 +123,7 @@ class TokenizerCatalog:
 
 
 def _load(name: str, revision: str | None, trusted: bool, download: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    options = {} if revision is None else {"revision": revision}
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trusted, local_files_only=not download, **options)
+    return load_tokenizer(name, trusted=trusted, revision=revision, download=download)
 
 
 def _first_line(error: Exception) -> str:

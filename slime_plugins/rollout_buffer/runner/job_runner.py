@@ -32,7 +32,6 @@ from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import (
-    ConfigError,
     EngineAwayError,
     EngineError,
     EpisodeError,
@@ -56,6 +55,7 @@ from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import (
     EngineTrouble,
     EpisodeRequest,
@@ -198,7 +198,7 @@ class JobRunner:
     async def _run_generator(self, create_generator: Callable[[], Generator]) -> None:
         tokenizer_path = self._settings.tokenizer_path if self._is_exact else str(ENVELOPE_TOKENIZER_PATH)
         try:
-            tokenizer = await asyncio.to_thread(_load_tokenizer, tokenizer_path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, tokenizer_path) if tokenizer_path else None
             engine = self._engine = self._connect(tokenizer)
             self._engine_watch = EngineWatch(engine)
             generator = create_generator()
@@ -664,28 +664,6 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
             f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "
             f"asked for {request.uid}/{request.instance.instance_id}"
         )
-
-
-def _load_tokenizer(path: str | None) -> Any:
-    if path is None:
-        return None
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers import AutoTokenizer
-
-    if os.path.isdir(os.path.expanduser(path)):
-        return AutoTokenizer.from_pretrained(os.path.expanduser(path))
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=_is_offline())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"tokenizer_path {path} is no folder of this host, and as a name of the model hub it cannot be had "
-            f"({'the hub is switched off here by HF_HUB_OFFLINE' if _is_offline() else 'the hub does not give it'}): "
-            "put the trainer's tokenizer into a folder of this host"
-        ) from error
-
-
-def _is_offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def _retry_delay(failures: int) -> float:

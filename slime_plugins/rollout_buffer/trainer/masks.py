@@ -38,6 +38,7 @@ from slime.utils.mask_generator import (
     register_loss_mask_type,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 __all__ = ["ClassWithoutRows", "MaskSettings", "Masks", "check_masks", "mask_generator"]
 
@@ -150,9 +151,9 @@ def _try(generator: Masks) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer(path: str | None) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    if path is None:
+        raise ConfigError("there is no tokenizer: give --hf-checkpoint")
+    return load_tokenizer(path, trusted=True)
 
 
 def _made(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str) -> Masks:

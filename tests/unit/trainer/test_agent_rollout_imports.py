@@ -19,6 +19,7 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.overlay_advice",
     "slime_plugins.rollout_buffer.rules.vocabulary",
+    "slime_plugins.rollout_buffer.tokenizer_loading",
     "slime_plugins.rollout_buffer.trainer",
     "slime_plugins.rollout_buffer.types",
     "slime_plugins.rollout_buffer.wire",

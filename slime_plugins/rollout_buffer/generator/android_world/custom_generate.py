@@ -41,6 +41,7 @@ from slime_plugins.rollout_buffer.generator.android_world.generator import Andro
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
 from slime_plugins.rollout_buffer.generator.android_world.task_runner import task_of
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import (
@@ -213,9 +214,7 @@ def _workshop() -> _Workshop:
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer(path: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=True)
+    return load_tokenizer(path, trusted=True)
 
 
 # ---- from slime's arguments to an episode ----------------------------------------------------------------------------

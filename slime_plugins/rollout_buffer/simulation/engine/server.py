@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
-from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.sglang_server.app import listening, serve_until_stopped, sglang_app
 from slime_plugins.rollout_buffer.simulation.engine.policy import Policy, reply_to
 from slime_plugins.rollout_buffer.simulation.engine.scripted_backend import ScriptedBackend
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 __all__ = ["create_app", "running", "serve", "start_message"]
 
@@ -44,5 +44,5 @@ def start_message(settings: StandInSettings, url: str) -> str:
 
 def create_app(settings: StandInSettings, tokenizer: Any = None, *, policy: Policy = reply_to) -> web.Application:
     """The application; ``tokenizer`` is loaded from the settings' path if none is given."""
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(settings.tokenizer_path, local_files_only=True)
+    tokenizer = tokenizer or load_tokenizer(settings.tokenizer_path, download=False)
     return sglang_app(ScriptedBackend(settings, tokenizer, policy))
