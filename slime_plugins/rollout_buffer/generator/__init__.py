@@ -1,146 +1,31 @@
-"""The registry: which generator plays which task type.
+"""Who plays a task type: ``registry.py`` finds the files, ``base_generator.py`` is what they implement.
 
-A generator is a Python file in this folder (or in a folder given with ``--generator-dir``) that defines ``TASK_TYPE``
-and one of
-
-* ``create_generator() -> Generator``: the protocol of ``base_generator.py``, one episode per call;
-* ``run_rollout(data)``: slime's plain form. It gets the whole payload and writes finished items to ``/buffer/write``.
-
-It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` and any of the five group functions with slime's
-signatures. A file that does not load is reported with its traceback and stops no other.
+Importing a module below this one loads nothing beside it. ``BaseGenerator`` and ``query_single_turn``, which slime's
+plain generators import from here, ``load`` and ``Plugin`` come when they are asked for.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import logging
-import sys
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.generator.base_generator import Generator
-from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
-from slime_plugins.rollout_buffer.generator.plain_generator import BaseGenerator, query_single_turn
-from slime_plugins.rollout_buffer.rules.groups import GroupFunctions
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.generator.plain_generator import BaseGenerator, query_single_turn
+    from slime_plugins.rollout_buffer.generator.registry import Catalog, Plugin, discover, load
 
 __all__ = ["BaseGenerator", "Catalog", "Plugin", "discover", "load", "query_single_turn"]
 
-BUILT_IN_FOLDER = Path(__file__).parent
-NOT_GENERATORS = frozenset(
-    {"__init__.py", "__main__.py", "base_generator.py", "group_function_adapter.py", "plain_generator.py"}
-)
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plugin:
-    """One generator file, loaded."""
-
-    task_type: str
-    source: Path
-    needs_ray: bool
-    reward_range: tuple[float, float] | None
-    functions: GroupFunctions
-    create_generator: Callable[[], Generator] | None = None
-    run_rollout: Callable[[dict[str, Any]], Any] | None = None
+_HOMES = {
+    "BaseGenerator": "plain_generator",
+    "Catalog": "registry",
+    "Plugin": "registry",
+    "discover": "registry",
+    "load": "registry",
+    "query_single_turn": "plain_generator",
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Catalog:
-    """Everything that was found: plugins by task type, and the traceback of each file that does not load."""
-
-    plugins: dict[str, Plugin] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
-
-
-def discover(
-    folders: Sequence[Path] = (), *, skip: Sequence[Path] = (), on_file: Callable[[Path], None] | None = None
-) -> Catalog:
-    """Loads every generator file of the built-in folder and of ``folders``. Never raises for a broken file.
-
-    Files in ``skip`` are left out; ``on_file`` hears of each before it is loaded.
-    """
-    catalog = Catalog()
-    for folder in (BUILT_IN_FOLDER, *folders):
-        for path in sorted(folder.glob("*.py")):
-            if path.name in NOT_GENERATORS and folder == BUILT_IN_FOLDER:
-                continue
-            if path in skip:
-                continue
-            if on_file is not None:
-                on_file(path)
-            try:
-                plugin = _load_file(path)
-            except (Exception, SystemExit):  # noqa: BLE001 - someone else's file: its traceback is the answer
-                catalog.broken[path.name] = traceback.format_exc(limit=-4)
-                continue
-            if plugin is not None and plugin.task_type in catalog.plugins:
-                other = catalog.plugins[plugin.task_type].source
-                catalog.broken[path.name] = f"TASK_TYPE {plugin.task_type!r} is taken by {other}"
-            elif plugin is not None:
-                catalog.plugins[plugin.task_type] = plugin
-    return catalog
-
-
-def load(task_type: str, folders: Sequence[Path] = (), *, skip: Sequence[Path] = ()) -> Plugin:
-    """Returns the generator of a task type; files in ``skip`` are not loaded.
-
-    Raises:
-        GeneratorError: no file has it; names the files that do not load.
-    """
-    catalog = discover(folders, skip=skip)
-    if task_type in catalog.plugins:
-        return catalog.plugins[task_type]
-    reasons = "".join(f"\n{name}:\n{reason}" for name, reason in catalog.broken.items())
-    raise GeneratorError(f"no generator has TASK_TYPE {task_type!r}{reasons}")
-
-
-def _load_file(path: Path) -> Plugin | None:
-    module = _import(path)
-    task_type = getattr(module, "TASK_TYPE", None)
-    if task_type is None:
-        return None
-    create, run_rollout = getattr(module, "create_generator", None), getattr(module, "run_rollout", None)
-    if not isinstance(task_type, str) or not (callable(create) or callable(run_rollout)):
-        raise GeneratorError("TASK_TYPE must be a string, with create_generator() or run_rollout(data) beside it")
-    reward_range = getattr(module, "REWARD_RANGE", None)
-    return Plugin(
-        task_type=task_type,
-        source=path,
-        needs_ray=bool(getattr(module, "NEEDS_RAY", False)),
-        reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
-        functions=group_functions_of(module),
-        create_generator=create,
-        run_rollout=run_rollout if create is None else None,
-    )
-
-
-def _import(path: Path) -> ModuleType:
-    """Imports a file under a name of its own, so that two files never share a module."""
-    if path.parent == BUILT_IN_FOLDER:
-        return importlib.import_module(f"{__name__}.{path.stem}")
-    folder = hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]
-    name = f"rollout_buffer_generator_{folder}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise GeneratorError(f"{path} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def describe(catalog: Catalog) -> str:
-    """Returns the catalog as one line of JSON, for the supervisor, which looks through a short-lived process."""
-    task_types = {
-        name: {"needs_ray": plugin.needs_ray, "source": str(plugin.source)} for name, plugin in catalog.plugins.items()
-    }
-    return json.dumps({"task_types": task_types, "broken_generators": catalog.broken})
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

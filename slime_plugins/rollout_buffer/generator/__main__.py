@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.generator import describe, discover
+from slime_plugins.rollout_buffer.generator.registry import describe, discover
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 
 if __name__ == "__main__":

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from slime_plugins.rollout_buffer.devices.settings import PoolKind
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 
 __all__ = ["NEEDS_RAY", "REWARD_RANGE", "TASK_TYPE", "create_generator"]
 
 TASK_TYPE = "android_world"
 
-NEEDS_RAY = True
+
+def NEEDS_RAY() -> bool:  # noqa: N802 - the name that the registry looks for
+    """Tells whether this host's devices live in a Ray cluster; wrong settings are told when a job starts."""
+    try:
+        return load_settings({}).device_pool is PoolKind.RAY
+    except ConfigError:
+        return False
+
 
 REWARD_RANGE = (-0.5, 1.5)
 """Bounds for every setting that ``RewardSettings`` accepts: at worst the full penalty, 0.5; at best success unscaled

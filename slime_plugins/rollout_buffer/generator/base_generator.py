@@ -13,12 +13,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
-from slime_plugins.rollout_buffer.generator.plain_generator import SAMPLING_PARAMS, BaseGenerator, query_single_turn
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -29,6 +28,9 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.generator.plain_generator import SAMPLING_PARAMS, BaseGenerator, query_single_turn
+
 __all__ = [
     "SAMPLING_PARAMS",
     "BaseGenerator",
@@ -38,6 +40,15 @@ __all__ = [
     "SingleTurnGenerator",
     "query_single_turn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """slime's names bring an HTTP client along, which no other generator needs."""
+    if name not in ("SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from slime_plugins.rollout_buffer.generator import plain_generator
+
+    return getattr(plain_generator, name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

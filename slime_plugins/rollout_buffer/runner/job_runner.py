@@ -41,8 +41,8 @@ from slime_plugins.rollout_buffer.errors import (
     StorageFullError,
     UnavailableError,
 )
-from slime_plugins.rollout_buffer.generator import Plugin
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTracer, Tracer, traced_by
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings

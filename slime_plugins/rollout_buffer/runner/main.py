@@ -16,8 +16,8 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.generator import load
 from slime_plugins.rollout_buffer.generator.plain_generator import JOB_ID_VARIABLE
+from slime_plugins.rollout_buffer.generator.registry import Plugin, load, load_file
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.observability.opentelemetry import tracing_from_environment
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     job = buffer.job_by_key(options.job_key)
     os.environ[JOB_ID_VARIABLE] = job.job_id
     try:
-        plugin = load(job.task_type, options.generator_dir, skip=options.skip_generator)
+        plugin = _plugin(job.task_type, options)
     except GeneratorError as error:
         buffer.fail_job(options.job_key, error.message[:2000])
         return 0
@@ -54,6 +54,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(_run_until_told_to_stop(runner, options.heartbeat_fd))
     buffer.store.close()
     return 0
+
+
+def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
+    """Loads the file that the supervisor found it in; every file where that is not its place any more.
+
+    Raises:
+        GeneratorError: no file has the task type.
+    """
+    if options.generator_file is not None and options.generator_file.is_file():
+        try:
+            found = load_file(options.generator_file, task_type)
+        except Exception:
+            logger.exception("%s does not load; the others are looked at", options.generator_file)
+        else:
+            if found is not None:
+                return found
+    return load(task_type, options.generator_dir, skip=options.skip_generator)
 
 
 async def _run_until_told_to_stop(runner: JobRunner, heartbeat_fd: int | None) -> None:
@@ -78,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-data-bytes", type=int)
     parser.add_argument("--heartbeat-fd", type=int)
     parser.add_argument("--generator-dir", type=Path, action="append", default=[])
+    parser.add_argument("--generator-file", type=Path)
     parser.add_argument("--skip-generator", type=Path, action="append", default=[])
     return parser
 

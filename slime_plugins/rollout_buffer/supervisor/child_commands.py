@@ -52,14 +52,25 @@ def gateway_command(settings: ServeSettings, port: int, heartbeat: int) -> list[
 
 
 def runner_command(
-    settings: ServeSettings, job_key: int, heartbeat: int, *, ray_address: str | None, skip: Sequence[str]
+    settings: ServeSettings,
+    job_key: int,
+    heartbeat: int,
+    *,
+    ray_address: str | None,
+    generator_file: str | None,
+    skip: Sequence[str],
 ) -> list[str]:
-    """Returns how the runner of a job is started; ``skip`` names the generator files that do not load."""
+    """Returns how the runner of a job is started.
+
+    ``generator_file`` is where its task type was found, ``skip`` names the generator files that do not load.
+    """
     command = [
         sys.executable, "-m", "slime_plugins.rollout_buffer.runner.main",
         "--data-dir", str(settings.data_dir.resolve()), "--job-key", str(job_key),
         "--buffer-url", settings.base_url, "--heartbeat-fd", str(heartbeat),
     ]  # fmt: skip
+    if generator_file is not None:
+        command += ["--generator-file", generator_file]
     for folder in settings.generator_dirs:
         command += ["--generator-dir", str(folder)]
     for file in skip:

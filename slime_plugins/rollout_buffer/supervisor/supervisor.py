@@ -404,6 +404,7 @@ class Supervisor:
             job.key,
             heartbeat.descriptor,
             ray_address=runner.ray_address,
+            generator_file=self._task_types()[job.task_type].get("source"),
             skip=list(self._discovery.skipped),
         )
         return ChildProcess(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator import load
+from slime_plugins.rollout_buffer.generator.registry import BUILT_IN_FOLDER, discover, load, load_file
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
 
 GOOD = 'TASK_TYPE = "good"\ndef run_rollout(data): ...\n'
@@ -61,3 +61,28 @@ def test_what_is_stopped_while_it_lists_ends(tmp_path: Path) -> None:
     discovery.stop()
     assert process.poll() is not None
     discovery.stop()
+
+
+def test_one_file_is_loaded_without_a_look_at_the_others(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("TASK_TYPE = 'own'\ndef create_generator(): ...\n", encoding="utf-8")
+    (tmp_path / "broken.py").write_text("raise SystemExit('looked at')", encoding="utf-8")
+
+    found = load_file(own, "own")
+
+    assert found is not None
+    assert (found.task_type, found.source) == ("own", own)
+    assert load_file(own, "another") is None
+
+
+def test_devices_in_the_runners_own_threads_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_in = BUILT_IN_FOLDER / "android_world_generator.py"
+    on_a_cluster = load_file(built_in, "android_world")
+    monkeypatch.setenv("ROLLOUT_BUFFER_ANDROID_WORLD__DEVICE_POOL", "local")
+    in_threads = load_file(built_in, "android_world")
+    monkeypatch.setenv("ROLLOUT_BUFFER_ANDROID_WORLD__DEVICE_POOL", "nowhere")
+    wrong = discover().plugins["android_world"]
+
+    assert on_a_cluster is not None
+    assert in_threads is not None
+    assert (on_a_cluster.needs_ray, in_threads.needs_ray, wrong.needs_ray) == (True, False, False)

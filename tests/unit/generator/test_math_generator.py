@@ -17,12 +17,12 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, GeneratorError
-from slime_plugins.rollout_buffer.generator import load
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator, create_generator
 from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
 from slime_plugins.rollout_buffer.generator.math_reward.answers import MAX_ANSWER_CHARACTERS, final_answer, is_same_text
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
+from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,

@@ -15,10 +15,10 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import _SENTINEL
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError, GeneratorError
-from slime_plugins.rollout_buffer.generator import load
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import Snapshot, full_history_of, snapshots_of
 from slime_plugins.rollout_buffer.generator.context_editing_generator import REWARD_RANGE, create_generator
+from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.testing.fake_engine import END_OF_TURN, FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan

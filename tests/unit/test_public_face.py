@@ -1,0 +1,83 @@
+"""The public face: every name leads somewhere, is documented, and naming the package loads nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slime_plugins.rollout_buffer as face
+
+ROOT = Path(__file__).resolve().parents[2]
+FACE = "slime_plugins.rollout_buffer"
+HEAVY = {"aiohttp", "requests", "pydantic", "flask", "gunicorn", "orjson", "transformers", "numpy", "ray", "torch"}
+WHOLE = ("client", "trainer.records", "trainer.rollout_feed")
+"""Modules that are public as a whole: what they name is in the face, but for the spelling of sources."""
+NOT_IN_THE_FACE = {"RowSource", "TokenSource", "Request", "Transport"}
+
+
+def homes() -> dict[str, str]:
+    return {name: module for module, names in face._HOMES.items() for name in names}
+
+
+def test_every_name_is_promised_once_and_has_a_home() -> None:
+    assert sorted(homes()) == sorted(face.__all__) == sorted(set(face.__all__))
+    assert set(face.__all__) <= set(dir(face))
+
+
+@pytest.mark.parametrize("name", face.__all__)
+def test_a_name_is_what_its_home_exports_under_it_with_a_docstring(name: str) -> None:
+    home = importlib.import_module(f"{FACE}.{homes()[name]}")
+    assert getattr(face, name) is getattr(home, name)
+    assert name in getattr(home, "__all__", [name])
+    assert (inspect.getdoc(getattr(face, name)) or "").strip()
+
+
+@pytest.mark.parametrize("module", WHOLE)
+def test_what_is_public_as_a_whole_is_in_the_face(module: str) -> None:
+    exported = set(importlib.import_module(f"{FACE}.{module}").__all__)
+    assert exported - NOT_IN_THE_FACE <= set(face.__all__)
+
+
+def test_every_home_is_a_page_of_the_reference() -> None:
+    page = (ROOT / "docs" / "python_api.md").read_text(encoding="utf-8")
+    shown = {*re.findall(rf"auto(?:module|class):: {re.escape(FACE)}\.([\w.]+)", page)}
+    missing = {home for name, home in homes().items() if home not in shown and f"{home}.{name}" not in shown}
+    assert missing == set()
+
+
+def test_the_map_names_every_package() -> None:
+    folders = {path.name for path in (ROOT / FACE.replace(".", "/")).iterdir() if any(path.glob("*.py"))}
+    private = {"tools", "sglang_server", "observability"}
+    assert {name for name in folders - private if f"``{name}/``" not in (face.__doc__ or "")} == set()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute Nobody"):
+        _ = face.Nobody
+
+
+LIGHT = (
+    FACE,
+    f"{FACE}.types",
+    f"{FACE}.errors",
+    f"{FACE}.trainer",
+    f"{FACE}.trainer.records",
+    f"{FACE}.generator",
+    f"{FACE}.generator.base_generator",
+    f"{FACE}.generator.math_reward.answers",
+    f"{FACE}.generator.context_editing.calls",
+    f"{FACE}.rules.groups",
+)
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_it_is_light_to_import(module: str) -> None:
+    program = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    finished = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert HEAVY & set(finished.stdout.split()) == set()
