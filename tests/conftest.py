@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.server.app import SUPERVISOR, ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
 from tests.skips import unexpected
 
@@ -56,20 +57,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])]
         if unexpected(skipped):
             session.exitstatus = 1
-
-
-class SettableClock:
-    """A clock that stands still until a test moves it."""
-
-    def __init__(self, now: float = 1_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        """Moves on by that much."""
-        self.now += seconds
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ Names of ``__all__`` are imported when they are asked for: ``import slime_plugin
 talk to a buffer    ``RolloutBufferClient``, ``AsyncRolloutBufferClient``; what they return is in ``wire``
 train on it         ``RolloutFeed`` and the records of ``trainer/``; slime's binding: ``slime.rollout.agent_rollout``
 play on it          ``Generator``, ``SingleTurnGenerator``, ``GeneratorContext`` of ``generator/``, ``ChatTokens``, and
-                    an ``Engine`` of ``engine/``; ``testing/`` has a fake engine for their tests
+                    an ``Engine`` of ``engine/``; ``testing/`` has what their tests want
 words               the records and enums of ``types``, the error tree of ``errors``
 ==================  ===============================================================================================
 
 Everything else is the buffer itself and may change without notice: ``cli/`` (every command), ``supervisor/``,
 ``runner/``, ``server/`` with ``protocol/`` and ``openapi/``, ``buffer`` with ``state/``, ``storage/`` and ``rules/``,
 ``reporting/``, ``gateway/``, ``remote_rollout/``, ``evaluation/``, ``devices/``, ``simulation/``,
-``embedded_engine/``. docs/architecture.md says what each holds.
+``embedded_engine/``, ``learning/``. docs/architecture.md says what each holds.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""One episode in a test: a generator is asked for it as the runner asks, and what it returns is checked as there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.engine.base import Engine
+from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, Trajectory
+
+__all__ = ["episode_request", "play_episode"]
+
+
+def episode_request(
+    data: Mapping[str, Any],
+    *,
+    max_new_tokens: int = 512,
+    options: Mapping[str, Any] | None = None,
+    evaluation: bool = False,
+    slot: int = 0,
+) -> EpisodeRequest:
+    """Returns what a generator is asked for one line of its input.
+
+    ``data`` is the line; its ``instance_id`` is ``test`` where it has none. ``options`` are the job's own settings.
+    """
+    instance_id = str(data.get("instance_id", "test"))
+    return EpisodeRequest(
+        uid=f"{instance_id}.{slot}",
+        job_id="test",
+        instance=Instance(instance_id=instance_id, data={"instance_id": instance_id, **data}),
+        epoch=0,
+        slot=slot,
+        attempt=1,
+        sampling_params=SamplingParams(max_new_tokens=max_new_tokens),
+        options=dict(options or {}),
+        evaluation=evaluation,
+    )
+
+
+async def play_episode(
+    generator: Generator, request: EpisodeRequest, engine: Engine, *, tokenizer: Any = None
+) -> Trajectory:
+    """Starts a generator, plays one episode of it and closes it.
+
+    Raises:
+        AssertionError: it returned what the runner refuses: another uid or instance, an aborted outcome, a reward that
+            is no finite number.
+        Exception: what the generator raises; an ``EpisodeError`` would cost the runner an attempt.
+    """
+    context = GeneratorContext(
+        job_id=request.job_id, engine=engine, tokenizer=tokenizer, concurrency=1, options=request.options
+    )
+    await generator.start(context)
+    try:
+        trajectory = await generator.play(request)
+    finally:
+        await generator.close()
+    if (trajectory.uid, trajectory.instance_id) != (request.uid, request.instance.instance_id):
+        raise AssertionError(f"{trajectory.uid}/{trajectory.instance_id} was returned for {request.uid}")
+    if trajectory.outcome is Outcome.ABORTED or not math.isfinite(trajectory.reward):
+        raise AssertionError(f"{request.uid} came back {trajectory.outcome} with the reward {trajectory.reward}")
+    return trajectory
