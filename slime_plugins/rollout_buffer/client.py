@@ -78,12 +78,9 @@ def _raise_for_status(status: int, content: bytes) -> None:
     """Raises the member of the error tree that the server named; a plain one by status when it named none."""
     if status < 400:
         return
-    try:
-        error = json.loads(content)["error"]
-        code, message, detail = error["code"], error["message"], error.get("detail") or {}
-    except (ValueError, KeyError, TypeError):
-        text = content[:200].decode(errors="replace").strip() or "nothing more"
-        code, message, detail = "", f"what answers says {status} ({text}): is it a rollout buffer?", {}
+    text = content[:200].decode(errors="replace").strip() or "nothing more"
+    foreign = ("", f"what answers says {status} ({text}): is it a rollout buffer?", dict[str, Any]())
+    code, message, detail = wire.decode_error(content) or foreign
     raise _refusal(_error_class(code, status), message, detail)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -619,3 +620,20 @@ _KIND_NAMES: dict[type, str] = {
     float: "a number",
     bool: "true or false",
 }
+
+
+def encode_error(code: str, message: str, detail: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the reply to a request that failed: a stable code, a sentence, and what a program may read."""
+    return {"error": {"code": code, "message": message, "detail": dict(detail or {})}}
+
+
+def decode_error(content: bytes) -> tuple[str, str, dict[str, Any]] | None:
+    """Returns code, message and detail of such a reply; None for what is none."""
+    try:
+        error = json.loads(content)["error"]
+        code, message, detail = error["code"], error["message"], error.get("detail") or {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not isinstance(code, str) or not isinstance(message, str) or not isinstance(detail, dict):
+        return None
+    return code, message, detail

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Request, RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
 
@@ -25,6 +26,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "job": (("a/b",), {}),
     "cancel": (("a",), {}),
     "pause": (("a",), {}),
+    "drain": (("a",), {}),
     "resume": (("a",), {}),
     "deliveries": (("a",), {"limit": 3}),
     "delivery": (("d",), {"images": "hash"}),
@@ -136,3 +138,17 @@ async def test_a_long_poll_has_its_wait_beyond_the_time_of_a_call() -> None:
     assert leasing.body == {"lease_s": 5}
     await client.close()
     assert transport.sent == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"<html>", b"[]", b"{}", b'{"error": "no"}', b'{"error": {"code": 3, "message": "x"}}', b'{"error": null}'],
+)
+def test_a_reply_that_names_no_error_of_ours_is_a_foreign_one(content: bytes) -> None:
+    assert wire.decode_error(content) is None
+
+
+def test_errors_come_back_as_they_were_written() -> None:
+    said = json.dumps(wire.encode_error("not_found", "no such job", {"job": "a"})).encode()
+    assert wire.decode_error(said) == ("not_found", "no such job", {"job": "a"})
+    assert wire.decode_error(json.dumps(wire.encode_error("busy", "wait")).encode()) == ("busy", "wait", {})

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
 from slime_plugins.rollout_buffer.errors import (
@@ -201,7 +202,7 @@ def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
 def _print_error(code: str, message: str, detail: Mapping[str, Any]) -> None:
     """Prints the JSON that the buffer's own errors have over HTTP."""
     if _json_is_wanted.get():
-        print_json({"error": {"code": code, "message": message, "detail": detail}})
+        print_json(wire.encode_error(code, message, detail))
 
 
 _ROUTES_AS_COMMANDS = {

@@ -17,6 +17,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import read_token
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
@@ -157,8 +158,7 @@ def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Respons
     headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503) else {}
     if _is_openai(request):
         return _json(error_body(error), status, headers)
-    body = {"code": error.code, "message": error.message, "detail": error.detail}
-    return _json({"error": body}, status, headers)
+    return _json(wire.encode_error(error.code, error.message, error.detail), status, headers)
 
 
 def _is_openai(request: web.Request) -> bool:

@@ -18,6 +18,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     PayloadTooLargeError,
@@ -149,8 +150,7 @@ async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[
 
 def error_response(error: RolloutBufferError) -> web.Response:
     """Returns the project's error reply."""
-    said = {"code": error.code, "message": error.message, "detail": error.detail}
-    return _json({"error": said}, status=error.http_status)
+    return _json(wire.encode_error(error.code, error.message, error.detail), status=error.http_status)
 
 
 def _view(request: web.Request, session: Any) -> web.Response:

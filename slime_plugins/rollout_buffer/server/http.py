@@ -16,6 +16,7 @@ from flask import Response, current_app, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import (
@@ -170,7 +171,7 @@ def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
 
 
 def _error(status: int, code: str, message: str, detail: Mapping[str, Any] | None = None) -> Answer:
-    return Answer(as_json({"error": {"code": code, "message": message, "detail": detail or {}}}), status)
+    return Answer(as_json(wire.encode_error(code, message, detail)), status)
 
 
 def _http_message(context: ServerContext, what: str, error: HTTPException) -> str:
