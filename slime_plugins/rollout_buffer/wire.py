@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, checked_log_prob
 from slime_plugins.rollout_buffer.types import (
     Generation,
@@ -333,8 +334,8 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
     return WrittenItem(
         uid=identifier(item.get("uid"), f"{where}.uid"),
         instance_id=identifier(item.get("instance_id"), f"{where}.instance_id"),
-        reward=_finite(item.get("reward"), f"{where}.reward"),
-        raw_reward=None if raw_reward is None else _finite(raw_reward, f"{where}.raw_reward"),
+        reward=_reward(item.get("reward"), f"{where}.reward"),
+        raw_reward=None if raw_reward is None else _reward(raw_reward, f"{where}.raw_reward"),
         outcome=outcome,
         stop_reason=stop_reason,
         body=body,
@@ -574,6 +575,14 @@ def identifier(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
         raise InvalidPayloadError(f"{where} must be a string of 1 to 256 printable characters (or an integer)")
     return value
+
+
+def _reward(value: Any, where: str) -> float:
+    """What comes in; what an earlier version stored is read as it is."""
+    try:
+        return as_reward(value)
+    except ValueError as error:
+        raise InvalidPayloadError(f"{where} {error}") from error
 
 
 def _finite(value: Any, where: str) -> float:

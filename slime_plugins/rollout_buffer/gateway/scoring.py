@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ import orjson
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError
 from slime_plugins.rollout_buffer.gateway.service import ScoreAsked
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
 
 __all__ = ["Scorer"]
 
@@ -76,12 +76,14 @@ def _read(status: int, content: bytes) -> tuple[float, dict[str, Any]]:
     except orjson.JSONDecodeError as error:
         raise _failed("did not answer with JSON") from error
     reward = answer.get("reward") if isinstance(answer, dict) else None
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        raise _failed("answered without a finite number under reward")
+    try:
+        number = as_reward(reward)
+    except ValueError as error:
+        raise _failed("answered without a finite number under reward") from error
     extra_info = answer.get("extra_info") or {}
     if not isinstance(extra_info, dict) or is_deeper_than(extra_info, MAX_NESTING):
         raise _failed("answered with an extra_info that is no object, or is nested too deeply")
-    return float(reward), extra_info
+    return number, extra_info
 
 
 def _failed(what: str) -> UnavailableError:

@@ -9,7 +9,6 @@ anything longer implement the three methods of ``Generator``; ``android_world_ge
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -203,10 +203,11 @@ class SingleTurnGenerator:
         return self._engine, self._chat
 
     async def _checked_reward(self, instance: Instance, text: str) -> float:
-        reward = float(await self.reward(instance, text))
-        if not math.isfinite(reward):
-            raise GeneratorError(f"{type(self).__name__} gave the reward {reward}, which cannot be trained")
-        return reward
+        reward = await self.reward(instance, text)
+        try:
+            return as_reward(reward)
+        except ValueError as error:
+            raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
 
 
 def _is_message(message: object) -> bool:

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
 
 __all__ = ["group_functions_of"]
 
@@ -104,5 +105,5 @@ def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
         seen[member.uid] += 1
         uid = f"{member.uid}+copy{copies}" if copies else member.uid
         earned = item.get("raw_reward", member.raw_reward)
-        members.append(replace(member, uid=uid, reward=float(item["reward"]), raw_reward=earned))
+        members.append(replace(member, uid=uid, reward=as_reward(item["reward"]), raw_reward=earned))
     return members

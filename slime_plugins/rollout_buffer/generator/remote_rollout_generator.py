@@ -18,7 +18,6 @@ Options of the job (only the first is needed):
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -45,6 +44,7 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import Policy, TrainerSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import messages_of
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Message, Trajectory
 
 __all__ = ["REWARD_RANGE", "TASK_TYPE", "RemoteRolloutGenerator", "create_generator"]
@@ -121,10 +121,12 @@ class RemoteRolloutGenerator:
             end = _end_of(await self._rollout(self._body(episode, messages, key)))
             if end.failed or not session.turns:
                 raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message or 'no turn'}")
-            reward = float(await self.reward(episode.instance, messages_of(session, end)))
-            if not math.isfinite(reward):
-                raise GeneratorError(f"{type(self).__name__} gave the reward {reward}, which cannot be trained")
-            return trainer.finish(session, end.model_copy(update={"reward": reward}))
+            reward = await self.reward(episode.instance, messages_of(session, end))
+            try:
+                number = as_reward(reward)
+            except ValueError as error:
+                raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
+            return trainer.finish(session, end.model_copy(update={"reward": number}))
         finally:
             trainer.drop(session, "the attempt was given up")
 

@@ -448,7 +448,7 @@ _FAILURE_ADVICE = {
 
 def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
     playing = f"{at.running_attempts} {'episode is' if at.running_attempts == 1 else 'episodes are'} being played"
-    if _recent(at.trajectory_age_s):
+    if _recent(at.trajectory_age_s) and not (at.has_runner and at.running_attempts == 0):
         last = f"{playing}, the last one ended" if at.has_runner or at.running_attempts else "the last item was written"
         yield Explanation(
             code="moving",
@@ -470,6 +470,14 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _starting(at: JobSnapshot) -> Explanation:
+    if _recent(at.trajectory_age_s):
+        return Explanation(
+            code="between_episodes",
+            severity=Severity.WAIT,
+            message=f"No episode is being played just now; the last one ended {_span(at.trajectory_age_s)} ago.",
+            advice="The runner starts the next ones, or is being started again after it died: its log is under "
+            "DATA_DIR/logs.",
+        )
     if at.began_s < START_TIMEOUT_S:
         return Explanation(
             code="starting",

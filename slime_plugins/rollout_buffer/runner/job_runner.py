@@ -50,6 +50,7 @@ from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -657,8 +658,11 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
 def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
     if trajectory.outcome is Outcome.ABORTED:
         raise EpisodeError("the episode was given up from outside: what it earned is unknown, not 0")
-    if not math.isfinite(trajectory.reward):
-        raise GeneratorError(f"play() returned the reward {trajectory.reward}; a reward is a finite number")
+    for name, value in (("reward", trajectory.reward), ("raw_reward", trajectory.raw_reward)):
+        try:
+            value is None or as_reward(value)
+        except ValueError as error:
+            raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
     if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:
         raise GeneratorError(
             f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "

@@ -38,6 +38,7 @@ ALL_FAILED = FailedAttempts(failed=9, ended=9, code="device", of_code=5, message
 ALL_FAILED_TEXT = "Nothing succeeds: 9 of 9 attempts failed, 5 of them with device: adb is gone."
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
+    ({"running_attempts": 0, "oldest_running_s": None}, "between_episodes", "No episode is being played just now"),
     ({}, "moving", "8 episodes are being played, the last one ended 3 s ago"),
     ({"trainer_waits_s": 40.0}, "moving", "The trainer has waited for 40 s"),
     ({"trajectory_age_s": None}, "playing", "the oldest for 30 s; none has ended yet"),
