@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from argparse import Namespace
+from typing import Any
 
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError
@@ -57,7 +58,7 @@ def last_checkpoint(plan: Plan) -> int:
     return max((int(path.stem.rsplit("_", 1)[1]) for path in found), default=-1)
 
 
-def trained_groups(plan: Plan) -> list[dict[str, object]]:
+def trained_groups(plan: Plan) -> list[dict[str, Any]]:
     """Returns every group that was trained up to the last checkpoint, in order."""
     groups = []
     for rollout_id in range(last_checkpoint(plan) + 1):
@@ -75,17 +76,18 @@ def _train_one(trainer: TrainerStandIn, plan: Plan) -> bool:
             return False
         trainer.args.rollout_batch_size = 1
         return True
-    _note_trained(plan, record)
+    _note_trained(plan, record, trainer.args.rollout_batch_size)
     trainer.data_source.save(record.rollout_id)
     return True
 
 
-def _note_trained(plan: Plan, record: RolloutRecord) -> None:
+def _note_trained(plan: Plan, record: RolloutRecord, batch_size: int) -> None:
     groups = []
+    cut = len(record.groups) > batch_size  # one more group filled the places of a short one, and gave members up
     for group in record.groups:
         first = group[0].metadata
         uids = [member.metadata["uid"] for member in group if not member.remove_sample]
-        groups.append({"instance_id": first["instance_id"], "epoch": first["epoch"], "uids": uids})
+        groups.append({"instance_id": first["instance_id"], "epoch": first["epoch"], "uids": uids, "cut": cut})
     path = plan.path("trained", f"{record.rollout_id}.json")
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(".partial")

@@ -183,6 +183,19 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("value", [True, 1e308, float("nan"), "1.0"])
+async def test_a_reward_that_is_no_number_to_train_with_fails_its_attempt(real_time_buffer: Buffer, value: Any) -> None:
+    job = start(real_time_buffer, count=1)
+
+    def play(episode: EpisodeRequest) -> Any:
+        return by_slot(episode) if episode.attempt > 1 else trajectory_for(episode, value)
+
+    await run(real_time_buffer, job, ScriptedGenerator(play))
+    described = real_time_buffer.describe(job)
+    assert described["attempts"] == {"failed": 2, "failed:generator": 2, "finished": 2}
+    assert described["outcomes"] == {"completed": 2}
+
+
 async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_padded(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=2, num_repeat_per_sample=4, max_attempts=2, min_timeout_group_size_ratio=0.7)
     bad = {("i0", 0), ("i1", 0), ("i1", 1)}
