@@ -44,8 +44,10 @@ PATTERNS = (
     "scripts/run_android_world*",
     "tools/__init__.py",
     "tools/launch_training.py",
+    "tools/generate_tasks.py",
     "tools/launching/*.py",
     "data/demo_math.jsonl",
+    "data/task_list.txt",
     "data/tasks.jsonl",
 )
 STATE = ".rollout_buffer_overlay"

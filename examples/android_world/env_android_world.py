@@ -1,6 +1,31 @@
-"""Android World behind slime's multi-turn environment interface."""
+"""Android World behind slime's multi-turn environment interface: ``AndroidWorldEnv`` is a ``BaseInteractionEnv``."""
 
-from slime_plugins.rollout_buffer.generator.android_world.custom_generate import build_env
-from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
+from __future__ import annotations
 
-__all__ = ["AndroidWorldEnv", "build_env"]
+import importlib
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.custom_generate import build_env as build_env_of
+from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv as Environment
+
+__all__ = ["AndroidWorldEnv", "BaseInteractionEnv", "build_env"]
+
+
+def _base() -> Any:
+    """Returns slime's base class of environments; outside of a slime checkout a class of the same name."""
+    try:
+        return importlib.import_module("examples.geo3k_vlm_multi_turn.base_env").BaseInteractionEnv
+    except ImportError:
+        return type("BaseInteractionEnv", (), {})
+
+
+BaseInteractionEnv = _base()
+
+
+class AndroidWorldEnv(Environment, BaseInteractionEnv):  # type: ignore[misc, valid-type]  # slime says what it is
+    """One task on a leased device. ``reset``, ``step`` and ``compute_final_reward`` are coroutines."""
+
+
+def build_env(sample: Any = None, args: Any = None, **_: Any) -> AndroidWorldEnv:
+    """Returns the environment of a Sample's task; as slime's own ``build_env``, it takes what else it is given."""
+    return build_env_of(sample, args, kind=AndroidWorldEnv)

@@ -386,7 +386,7 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     with equal rewards, has no advantage: 0. Where dummies are left in a step, its rewards are larger by as much as
     slime's mean over them will be smaller.
     """
-    raw_rewards = [float(sample.get_reward_value(args)) for sample in samples]
+    raw_rewards = _raw_rewards(args, samples)
     estimator = getattr(args, "advantage_estimator", "grpo")
     if estimator not in NORMALIZING_ESTIMATORS or not getattr(args, "rewards_normalization", True):
         return raw_rewards, list(raw_rewards)
@@ -403,6 +403,29 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     shares = _played_shares(args, samples) if estimator in STD_ESTIMATORS else {}
     keys = [_trajectory_key(sample, position) for position, sample in enumerate(samples)]
     return raw_rewards, [reward / shares.get(key, 1.0) for key, reward in zip(keys, normalized, strict=True)]
+
+
+def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
+    """Returns what each sample earned; one that broke earned nothing of its own, and gets its group's mean.
+
+    Where the whole group broke it is the batch's mean: what is logged is that of the trajectories that were played.
+    """
+    rewards = [float(sample.get_reward_value(args)) for sample in samples]
+    groups: dict[Any, dict[Any, float]] = {}
+    for position, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
+        if not sample.remove_sample:
+            groups.setdefault(sample.group_index, {})[_trajectory_key(sample, position)] = reward
+    means = {index: _mean(list(played.values())) for index, played in groups.items()}
+    whole = _mean([reward for played in groups.values() for reward in played.values()]) if groups else 0.0
+    return [
+        means.get(sample.group_index, whole) if _is_failed(sample) else reward
+        for sample, reward in zip(samples, rewards, strict=True)
+    ]
+
+
+def _is_failed(sample: Sample) -> bool:
+    """Whether an episode that slime played itself broke: one from a buffer comes with its group's mean already."""
+    return sample.remove_sample and "error" in (sample.metadata or {})
 
 
 def _played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:

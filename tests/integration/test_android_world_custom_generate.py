@@ -147,8 +147,9 @@ async def test_what_breaks_is_never_a_reward_that_is_trained(mode: str, engine: 
     assert sample.metadata["error"]["code"] == "environment_setup"
     assert "MakeCoffee" in sample.metadata["error"]["message"]
     assert (sample.loss_mask, sample.rollout_log_probs, sample.rollout_id) == ([0], [0.0], 1)
-    _, rewards = post_process_rewards(args, [*good, sample])
+    raw, rewards = post_process_rewards(args, [*good, sample])
     assert rewards == [0.0] * (len(good) + 1)
+    assert raw == pytest.approx([good[0].reward] * (len(good) + 1))
 
 
 @BOTH_MODES

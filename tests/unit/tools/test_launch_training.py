@@ -921,7 +921,15 @@ class TestParsers:
         return train_arguments(settings)
 
     def test_a_flag_that_was_renamed_is_found(self, tmp_path: Path) -> None:
-        words = ["--hf-checkpoint", "model", "--offload-old-actor", "--sglang-mem-fraction-static", "0.6"]
+        words = [
+            "--hf-checkpoint",
+            "model",
+            "--rollout-batch-size",
+            "8",
+            "--offload-old-actor",
+            "--sglang-mem-fraction-static",
+            "0.6",
+        ]
 
         assert unknown_to_slime(words, tmp_path) == {"--offload-old-actor"}
 

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts impo
     TOOL_NAME,
 )
 
-__all__ = ["MalformedAction", "ParsedAction", "ParsedReply", "parse_reply"]
+__all__ = ["MalformedAction", "ParsedAction", "ParsedReply", "parse_reply", "to_pixels"]
 
 COORDINATE_TOLERANCE = 1
 MAX_TOOL_CALL_CHARACTERS = 16_384
@@ -70,6 +70,12 @@ class ParsedReply:
 
 class _RefusedError(ValueError):
     """Carries the reason for refusing a reply from the depth of the parser to its one exit."""
+
+
+def to_pixels(point: Point, screen_width: int, screen_height: int) -> tuple[int, int]:
+    """Returns the pixel of a point in the model's space: (999, 999) is the last one, and not one past it."""
+    x, y = point
+    return round(x / COORDINATE_MAX * (screen_width - 1)), round(y / COORDINATE_MAX * (screen_height - 1))
 
 
 def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedReply:
@@ -128,8 +134,7 @@ class _Screen:
     height: int
 
     def pixel(self, point: Point) -> tuple[int, int]:
-        x, y = point
-        return round(x / COORDINATE_MAX * (self.width - 1)), round(y / COORDINATE_MAX * (self.height - 1))
+        return to_pixels(point, self.width, self.height)
 
 
 def _read_click(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:

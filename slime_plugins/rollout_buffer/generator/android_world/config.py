@@ -31,6 +31,7 @@ __all__ = [
     "ImageFormat",
     "RolloutMode",
     "environment_for",
+    "is_farm_file",
     "load_settings",
     "read_settings",
     "setting_names",
@@ -201,6 +202,17 @@ def read_settings(path: Path) -> AndroidWorldSettings:
         ConfigError: as ``load_settings``.
     """
     return _validated(_with_device([config_sources.from_file(path)]))
+
+
+def is_farm_file(path: Path) -> bool:
+    """Whether a YAML file is that of a device farm: nothing but settings, and what a farm's file has among them."""
+    try:
+        values = config_sources.from_file(path).values
+    except ConfigError:
+        return False
+    return values.keys() <= AndroidWorldSettings.model_fields.keys() and bool(
+        values.keys() & {"device", KEY_OF_A_FARM, *KEYS_OF_EMULATORS}
+    )
 
 
 def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -> AndroidWorldSettings:

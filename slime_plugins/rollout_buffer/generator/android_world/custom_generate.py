@@ -19,7 +19,9 @@ import os
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from PIL import Image as PillowImage
 
@@ -36,7 +38,13 @@ from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import EpisodeError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode, load_settings
+from slime_plugins.rollout_buffer.generator.android_world.config import (
+    CONFIG_VARIABLE,
+    AndroidWorldSettings,
+    RolloutMode,
+    is_farm_file,
+    load_settings,
+)
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.android_world.interaction_env import AndroidWorldEnv
 from slime_plugins.rollout_buffer.generator.android_world.task_runner import task_of
@@ -61,6 +69,10 @@ SET_BY_THE_CLIENT = frozenset(
     {"max_new_tokens", "temperature", "top_p", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
 )
 """Sampling parameters that the engine's client has fields or one right value for."""
+
+ATTEMPTS = 3
+"""How often an episode is played before its Sample is given up: what broke may be one device of many."""
+_Env = TypeVar("_Env", bound=AndroidWorldEnv)
 
 NOT_DELIVERED = frozenset({"custom_params"})
 """What slime asks an engine for and an agent rollout does not carry: the token sets of top-p sampling."""
@@ -93,25 +105,34 @@ async def generate_history(
     return rows[-1] if evaluation else rows
 
 
-def build_env(sample: Sample, args: Any) -> AndroidWorldEnv:
+def build_env(sample: Sample, args: Any, *, kind: type[_Env] = AndroidWorldEnv) -> _Env:  # type: ignore[assignment]
     """Returns the task of a Sample behind slime's environment interface, on a device of this process's pool.
 
-    To be called on the event loop that plays.
+    To be called on the event loop that plays. ``kind`` is a subclass of one's own.
 
     Raises:
         ConfigError: a setting is wrong.
         EnvironmentSetupError: the Sample's metadata names no task.
     """
-    settings = load_settings(_options(args, None))
-    pool = _workshop().pool_for(settings, args)
+    settings = _settings(args)
 
     async def acquire() -> LeasedDevice:
-        await pool.start()
-        return await pool.acquire()
+        return await lend_device(args)
 
     chat = ChatTokens(_tokenizer(args.hf_checkpoint), getattr(args, "apply_chat_template_kwargs", None))
     task = task_of(sample.metadata, of=str(sample.index))
-    return AndroidWorldEnv(task=task, acquire=acquire, settings=settings, count_tokens=chat.count)
+    return kind(task=task, acquire=acquire, settings=settings, count_tokens=chat.count)
+
+
+async def lend_device(args: Any) -> LeasedDevice:
+    """Waits for a device of this process's pool, which is started once, and lends it. ``give_back`` ends the loan.
+
+    Raises:
+        ConfigError, DeviceError: a setting is wrong, or no device came up.
+    """
+    pool = _workshop().pool_for(_settings(args), args)
+    await pool.start()
+    return await pool.acquire()
 
 
 async def close_workshop() -> None:
@@ -225,16 +246,23 @@ async def _generate(
 ) -> list[Sample]:
     generator = await _workshop().generator(args, _options(args, mode))
     request = _episode_request(sample, sampling_params, evaluation)
-    try:
-        trajectory = await generator.play(request)
-    except EpisodeError as error:
-        logger.warning("the episode of %s failed: %s: %s", request.instance.instance_id, error.code, error.message)
-        return [_failed(args, sample, request, error)]
-    return await asyncio.to_thread(_samples, args, sample, trajectory)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            trajectory = await generator.play(replace(request, attempt=attempt - 1))
+            return await asyncio.to_thread(_samples, args, sample, trajectory)
+        except EpisodeError as error:
+            logger.warning("the episode of %s failed: %s: %s", request.instance.instance_id, error.code, error.message)
+            last = error
+    return [_failed(args, sample, request, last)]
+
+
+def _settings(args: Any) -> AndroidWorldSettings:
+    return load_settings(_options(args, None))
 
 
 def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
     """Returns what a job would have in its payload: ``args.android_world`` and slime's own limits over it."""
+    _take_farm_from(getattr(args, "custom_config_path", None))
     overrides = dict(getattr(args, "android_world", None) or {})
     limits = (getattr(args, name, None) for name in ("max_context_len", "rollout_max_context_len"))
     named = {
@@ -247,6 +275,13 @@ def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
         "android_world": overrides,
         "apply_chat_template_kwargs": getattr(args, "apply_chat_template_kwargs", None) or {},
     }
+
+
+def _take_farm_from(path: str | None) -> None:
+    """Takes slime's ``--custom-config-path`` for the host's file where it is one, and no other was named."""
+    if path and not os.environ.get(CONFIG_VARIABLE) and is_farm_file(Path(path)):
+        logger.info("the devices are those of %s", path)
+        os.environ[CONFIG_VARIABLE] = str(Path(path).absolute())
 
 
 def _engine_url(args: Any) -> str:

@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+    IMAGE_MARKER,
     first_turn_message,
     later_turn_message,
     system_message,
@@ -99,8 +100,12 @@ class AndroidWorldEnv:
         """
         return (await self._playing().reward(ended_by_agent=self._ended_by_agent)).reward
 
-    def format_observation(self, observation: Mapping[str, Any]) -> Message:
-        """Returns an observation as a user message; its image part holds the screenshot as a PIL image."""
+    def format_observation(self, observation: Mapping[str, Any], is_initial: bool | None = None) -> Message:
+        """Returns an observation as a user message; its image part holds the screenshot as a PIL image.
+
+        The image stands where the text has its place. Whoever says ``is_initial`` gets the shape of slime's own
+        environments instead: the image first, then the whole text with ``<image>`` in it.
+        """
         seen: Observation = observation["seen"]
         step = int(observation["step"])
         if step == 1:
@@ -108,6 +113,10 @@ class AndroidWorldEnv:
         else:
             message = later_turn_message(step, int(observation["max_steps"]), seen.screenshot.sha256, seen.note)
         (picture,) = observation["multi_modal_data"]["image"]
+        if is_initial is not None:
+            texts = [part.get("text", IMAGE_MARKER) for part in message["content"]]
+            shown = [{"type": "image", "image": picture}, {"type": "text", "text": "".join(texts)}]
+            return {"role": "user", "content": shown}
         parts = [
             {"type": "image", "image": picture} if part["type"] == "image_url" else part for part in message["content"]
         ]

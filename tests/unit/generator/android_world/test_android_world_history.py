@@ -45,24 +45,28 @@ def rendered(user_text: str) -> str:
 
 TASK = "The user query: Play Solved number 3.\n\n"
 INSTRUCTIONS = (
-    "First think step by step within <thinking></thinking> tags, placed before the <tool_call></tool_call> XML tags."
-    "\n\nThen, after the <tool_call></tool_call> XML tags, sum up what you saw and did within "
-    "<conclusion></conclusion> tags.\n\n"
+    "Before answering, explain your reasoning step-by-step in <thinking></thinking> tags,\n"
+    "and insert them before the <tool_call></tool_call> XML tags.\n\n"
+    "After answering, summarize your observation and action in <conclusion></conclusion> tags,\n"
+    "and insert them after the <tool_call></tool_call> XML tags.\n\n"
 )
 NO_CALL = (
     "Nothing was done, because your last reply was not a valid action: it has no <tool_call>. Reply with exactly "
     'one <tool_call>{"name": "mobile_use", "arguments": {"action": ...}}</tool_call>.\n'
 )
-PROGRESS = "Task progress (what you have done on the phone so far, step by step):\n"
+
+
+def progress(steps: int) -> str:
+    return f"Task progress (You have done the following {steps} operations on the current device):\n"
 
 
 async def test_every_turn_is_the_whole_template_byte_for_byte() -> None:
     played = await play_history([click("Opened\nthe app."), "I am lost.", say(action="open", text="NoSuchApp"), DONE])
     expected = [
         f"{TASK}{INSTRUCTIONS}Step 1: @",
-        f"{TASK}{PROGRESS}Step 1: Opened the app.\n\n{INSTRUCTIONS}Step 2: @",
-        f"{TASK}{PROGRESS}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 3: @",
-        f"{TASK}{PROGRESS}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\nStep 3: so\n\n{INSTRUCTIONS}"
+        f"{TASK}{progress(1)}Step 1: Opened the app.\n\n{INSTRUCTIONS}Step 2: @",
+        f"{TASK}{progress(2)}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 3: @",
+        f"{TASK}{progress(3)}Step 1: Opened the app.\nStep 2: {NOTHING_WAS_DONE}\nStep 3: so\n\n{INSTRUCTIONS}"
         "There is no app called NoSuchApp.\nStep 4: @",
     ]
     received = [tokenizer.decode(list(request.input_ids)) for request in played.engine.requests]
@@ -164,7 +168,7 @@ async def test_a_turn_is_capped_by_the_jobs_own_cap() -> None:
 
 @pytest.mark.parametrize(("spare", "turns"), [(-1, 1), (0, 1), (1, 2)])
 async def test_the_episode_ends_when_a_prompt_alone_leaves_no_room(spare: int, turns: int) -> None:
-    second = prompt_length(f"{TASK}{PROGRESS}Step 1: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 2: @")
+    second = prompt_length(f"{TASK}{progress(1)}Step 1: {NOTHING_WAS_DONE}\n\n{INSTRUCTIONS}{NO_CALL}Step 2: @")
     played = await play_history(["x", click("b")], max_context_len=second + spare, image_pixels_per_token=648_000)
     trajectory = played.trajectory
     assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_CONTEXT)

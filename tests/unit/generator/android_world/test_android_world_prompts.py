@@ -59,3 +59,28 @@ def test_chat_markers_in_text_from_outside_are_taken_apart() -> None:
     assert "<|" not in shown
     assert "|>" not in shown
     assert harmless("<|||>") == "< ||| >"
+
+
+def test_the_published_texts_stand_word_for_word() -> None:
+    """As guides to training on Android World print them; policies are trained on exactly these."""
+    system = system_message()["content"]
+    (text, _) = first_turn_message("Turn Wi-Fi on.", "ab")["content"]
+
+    assert system.startswith(
+        "You are a helpful assistant.\n\n# Tools\n\n"
+        "You may call one function per step to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        '{"type": "function", "function": {"name": "mobile_use", '
+    )
+    assert system.endswith(
+        "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    )
+    assert text["text"] == (
+        "The user query: Turn Wi-Fi on.\n\n"
+        "Before answering, explain your reasoning step-by-step in <thinking></thinking> tags,\n"
+        "and insert them before the <tool_call></tool_call> XML tags.\n\n"
+        "After answering, summarize your observation and action in <conclusion></conclusion> tags,\n"
+        "and insert them after the <tool_call></tool_call> XML tags.\n\n"
+    )

@@ -14,7 +14,10 @@ from slime_plugins.rollout_buffer.types import Message
 
 __all__ = [
     "COORDINATE_MAX",
+    "FIRST_TURN_TEMPLATE",
+    "HISTORY_TURN_TEMPLATE",
     "IMAGE_MARKER",
+    "LATER_TURN_TEMPLATE",
     "MOBILE_USE_TOOL",
     "SYSTEM_PROMPT",
     "TOOL_NAME",
@@ -102,37 +105,41 @@ SYSTEM_PROMPT = f"""You are a helpful assistant.
 
 # Tools
 
-You may call one function per step to help the user.
+You may call one function per step to assist with the user query.
 
-The functions are described within <tools></tools> XML tags:
+You are provided with function signatures within <tools></tools> XML tags:
 <tools>
 {json.dumps(MOBILE_USE_TOOL, ensure_ascii=False)}
 </tools>
 
-To call a function, write a json object with its name and arguments within <tool_call></tool_call> XML tags:
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 
-_TASK = "The user query: {goal}\n\n"
+_TASK = "The user query: {task_description}\n\n"
 
 _INSTRUCTIONS = """\
-First think step by step within <thinking></thinking> tags, placed before the <tool_call></tool_call> XML tags.
+Before answering, explain your reasoning step-by-step in <thinking></thinking> tags,
+and insert them before the <tool_call></tool_call> XML tags.
 
-Then, after the <tool_call></tool_call> XML tags, sum up what you saw and did within <conclusion></conclusion> tags.
+After answering, summarize your observation and action in <conclusion></conclusion> tags,
+and insert them after the <tool_call></tool_call> XML tags.
 
 """
 
-_FIRST_TURN = f"{_TASK}{_INSTRUCTIONS}<image>"
+_PROGRESS = (
+    "Task progress (You have done the following {step_count} operations on the current device):\n{action_history}\n\n"
+)
 
-_LATER_TURN = "{note}Step {step} of {max_steps}: <image>"
+_HISTORY_STEP = "Step {current_step}: <image>"
 
-# Without a count of the steps: each prompt shares all finished lines with the one before it, and an engine its cache.
-_PROGRESS = "Task progress (what you have done on the phone so far, step by step):\n{lines}\n\n"
+FIRST_TURN_TEMPLATE = f"{_TASK}{_INSTRUCTIONS}<image>"
+LATER_TURN_TEMPLATE = "Step {current_step} of {max_steps}: <image>"
+HISTORY_TURN_TEMPLATE = f"{_TASK}{_PROGRESS}{_INSTRUCTIONS}{_HISTORY_STEP}"
+"""What a turn of mode history reads; the first one has no progress, and what went wrong stands before the step."""
 
-_HISTORY_TURN = "{note}Step {step}: <image>"
-
-_SHOWN_AGAIN = "The screen before step {step}: <image>"
+_SHOWN_AGAIN = "The screen before step {current_step}: <image>"
 
 _MALFORMED_REPLY = (
     "Nothing was done, because your last reply was not a valid action: {reason}. "
@@ -147,24 +154,23 @@ def system_message() -> Message:
 
 def first_turn_message(goal: str, screenshot: str) -> Message:
     """Returns the user message with the task and the first screenshot, named by its sha256."""
-    return _observation_message(_FIRST_TURN, screenshot, goal=harmless(goal))
+    return _observation_message(FIRST_TURN_TEMPLATE, screenshot, task_description=harmless(goal))
 
 
 def later_turn_message(step: int, max_steps: int, screenshot: str, note: str = "") -> Message:
     """Returns the user message of turn ``step`` (from 1): a counter, the screenshot, before them what went wrong."""
-    shown_note = f"{harmless(note)}\n" if note else ""
-    return _observation_message(_LATER_TURN, screenshot, note=shown_note, step=str(step), max_steps=str(max_steps))
+    fields = {"current_step": str(step), "max_steps": str(max_steps)}
+    return _observation_message(LATER_TURN_TEMPLATE, screenshot, note, **fields)
 
 
 def history_turn_message(step: int, screenshot: str, note: str = "") -> Message:
     """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screenshot."""
-    shown_note = f"{harmless(note)}\n" if note else ""
-    return _observation_message(_HISTORY_TURN, screenshot, note=shown_note, step=str(step))
+    return _observation_message(_HISTORY_STEP, screenshot, note, current_step=str(step))
 
 
 def shown_again(step: int, screenshot: str) -> Message:
     """Returns a screenshot of an earlier step, to stand in a later prompt."""
-    return _observation_message(_SHOWN_AGAIN, screenshot, step=str(step))
+    return _observation_message(_SHOWN_AGAIN, screenshot, current_step=str(step))
 
 
 def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], message: Message) -> Message:
@@ -172,7 +178,7 @@ def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], me
 
     ``lines`` say what was done in steps 1, 2, …, one line each; before the first step there is no progress.
     """
-    text = _TASK.format(goal=harmless(goal)) + _progress(lines) + _INSTRUCTIONS
+    text = _TASK.format(task_description=harmless(goal)) + _progress(lines) + _INSTRUCTIONS
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
     for shown in earlier:
         parts += [*shown["content"], {"type": "text", "text": "\n"}]
@@ -193,7 +199,7 @@ def _progress(lines: Sequence[str]) -> str:
     if not lines:
         return ""
     listed = "\n".join(f"Step {step}: {harmless(line)}" for step, line in enumerate(lines, start=1))
-    return _PROGRESS.format(lines=listed)
+    return _PROGRESS.format(step_count=len(lines), action_history=listed)
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -207,11 +213,12 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _observation_message(template: str, screenshot: str, **fields: str) -> Message:
-    """Fills the template's text around its image marker; a marker inside a field stays plain text."""
+def _observation_message(template: str, screenshot: str, note: str = "", **fields: str) -> Message:
+    """Fills the template's text around its image marker, after the note; a marker inside a field stays plain text."""
     before, after = template.split(IMAGE_MARKER)
+    shown_note = f"{harmless(note)}\n" if note else ""
     parts: list[dict[str, Any]] = [
-        {"type": "text", "text": before.format(**fields)},
+        {"type": "text", "text": shown_note + before.format(**fields)},
         {"type": "image_url", "image_url": {"url": f"sha256:{screenshot}"}},
     ]
     if after:

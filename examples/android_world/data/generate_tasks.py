@@ -1,0 +1,8 @@
+"""The same as ``tools/generate_tasks.py``, where guides look for it; it writes the file that is linked here."""
+
+import runpy
+from pathlib import Path
+
+if __name__ == "__main__":
+    program = Path(__file__).resolve().parents[3] / "tools" / "generate_tasks.py"
+    runpy.run_path(str(program), run_name="__main__")

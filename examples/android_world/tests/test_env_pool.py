@@ -1,0 +1,50 @@
+"""Are devices lent, do they act, and are they taken back? Needs the devices that the farm's file names, and Ray.
+
+    python examples/android_world/tests/test_env_pool.py
+
+The file is ``config.yaml`` beside the scripts, or the one in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+TASK, SCREENSHOT_HEADERS = "SystemWifiTurnOff", (b"\x89PNG", b"\xff\xd8\xff\xe0")
+
+
+async def main() -> int:
+    """Lends a device, plays two actions, asks for the score, gives it back, and lends again."""
+    from examples.android_world.env_pool import AndroidWorldEnvPool
+    from examples.android_world.env_worker import ParsedAction, parse_ui_action_from_response
+
+    pool = AndroidWorldEnvPool(Namespace())
+    device = await pool.acquire()
+    logging.info("lent     %s", device.device_id)
+    seen = await device.reset(TASK, 0)
+    logging.info("task     %s", seen.goal)
+    for arguments in ('{"action": "open", "text": "Settings"}', '{"action": "system_button", "button": "Home"}'):
+        call = f'<tool_call>{{"name": "mobile_use", "arguments": {arguments}}}</tool_call>'
+        parsed = parse_ui_action_from_response(call, seen.screen_width, seen.screen_height)
+        assert isinstance(parsed, ParsedAction), parsed
+        seen = await device.step(parsed.action)
+        assert seen.screenshot.data[:4] in SCREENSHOT_HEADERS
+    logging.info("score    %s", await device.score())
+    pool.release(device)
+    again = await pool.acquire()
+    logging.info("again    %s", again.device_id)
+    pool.release(again)
+    await pool.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parents[3]))
+    os.environ.setdefault("ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG", str(HERE.parents[1] / "config.yaml"))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,52 @@
+"""Does an episode with a model become a training row? Needs devices, and an SGLang server of the model.
+
+    SLIME_TEST_MODEL=/root/models/Qwen3-VL-8B-Instruct SLIME_TEST_SGLANG_PORT=30000 \
+        python examples/android_world/tests/test_rollout.py
+
+SLIME_TEST_SGLANG_HOST names another host than this one. Devices as in ``test_env_pool.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_new_tokens": 512, "stop": None}
+
+
+async def main(model: str, host: str, port: int) -> int:
+    """Plays one episode in each mode and looks at what came of it; returns 1 when an episode failed."""
+    from examples.android_world import rollout, rollout_history
+    from slime.utils.types import Sample
+    from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
+
+    args = Namespace(
+        hf_checkpoint=model, sglang_router_ip=host, sglang_router_port=port, max_turns=3, n_samples_per_prompt=1
+    )
+    well = True
+    for name, generate in (("incremental", rollout.generate), ("history", rollout_history.generate)):
+        metadata = {"task_name": "SystemWifiTurnOff", "params_idx": 0}
+        made = await generate(args, Sample(index=0, prompt="", metadata=metadata), dict(SAMPLING))
+        for sample in made if isinstance(made, list) else [made]:
+            mask = sample.loss_mask or []
+            well = well and not sample.remove_sample and sum(mask) > 0 and len(mask) == sample.response_length
+            facts = (name, sample.status.value, len(sample.tokens), sum(mask), sample.reward)
+            logging.info("%s: %s, %d tokens, %d trained, reward %s", *facts)
+    await close_workshop()
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parents[3]))
+    os.environ.setdefault("ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG", str(HERE.parents[1] / "config.yaml"))
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    wanted = ("SLIME_TEST_MODEL", "SLIME_TEST_SGLANG_PORT")
+    if not all(os.environ.get(variable) for variable in wanted):
+        sys.exit(f"set {' and '.join(wanted)}: a model's folder, and the port of an SGLang server of it")
+    where = os.environ.get("SLIME_TEST_SGLANG_HOST", "127.0.0.1")
+    sys.exit(asyncio.run(main(os.environ[wanted[0]], where, int(os.environ[wanted[1]]))))

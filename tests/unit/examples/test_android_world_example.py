@@ -1,0 +1,193 @@
+"""What guides to Android World name lies in ``examples/android_world/``, is thin, and does what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.android_world.env_android_world import AndroidWorldEnv, BaseInteractionEnv
+from examples.android_world.env_pool import AndroidWorldEnvPool
+from examples.android_world.env_worker import (
+    AndroidWorldWorker,
+    MalformedAction,
+    ParsedAction,
+    parse_ui_action_from_response,
+    rescale_fn,
+)
+from examples.android_world.prompts import (
+    ANDROID_WORLD_SYSTEM_PROMPT,
+    ANDROID_WORLD_TEMPLATE,
+    ANDROID_WORLD_TEMPLATE_NO_HIS,
+    ANDROID_WORLD_TEMPLATE_STEP,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "android_world"
+NAMED = (
+    "README.md",
+    "cleanup.sh",
+    "config.yaml",
+    "data/generate_tasks.py",
+    "data/task_list.txt",
+    "data/tasks.jsonl",
+    "env_android_world.py",
+    "env_pool.py",
+    "env_worker.py",
+    "multi_node_ray_start.sh",
+    "prompts.py",
+    "rollout.py",
+    "rollout_history.py",
+    "run_android_world.py",
+    "run_android_world.sh",
+    "run_android_world_history.sh",
+    "run_android_world_opt.sh",
+    "tests/test_env_pool.py",
+    "tests/test_imports.py",
+    "tests/test_rollout.py",
+)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_what_a_guide_names_is_there(name: str) -> None:
+    assert (EXAMPLE / name).is_file()
+    assert (
+        name == "README.md"
+        or name.startswith(("data/", "tests/"))
+        or f"`{name}`" in (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    )
+
+
+def test_every_script_can_be_started() -> None:
+    assert [path.name for path in EXAMPLE.glob("*.sh") if not os.access(path, os.X_OK)] == []
+
+
+def test_the_templates_take_the_documented_fields() -> None:
+    first = ANDROID_WORLD_TEMPLATE_NO_HIS.format(task_description="Add a contact.")
+    later = ANDROID_WORLD_TEMPLATE_STEP.format(current_step=2, max_steps=10)
+    whole = ANDROID_WORLD_TEMPLATE.format(
+        task_description="Add a contact.", step_count=1, action_history="Step 1: Opened Contacts.", current_step=2
+    )
+
+    assert first.startswith("The user query: Add a contact.\n\nBefore answering, explain your reasoning step-by-step")
+    assert first.endswith("\n\n<image>")
+    assert later == "Step 2 of 10: <image>"
+    assert whole.startswith(
+        "The user query: Add a contact.\n\nTask progress (You have done the following 1 operations "
+    )
+    assert "Step 1: Opened Contacts.\n\nBefore answering," in whole
+    assert whole.endswith("\n\nStep 2: <image>")
+    assert ANDROID_WORLD_SYSTEM_PROMPT.startswith("You are a helpful assistant.\n\n# Tools\n\n")
+
+
+ARGUMENTS = [
+    {"action": "click", "coordinate": [500, 300]},
+    {"action": "long_press", "coordinate": [500, 300], "time": 2},
+    {"action": "swipe", "coordinate": [500, 800], "coordinate2": [500, 200]},
+    {"action": "type", "text": "Hello"},
+    {"action": "open", "text": "Chrome"},
+    {"action": "system_button", "button": "Back"},
+    {"action": "wait", "time": 2},
+    {"action": "wait"},
+    {"action": "terminate", "status": "success"},
+    {"action": "answer", "text": "42"},
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda arguments: str(arguments["action"]))
+def test_every_documented_action_is_read(arguments: dict[str, object]) -> None:
+    call = json.dumps({"name": "mobile_use", "arguments": arguments})
+    reply = f"<thinking>\nI see it.\n</thinking>\n<tool_call>\n{call}\n</tool_call>\n<conclusion>\nDone.\n</conclusion>"
+    parsed = parse_ui_action_from_response(reply)
+
+    assert isinstance(parsed, ParsedAction)
+    assert parsed.action.kind == arguments["action"]
+
+
+def test_a_reply_without_a_call_is_told_apart() -> None:
+    assert isinstance(parse_ui_action_from_response("I am lost."), MalformedAction)
+
+
+def test_the_models_space_is_mapped_onto_the_whole_screen() -> None:
+    assert rescale_fn((0, 0)) == (0, 0)
+    assert rescale_fn((999, 999)) == (1079, 2399)
+    assert rescale_fn((999, 999), 720, 1280) == (719, 1279)
+
+
+def test_the_names_are_those_of_what_they_stand_for() -> None:
+    assert issubclass(AndroidWorldEnv, BaseInteractionEnv)
+    assert callable(AndroidWorldEnvPool(None).acquire)
+    assert AndroidWorldWorker.__module__ == "slime_plugins.rollout_buffer.devices.worker"
+
+
+def test_the_imports_program_finds_everything() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "tests" / "test_imports.py")], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "missing" not in done.stderr
+
+
+@pytest.fixture
+def slime(tmp_path: Path) -> Path:
+    """A slime that knows both backends."""
+    utils = tmp_path / "slime" / "slime" / "utils"
+    utils.mkdir(parents=True)
+    (utils / "arguments.py").write_text(
+        'parser.add_argument("--train-backend", type=str, choices=["megatron", "fsdp"])\n"--megatron-to-hf-mode"\n'
+    )
+    (utils / "types.py").write_text("class Sample:\n    rollout_id: int | None = None\n")
+    return tmp_path / "slime"
+
+
+COMMANDS = {
+    "quick start": ({"SLIME_SCRIPT_NUM_GPUS": "8"}, "bash examples/android_world/run_android_world.sh"),
+    "megatron": (
+        {"SLIME_SCRIPT_NUM_GPUS": "8", "SLIME_SCRIPT_TRAIN_BACKEND": "megatron"},
+        "bash examples/android_world/run_android_world.sh",
+    ),
+    "two nodes": (
+        {
+            "SLIME_SCRIPT_EXTERNAL_RAY": "1",
+            "SLIME_SCRIPT_NUM_NODES": "2",
+            "SLIME_SCRIPT_NUM_GPUS": "8",
+            "SLIME_SCRIPT_TRAIN_BACKEND": "megatron",
+            "MASTER_ADDR": "10.0.0.1",
+        },
+        "bash examples/android_world/run_android_world.sh",
+    ),
+    "python": ({"SLIME_SCRIPT_NUM_GPUS": "8"}, "python examples/android_world/run_android_world.py"),
+    "history": (
+        {"SLIME_SCRIPT_NUM_NODES": "1", "SLIME_SCRIPT_NUM_GPUS": "8"},
+        "bash examples/android_world/run_android_world_history.sh",
+    ),
+    "history, external Ray": (
+        {"SLIME_SCRIPT_EXTERNAL_RAY": "1"},
+        "bash examples/android_world/run_android_world_history.sh",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_documented_command_composes_a_training(name: str, slime: Path) -> None:
+    variables, command = COMMANDS[name]
+    given = {"SLIME_SCRIPT_MODEL_NAME": "Qwen3-VL-8B-Instruct", "SLIME_DIR": str(slime), "HOME": "/nowhere"}
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    shown = subprocess.run(
+        [*command.split(), "--dry-run"],
+        cwd=ROOT,
+        env={"PATH": path, **given, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    backend = variables.get("SLIME_SCRIPT_TRAIN_BACKEND", "fsdp")
+    assert f"--train-backend {backend}" in shown
+    assert re.search(r"--global-batch-size 64 .*--advantage-estimator grpo", shown)
