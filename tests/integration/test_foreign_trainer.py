@@ -13,6 +13,7 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.trainer import RolloutFeed
 from tests.integration.conftest import BufferProcess
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,3 +109,25 @@ def test_a_foreign_trainer_trains_every_group_once_across_a_restart(
         assert sum(sequence["mask"]) * sequence["token_weight"] == pytest.approx(1.0)
         at_ones = [value for value, mask in zip(sequence["rollout_log_probs"], sequence["mask"], strict=True) if mask]
         assert all(value < 0 for value in at_ones)
+
+
+def test_on_policy_batches_are_sampled_by_the_weights_of_their_beginning_alone(
+    start_buffer: Callable[..., BufferProcess], payload: dict[str, Any]
+) -> None:
+    """Places for all 48 episodes at once: only what is leased and drained keeps the job from playing ahead."""
+    buffer, engine_url = start_buffer(), payload["remote_engine_url"]
+    seen = []
+    with RolloutFeed(buffer.url, {**payload, "num_process": 100, "max_groups_ahead": 2}) as feed:
+        for version in (1, 2, 3):
+            tell_version(engine_url, str(version))
+            feed.resume() if version > 1 else feed.start()
+            batch = feed.next_batch(2, weight_version=version)
+            feed.drain()
+            assert not buffer.client.job("foreign")["attempts"].get("running")
+            seen.append({name for row in batch.rows for name in row.weight_versions})
+            feed.ack(batch)
+
+    groups = buffer.client.job("foreign")["groups"]
+    assert seen == [{"1"}, {"2"}, {"3"}]
+    assert groups["delivered"] == 6
+    assert groups["ready"] == groups["leased"] == 0
