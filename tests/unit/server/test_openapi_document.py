@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import pytest
 from flask.testing import FlaskClient
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
-from slime_plugins.rollout_buffer.protocol import query_params, request_models
+from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS
+from slime_plugins.rollout_buffer.protocol import query_params, reply_models, request_models
+from slime_plugins.rollout_buffer.reporting.diagnosis import Severity
+from slime_plugins.rollout_buffer.reporting.time_series import COUNTED, MEASURED
 from slime_plugins.rollout_buffer.server.asgi import OWN_ROUTES
+from tests.support import written
 
 
 def described_routes() -> set[tuple[str, str]]:
@@ -67,3 +75,91 @@ def test_every_reference_leads_somewhere() -> None:
     document = openapi_document()
     names = set(re.findall(r"'#/components/schemas/(\w+)'", str(document)))
     assert names <= set(document["components"]["schemas"])
+
+
+# --- replies ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_every_reply_is_described() -> None:
+    bare = [
+        f"{name}.{field}"
+        for name, schema in COMPONENTS.items()
+        for field, entry in schema.get("properties", {}).items()
+        if not entry.get("description")
+    ]
+    assert bare == []
+
+
+def test_types_that_are_spelled_out_are_those_of_the_code() -> None:
+    assert set(reply_models.SeriesColumns.__annotations__) == {"t", *COUNTED, *MEASURED}
+    assert COMPONENTS["Explanation"]["properties"]["severity"]["enum"] == [severity.value for severity in Severity]
+
+
+def undescribed(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+    """Keys of a reply that its schema does not name."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        schema = {} if name in OPEN_TYPES else COMPONENTS[name]
+    if isinstance(value, list) and "items" in schema:
+        for entry in value:
+            yield from undescribed(entry, schema["items"], where)
+    if isinstance(value, dict) and schema.get("properties"):
+        yield from (f"{where}.{key}" for key in value if key not in schema["properties"])
+        for key, entry in schema["properties"].items():
+            if key in value:
+                yield from undescribed(value[key], entry, f"{where}.{key}")
+
+
+READS = {
+    "Jobs": "/jobs",
+    "Job": "/jobs/j",
+    "DeliveryPage": "/jobs/j/deliveries",
+    "JobExplanation": "/jobs/j/explanation",
+    "Series": "/jobs/j/series",
+    "GroupPage": "/jobs/j/groups",
+    "Group": "/groups/1",
+    "TrajectoryPage": "/trajectories",
+    "StoredTrajectory": "/trajectories/u0?job_id=j",
+    "Overview": "/overview",
+    "Health": "/health",
+}
+OPEN_TYPES = {"ChatMessage"}
+"""They have more keys, which their program made."""
+
+
+@pytest.fixture
+def lived_in(client: FlaskClient) -> FlaskClient:
+    """A server that has one of everything."""
+    replies = {
+        "StartReply": ("/start_rollout", {"task_type": "external", "num_repeat_per_sample": 2, "job_id": "j"}),
+        "WriteReply": ("/buffer/write", {"items": [written("u0", reward=0.0), written("u1")]}),
+        "RolloutData": ("/get_rollout_data", {"lease_s": 60}),
+    }
+    for name, (path, body) in replies.items():
+        reply = client.post(path, data=json.dumps(body))
+        assert reply.status_code == 200, reply.get_data()
+        hold(name, reply.get_json())
+    return client
+
+
+def hold(name: str, reply: Any) -> None:
+    """Holds a reply to its type: what must be there is, nothing else is, and each value is of its kind."""
+    TypeAdapter(getattr(reply_models, name)).validate_json(json.dumps(reply), strict=True)
+    assert list(undescribed(reply, COMPONENTS[name], name)) == []
+
+
+@pytest.mark.parametrize("name", READS)
+def test_real_replies_are_what_their_types_say(lived_in: FlaskClient, name: str) -> None:
+    reply = lived_in.get(READS[name])
+    assert reply.status_code in (200, 503), reply.get_data()
+    hold(name, reply.get_json())
+
+
+def test_a_reply_that_lacks_a_key_or_has_another_is_told_apart(lived_in: FlaskClient) -> None:
+    job = lived_in.get("/jobs/j").get_json()
+    with pytest.raises(ValidationError):
+        hold("Job", {key: value for key, value in job.items() if key != "late"})
+    with pytest.raises(ValidationError):
+        hold("Job", {**job, "state": "asleep"})
+    with pytest.raises(AssertionError):
+        hold("Job", {**job, "surprise": 1})

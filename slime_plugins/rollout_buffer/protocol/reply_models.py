@@ -1,0 +1,837 @@
+"""What the replies of the HTTP API are, typed once: the OpenAPI schemas are made of these.
+
+They are ``TypedDict``s, since replies are built as dicts: nothing is validated while one is answered. Tests hold real
+replies to them. The sentence below a field is its description at ``/openapi.json``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
+
+from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.types import (
+    DeliveryState,
+    GroupState,
+    JobState,
+    Outcome,
+    StopReason,
+    WriteStatus,
+)
+
+_DESCRIBED = ConfigDict(use_attribute_docstrings=True)
+
+
+class ChatMessage(TypedDict):
+    """One OpenAI message; more keys are as its program made them."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    role: str
+    """Who speaks: system, user, assistant or tool."""
+
+
+class ErrorBody(TypedDict):
+    """What went wrong."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    code: str
+    """Stable, for programs."""
+    message: str
+    """A sentence that says what to do."""
+    detail: dict[str, Any]
+    """More of it, for programs."""
+
+
+class Error(TypedDict):
+    """Every reply that is not as wished."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    error: ErrorBody
+    """What went wrong, for programs and people."""
+
+
+class StartReply(TypedDict):
+    """What became of `start_rollout`."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    message: str
+    """`Rollout started` or `Rollout attached`."""
+    job_id: str
+    """Use it in every later call."""
+    state: JobState
+    """Where it stands."""
+    attached: bool
+    """The job was there already."""
+    groups: int
+    """Instances times epochs."""
+    group_size: int
+    """Slots of each group."""
+
+
+class Item(TypedDict):
+    """One member of a delivered group."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory; a dummy has one of its own."""
+    instance_id: str
+    """The line of the input that it belongs to."""
+    messages: list[ChatMessage]
+    """OpenAI messages."""
+    reward: float
+    """What the trainer is to use."""
+    raw_reward: float | None
+    """What the episode earned, when that differs."""
+    extra_info: dict[str, Any]
+    """What the generator says of it."""
+    generations: NotRequired[list[Generation]]
+    """Token ids and log-probabilities as sampled; empty when not known."""
+    images: NotRequired[list[str]]
+    """sha256 of each screenshot, in order of first appearance."""
+    timings_s: NotRequired[dict[str, Any]]
+    """Seconds by phase of the episode."""
+    group_index: int
+    """One per group."""
+    epoch: int
+    """Which pass over the input, from 0."""
+    slot: int
+    """Place in the group, from 0."""
+    outcome: Outcome
+    """How the attempt ended."""
+    stop_reason: StopReason
+    """Why the episode stopped."""
+    weight_version: int | None
+    """The oldest weights that sampled it; null when nobody told."""
+    remove_sample: bool
+    """A dummy that stands for a missing member: never train it."""
+
+
+class Acknowledged(TypedDict):
+    """What acknowledged deliveries were, by their ids."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    acked: list[str]
+    """Received, now or earlier."""
+    expired: list[str]
+    """Too late: their groups went out in another delivery; do not train them."""
+    unknown: list[str]
+    """Never heard of."""
+
+
+class ShortGroup(TypedDict):
+    """A delivered group with fewer members than it should have."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    group_index: int
+    """One per group."""
+    instance_id: str
+    """The line of the input that it belongs to."""
+    members: int
+    """Played members."""
+    group_size: int
+    """Slots of the group."""
+    delivered: bool
+    """False: too few are left, and the group has failed."""
+
+
+class MetaInfo(TypedDict):
+    """What a delivery says of itself and of the job."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    total_samples: int
+    """Trajectories written since the last delivery, before any filter."""
+    num_groups: int
+    """Groups they belong to."""
+    avg_group_size: NotRequired[float]
+    """Trajectories of a group, on average."""
+    avg_reward: NotRequired[float]
+    """Mean of their rewards; 0 when there are none."""
+    reward_std: NotRequired[float]
+    """Standard deviation (n - 1) of their rewards."""
+    reward_min: NotRequired[float]
+    """The lowest of them."""
+    reward_max: NotRequired[float]
+    """The highest of them."""
+    finished_groups: list[str]
+    """instance_id of each group delivered, filtered or failed since the last one."""
+    delivery_id: str | None
+    """What to acknowledge; null when nothing was delivered."""
+    job_id: NotRequired[str]
+    """The job's id."""
+    job_state: NotRequired[str]
+    """Only when nothing was delivered."""
+    job_cause: NotRequired[str]
+    """Why the job is in that state, when there is a reason; only when nothing was delivered."""
+    outcomes: dict[str, int]
+    """Trajectories since the last delivery by outcome."""
+    exhausted: bool
+    """Nothing will ever be ready again, and nothing is leased to anybody else."""
+    acknowledged: NotRequired[Acknowledged]
+    """What became of the deliveries that the poll acknowledged."""
+    weight_version: NotRequired[int | None]
+    """The newest that is known in this run of the trainer."""
+    stale_groups: NotRequired[list[int]]
+    """`group_index` of groups that are too old, where `stale_groups` is `flag`."""
+    note: NotRequired[str]
+    """What was done otherwise than asked: a `batch_size` below one group."""
+    short_groups: NotRequired[list[ShortGroup]]
+    """Groups with fewer members than they should have, for a client that takes no dummies."""
+
+
+class DeliveredGroups(TypedDict):
+    """The groups of a delivery."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    data: list[Item]
+    """Whole groups, one after the other."""
+    meta_info: MetaInfo
+    """What the delivery says of itself."""
+
+
+class RolloutData(TypedDict):
+    """What a poll gets."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    success: bool
+    """False when nothing was ready; ask again."""
+    message: str
+    """A sentence for people."""
+    data: DeliveredGroups
+    """The groups, and what is said of them."""
+
+
+class SpanOfWeights(TypedDict):
+    """A stretch of sampled tokens, and the weights that sampled it."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    weight_version: NotRequired[Any]
+    """The engine's weights that sampled them."""
+    start: int
+    """The first token of it."""
+    end: int
+    """The first token behind it."""
+
+
+class Generation(TypedDict):
+    """What the engine sampled in one turn."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    keep: NotRequired[Annotated[int, Field(ge=0)]]
+    """The first so many ids of the generation before (prompt and output) come first."""
+    prompt_ids: list[Annotated[int, Field(ge=0)]]
+    """Prompt token ids after the kept ones."""
+    output_ids: list[Annotated[int, Field(ge=0)]]
+    """Sampled token ids."""
+    output_log_probs: NotRequired[list[float] | None]
+    """One per output id."""
+    finish_reason: NotRequired[str]
+    """stop, length or abort."""
+    weight_version: NotRequired[Any]
+    """The engine's weights that sampled it."""
+    trained: NotRequired[bool]
+    """False keeps its tokens out of the loss."""
+    weight_version_spans: NotRequired[list[SpanOfWeights]]
+    """Weights by stretch of output."""
+    keep_images: NotRequired[Annotated[int, Field(ge=0)]]
+    """The first so many images of the generation before come first."""
+    images: NotRequired[list[str]]
+    """sha256 of the image behind each placeholder of the prompt, after the kept ones."""
+    prompt_tokens: NotRequired[int | None]
+    """The engine's count of the prompt with its images expanded."""
+
+
+class WrittenResult(TypedDict):
+    """What became of one written item."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory."""
+    status: WriteStatus
+    """stored; duplicate: it was there, nothing changed; late: kept, but its group had closed."""
+
+
+class WriteReply(TypedDict):
+    """What became of the items of one write."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    success: bool
+    """True unless something was refused."""
+    message: str
+    """A sentence for people."""
+    job_id: str
+    """The job's id."""
+    results: list[WrittenResult]
+    """One per item, in order."""
+
+
+class Job(TypedDict):
+    """A job, its progress and its accounting."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    task_type: str
+    """Which generator plays it."""
+    state: JobState
+    """Where it stands."""
+    cause: str
+    """Why it is in that state, when there is a reason."""
+    cause_code: CauseCode
+    """The same for programs: one of a few stable codes, or empty."""
+    engine_url: NotRequired[str | None]
+    """The engine that its episodes ask."""
+    group_size: int
+    """Slots of each group."""
+    instances: int
+    """Lines of the input."""
+    epochs: int
+    """How often the input is gone through."""
+    created_at: NotRequired[float]
+    """Seconds since 1970, as all times."""
+    updated_at: NotRequired[float]
+    """When it changed last."""
+    finished_at: NotRequired[float | None]
+    """When it ended; null while it has not."""
+    last_poll_at: NotRequired[float | None]
+    """When a trainer last asked for its data."""
+    groups: dict[str, int]
+    """Groups by state."""
+    slots: dict[str, int]
+    """Slots by state; `submitted` is always the sum of the others."""
+    attempts: dict[str, int]
+    """Attempts by state, and `failed:CODE` by error code."""
+    outcomes: dict[str, int]
+    """Trajectories by outcome."""
+    late: int
+    """Trajectories that came after their group had closed."""
+    damaged: int
+    """Trajectories that could not be read when they were to be delivered."""
+    refused_items: int
+    """Written items whose reward lay outside of the payload's `reward_range`."""
+    trainer_run: int
+    """Weight versions are ordered within one; every start of the trainer opens the next."""
+    measures: dict[str, dict[str, float]]
+    """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions and
+    `poll_wait_seconds` (mean, max); what is unknown is left out.
+    """
+    causes: dict[str, Any]
+    """Why groups were filtered or failed: state, cause, count."""
+    settings: dict[str, Any]
+    """What the job keeps of its start payload."""
+    devices: NotRequired[dict[str, Any] | None]
+    """Only for one job: the last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
+    each of `devices` its state, last error, counters and times.
+    """
+
+
+class ImageReply(TypedDict):
+    """A screenshot that is stored."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    sha256: str
+    """Of the bytes, in hex."""
+    created: bool
+    """False when it was there already."""
+
+
+class Jobs(TypedDict):
+    """All jobs."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    jobs: list[Job]
+    """Newest first."""
+
+
+class DeliveryEntry(TypedDict):
+    """One past delivery."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    delivery_id: str
+    """The delivery it is in."""
+    state: DeliveryState
+    """popped: handed out for good."""
+    consumer_id: NotRequired[str | None]
+    """Who polled, where it said so."""
+    poll_id: NotRequired[str | None]
+    """Which poll it was, where it said so."""
+    created_at: float
+    """Seconds since 1970, as all times."""
+    lease_expires_at: NotRequired[float | None]
+    """When its groups come back unless it is acknowledged."""
+    groups: int
+    """How many groups."""
+    samples: int
+    """How many samples, dummies included."""
+
+
+class DeliveryPage(TypedDict):
+    """A page of deliveries."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    deliveries: list[DeliveryEntry]
+    """Newest first."""
+    next_cursor: int | None
+    """Send it as `cursor` for the next page; null on the last one."""
+
+
+class TrajectoryEntry(TypedDict):
+    """A trajectory without its payload."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    uid: str
+    """Names the trajectory."""
+    instance_id: str
+    """The line of the input that it belongs to."""
+    epoch: NotRequired[int | None]
+    """Which pass over the input, from 0."""
+    slot: NotRequired[int | None]
+    """Place in the group, from 0."""
+    attempt: NotRequired[int | None]
+    """Which try to fill its slot, from 1."""
+    outcome: Outcome
+    """How the attempt ended."""
+    stop_reason: StopReason
+    """Why the episode stopped."""
+    reward: float
+    """As it was written, before the group functions."""
+    raw_reward: NotRequired[float | None]
+    """What the episode earned, when that differs."""
+    late: bool
+    """It came after its group had closed."""
+    group_state: NotRequired[str | None]
+    """State of its group; null when it has none."""
+    group_index: NotRequired[int | None]
+    """As in a delivered item."""
+    delivery_id: NotRequired[str | None]
+    """The delivery its group is in."""
+    body_bytes: int
+    """Size of the payload without screenshots."""
+    created_at: float
+    """Seconds since 1970, as all times."""
+    success: NotRequired[float | None]
+    """In [0, 1]: what the environment said, before any shaping; null when unknown."""
+    turns: NotRequired[int | None]
+    """How many turns were played; null when unknown."""
+    sampled_tokens: NotRequired[int | None]
+    """How many tokens were sampled; null when unknown."""
+    generate_s: NotRequired[float | None]
+    """Seconds it waited for the engine."""
+    played_s: NotRequired[float | None]
+    """Seconds of all its phases."""
+    oldest_version: NotRequired[int | None]
+    """Of the weights that sampled it."""
+    versions_behind: NotRequired[int | None]
+    """How far that was behind the job's newest when it was written."""
+
+
+class TrajectoryPage(TypedDict):
+    """A page of trajectories."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    trajectories: list[TrajectoryEntry]
+    """Newest first."""
+    next_cursor: int | None
+    """Send it as `cursor` for the next page; null on the last one."""
+
+
+class StoredTrajectory(TrajectoryEntry):
+    """A trajectory with its payload."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    messages: list[ChatMessage]
+    """OpenAI messages."""
+    extra_info: dict[str, Any]
+    """What the generator says of it."""
+    generations: NotRequired[list[Generation]]
+    """Token ids and log-probabilities as sampled."""
+    images: NotRequired[list[str]]
+    """sha256 of each screenshot."""
+    timings_s: NotRequired[dict[str, Any]]
+    """Seconds by phase of the episode."""
+
+
+class Explanation(TypedDict):
+    """Why something moves or stands still."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    code: str
+    """Stable, for programs."""
+    severity: Literal["ok", "wait", "attention", "stopped"]
+    """stopped: until somebody acts; wait: it ends by itself."""
+    message: str
+    """What is."""
+    says: NotRequired[str]
+    """As `message`: its name before; read `message`, this one goes with the next release."""
+    advice: str
+    """What to do; empty when there is nothing to do."""
+
+
+class OverviewJob(TypedDict):
+    """A job as the dashboard lists it."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    task_type: str
+    """Which generator plays it."""
+    state: JobState
+    """Where it stands."""
+    cause: str
+    """Why it is in that state, when there is a reason."""
+    cause_code: CauseCode
+    """The same for programs: one of a few stable codes, or empty."""
+    group_size: int
+    """Slots of each group."""
+    created_at: float
+    """Seconds since 1970, as all times."""
+    finished_at: float | None
+    """When it ended; null while it has not."""
+    last_poll_at: float | None
+    """When a trainer last asked for its data."""
+    groups: dict[str, int]
+    """Groups by state."""
+    slots: dict[str, int]
+    """Slots by state; `submitted` is always the sum of the others."""
+    newest: dict[str, Any]
+    """The newest 200 trajectories: episodes, mean reward, success."""
+    explanation: list[Explanation]
+    """Why it moves or stands still, the most pressing first."""
+
+
+class Overview(TypedDict):
+    """How the buffer is, and a page of jobs."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    now: float
+    """The buffer's time."""
+    supervisor_age_s: float | None
+    """Seconds since its heartbeat; null when there is none."""
+    task_types: list[str]
+    """What can be started."""
+    disk_free_bytes: NotRequired[int]
+    """Room on the disk of the data directory."""
+    explanation: list[Explanation]
+    """Why it moves or stands still, the most pressing first."""
+    jobs: list[OverviewJob]
+    """Newest first."""
+    next_cursor: int | None
+    """Send it as `cursor` for the next page; null on the last one."""
+    needs_token: bool
+    """The server asks for a token."""
+
+
+class JobExplanation(TypedDict):
+    """Why a job moves or stands still, with the numbers behind the words."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    now: float
+    """The buffer's time."""
+    explanation: list[Explanation]
+    """Why it moves or stands still, the most pressing first."""
+    weight_version: NotRequired[int | None]
+    """The newest that any trajectory was sampled with."""
+    trainer_run: int
+    """Weight versions are ordered within one; every start of the trainer opens the next."""
+    running_attempts: NotRequired[int]
+    """Episodes that are being played."""
+    trajectory_age_s: NotRequired[float | None]
+    """Seconds since one ended."""
+    poll_age_s: NotRequired[float | None]
+    """Seconds since a trainer asked."""
+    trainer_waits_s: NotRequired[float | None]
+    """Seconds that a trainer has polled in vain; null when none waits."""
+    recent_failures: NotRequired[dict[str, int]]
+    """Failed attempts of the last ten minutes by error code."""
+    last_failure: NotRequired[str]
+    """What the last of them said."""
+    devices: NotRequired[dict[str, Any]]
+    """What the runner says of its devices; empty when it does not."""
+    engine: NotRequired[dict[str, Any]]
+    """What the runner says of its engine; empty when it does not."""
+    newest: NotRequired[dict[str, Any]]
+    """The newest 200 trajectories: episodes, mean reward, success."""
+
+
+class SeriesColumns(TypedDict):
+    """What happened to a job, one entry per bucket of time."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    t: list[float]
+    """Where each bucket starts."""
+    episodes: NotRequired[list[int]]
+    """Trajectories that came."""
+    completed: NotRequired[list[int]]
+    """Of them, completed."""
+    truncated: NotRequired[list[int]]
+    """Of them, truncated."""
+    aborted: NotRequired[list[int]]
+    """Of them, aborted."""
+    failed: NotRequired[list[int]]
+    """Attempts that failed."""
+    groups_valid: NotRequired[list[int]]
+    """Groups that became ready."""
+    groups_filtered: NotRequired[list[int]]
+    """Groups that were filtered."""
+    groups_failed: NotRequired[list[int]]
+    """Groups that failed."""
+    deliveries: NotRequired[list[int]]
+    """Deliveries that went out."""
+    reward_mean: NotRequired[list[float | None]]
+    """Mean reward."""
+    reward_min: NotRequired[list[float | None]]
+    """The lowest of them."""
+    reward_max: NotRequired[list[float | None]]
+    """The highest of them."""
+    success: NotRequired[list[float | None]]
+    """Share of trajectories that solved their task."""
+    behind_mean: NotRequired[list[float | None]]
+    """Weight versions behind, on average."""
+    behind_max: NotRequired[list[float | None]]
+    """Weight versions behind, at most."""
+    turns: NotRequired[list[float | None]]
+    """How many turns were played; null when unknown."""
+    sampled_tokens: NotRequired[list[float | None]]
+    """How many tokens were sampled; null when unknown."""
+    generating: NotRequired[list[float | None]]
+    """Episodes that waited for the engine, on average."""
+    playing: NotRequired[list[float | None]]
+    """Episodes that were played, on average."""
+    wait_mean: NotRequired[list[float | None]]
+    """Seconds that a poll waited, on average."""
+    wait_max: NotRequired[list[float | None]]
+    """Seconds that a poll waited, at most."""
+
+
+class Series(TypedDict):
+    """What happened to a job over time."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    until: float
+    """Now, or when the job ended: the last bucket is as long as from its start to there."""
+    width_s: int
+    """Seconds of a bucket."""
+    columns: SeriesColumns
+    """One list per measure, as long as `t`."""
+
+
+class GroupMember(TypedDict):
+    """A trajectory of a group."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory."""
+    reward: float
+    """As it was written."""
+    slot: int
+    """Place in the group, from 0."""
+    attempt: int
+    """Which try to fill its slot, from 1."""
+    outcome: Outcome
+    """How the attempt ended."""
+    stop_reason: StopReason
+    """Why the episode stopped."""
+    raw_reward: float | None
+    """What the episode earned, when that differs."""
+    late: bool
+    """It came after its group had closed."""
+    created_at: float
+    """When it came."""
+    success: NotRequired[float | None]
+    """In [0, 1]: what the environment said, before any shaping; null when unknown."""
+    turns: NotRequired[int | None]
+    """How many turns were played; null when unknown."""
+    sampled_tokens: NotRequired[int | None]
+    """How many tokens were sampled; null when unknown."""
+    generate_s: NotRequired[float | None]
+    """Seconds it waited for the engine."""
+    played_s: NotRequired[float | None]
+    """Seconds of all its phases."""
+    oldest_version: NotRequired[int | None]
+    """Of the weights that sampled it."""
+    versions_behind: NotRequired[int | None]
+    """How far that was behind the job's newest when it was written."""
+
+
+class GroupEntry(TypedDict):
+    """A group and the rewards of its members."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    group_index: int
+    """As in a delivered item."""
+    epoch: int
+    """Which pass over the input, from 0."""
+    position: NotRequired[int]
+    """Line of its instance in the input, from 0."""
+    instance_id: str
+    """The line of the input that it belongs to."""
+    state: GroupState
+    """Where it stands."""
+    cause: str
+    """Why it was filtered, failed or skipped."""
+    cause_code: CauseCode
+    """The same for programs: one of a few stable codes, or empty."""
+    message: str
+    """The same as a sentence for people."""
+    says: NotRequired[str]
+    """As `message`: its name before; read `message`, this one goes with the next release."""
+    group_size: int
+    """Slots of the group."""
+    opened_at: NotRequired[float | None]
+    """When its first attempt began or its first item came."""
+    last_write_at: NotRequired[float | None]
+    """When a trajectory of it came last."""
+    closed_at: NotRequired[float | None]
+    """When it was judged."""
+    delivery_id: NotRequired[str | None]
+    """The delivery it is in."""
+    members: list[GroupMember]
+    """Its trajectories in slot order."""
+
+
+class GroupPage(TypedDict):
+    """A page of groups."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    group_size: int
+    """Slots of the group."""
+    groups: list[GroupEntry]
+    """The last touched first."""
+    next_cursor: str | None
+    """Send it as `cursor` for the next page; null on the last one."""
+
+
+class GroupAttempt(TypedDict):
+    """One try to fill a slot."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    slot: int
+    """Place in the group, from 0."""
+    attempt: int
+    """Which try to fill its slot, from 1."""
+    state: str
+    """Where it stands."""
+
+
+class DeliveredGroupMember(TypedDict):
+    """One place of a group as a trainer is given it."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    source_uid: str | None
+    """The trajectory it was made of; null for a dummy."""
+    reward: float | None
+    """What the trainer is to use; null for a dummy."""
+    raw_reward: float | None
+    """What the episode earned, when that differs."""
+    remove_sample: bool
+    """A dummy that stands for a missing member."""
+    ordinal: int
+    """Place in what is delivered, from 0."""
+    uid: str
+    """Names the trajectory."""
+
+
+class Group(GroupEntry):
+    """A group with all that is known of it."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    task_type: str
+    """Which generator plays it."""
+    attempts: list[GroupAttempt]
+    """Every try to fill a slot, with its error when it failed."""
+    delivered: list[DeliveredGroupMember]
+    """What a trainer is given."""
+    instance: dict[str, Any]
+    """Its line of the input."""
+
+
+class TokenRows(TypedDict):
+    """The training rows of a trajectory, token by token."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory."""
+    job_id: str
+    """The job's id."""
+    contexts: list[dict[str, Any]]
+    """For each generation: how its prompt continued the one before."""
+    rows: list[dict[str, Any]]
+    """Each training row: tokens, trained, generations."""
+    row: int
+    """Which one `pieces` are of."""
+    pieces: list[dict[str, Any]]
+    """Context in stretches, trained tokens in whole characters with log-probs."""
+    why_no_texts: str
+    """Empty when there are texts."""
+
+
+class SignedIn(TypedDict):
+    """Whether the browser may ask now."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    signed_in: bool
+    """True when the token was right."""
+
+
+class Health(TypedDict):
+    """Whether the service works."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    status: Literal["ok", "degraded"]
+    """Degraded: `reason` says by what."""
+    reason: str | None
+    """What is not well, and since when; null when all is."""
+    supervisor: str
+    """`alive` or `not seen`."""
+    task_types: list[str]
+    """What can be started."""
