@@ -63,7 +63,7 @@ BOXES: Mapping[str, Box] = {
         x=32, y=66, width=260, height=224,
         modules=(
             "slime/rollout/agent_rollout.py",
-            f"{BUFFER}/client.py",
+            f"{BUFFER}/trainer",
             "slime/rollout/agent_rollout_samples.py",
             "slime/utils/mask_utils.py",
         ),
