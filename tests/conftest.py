@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, settings
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
@@ -83,7 +84,7 @@ def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
         context: ServerContext = app.extensions["rollout_buffer"]
         contexts.append(context)
         known = {"external": {"needs_ray": False}, "math": {"needs_ray": False}}
-        context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": known, "broken_generators": {}})
+        context.buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": known, "broken_generators": {}})
         return app.test_client()
 
     yield make

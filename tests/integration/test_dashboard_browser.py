@@ -21,7 +21,8 @@ from werkzeug.serving import make_server
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.server.app import ServerContext
 from tests.asgi_client import create_app
 from tests.support import written
 
@@ -102,7 +103,9 @@ class Site:
 
     def beat(self) -> None:
         """Says that the supervisor lives."""
-        self.context.buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+        self.context.buffer.beat(
+            SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}}
+        )
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         found = requests.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=20)

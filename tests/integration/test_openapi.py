@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS, Operation
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from tests.asgi_client import create_app
 from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
 
@@ -85,7 +85,7 @@ def test_every_answer_is_one_that_is_described(app: Any, operation: Any, mode: s
     )
     @given(case=described.as_strategy(generation_mode=MODES[mode]), data=st.data())
     def check(case: Any, data: st.DataObject) -> None:
-        buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+        buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
         if mode == "allowed":
             put_known_ids_into(case, data)
         case.call_and_validate(checks=checks)

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.asgi_client import create_app
 from tests.conftest import SettableClock
@@ -170,7 +171,7 @@ class HttpPort:
         context: ServerContext = app.extensions["rollout_buffer"]
         context.buffer.store.close()
         context.buffer = buffer
-        buffer.beat(SUPERVISOR, 1, {"task_types": {"external": {}}})
+        buffer.beat(SUPERVISOR.name, 1, {"task_types": {"external": {}}})
         self._client = app.test_client()
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:

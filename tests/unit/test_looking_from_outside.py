@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from tests.asgi_client import create_app
 from tests.support import stored_image, written
 
@@ -29,7 +29,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     """A served buffer with a job whose id is not easy to put into a URL."""
     app = create_app(ServeSettings(data_dir=tmp_path / "data"))
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
-    buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+    buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

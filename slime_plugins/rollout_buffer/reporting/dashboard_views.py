@@ -29,17 +29,16 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
 )
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
-from slime_plugins.rollout_buffer.state.device_reports import FRESH_S, report_of_job
+from slime_plugins.rollout_buffer.rules.services import DEVICES, RUNNER
+from slime_plugins.rollout_buffer.state.device_reports import report_of_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, EngineTrouble, GroupState
 
 __all__ = ["Views"]
 
-RUNNER_TIMEOUT_S = 15.0
 FAILURES_WITHIN_S = 600.0
 NEWEST_TRAJECTORIES = 200
 MOST_ATTEMPTS_SHOWN = 1000
@@ -381,8 +380,8 @@ def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
 
 def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
     """What the job's runner said of its engine, if that was just now."""
-    beat = service_rows.heartbeat(connection, RUNNER_NAME.format(job_key))
-    if beat is None or abs(now - beat[0]) > RUNNER_TIMEOUT_S:
+    beat = service_rows.heartbeat(connection, RUNNER.of_job(job_key))
+    if beat is None or RUNNER.is_silent(abs(now - beat[0])):
         return EngineReport()
     engine = beat[1]["engine"]
     return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})
@@ -399,7 +398,7 @@ def _engine_reply(report: EngineReport) -> dict[str, Any]:
 def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
     """Counts the devices that the job's runner spoke of lately by what they are at."""
     farm = report_of_job(connection, job_key, now)
-    if farm is None or farm["age_s"] > FRESH_S:
+    if farm is None or DEVICES.is_silent(farm["age_s"]):
         return {}
     states = Counter(str(device["state"]) for device in farm["devices"])
     return {

@@ -14,11 +14,11 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
 __all__ = ["Explanation", "JobSnapshot", "Severity", "explain_group", "explain_job", "explain_service"]
 
-SUPERVISOR_TIMEOUT_S = 15.0
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
 START_TIMEOUT_S = 120.0
@@ -508,7 +508,7 @@ def _no_supervisor(age_s: float | None) -> Explanation:
 
 
 def _lives(age_s: float | None) -> bool:
-    return age_s is not None and age_s <= SUPERVISOR_TIMEOUT_S
+    return not SUPERVISOR.is_silent(age_s)
 
 
 def _recent(age_s: float | None) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, ReportsDevices
+from slime_plugins.rollout_buffer.rules.services import DEVICES
 
 __all__ = ["DeviceWatch"]
 
 logger = logging.getLogger(__name__)
 
-REPORT_INTERVAL_S = 5.0
 SUMMARY_INTERVAL_S = 60.0
 TIMEOUT_S = 15.0
 _WORTH_A_LINE = ("quarantined", "recycling")
@@ -35,8 +35,8 @@ class DeviceWatch:
         """Reports for ever; returns at once for a generator that keeps no devices."""
         while isinstance(self._generator, ReportsDevices):
             await self.look()
-            await asyncio.sleep(REPORT_INTERVAL_S)
-            self._since_summary_s += REPORT_INTERVAL_S
+            await asyncio.sleep(DEVICES.beats_every_s)
+            self._since_summary_s += DEVICES.beats_every_s
 
     async def look(self) -> None:
         """Makes one report; a farm that does not answer now is asked again at the next."""

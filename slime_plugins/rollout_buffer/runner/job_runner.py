@@ -51,11 +51,11 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.rules.services import RUNNER
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.storage.tables.service_rows import RUNNER_NAME
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import (
     EngineTrouble,
@@ -75,7 +75,6 @@ RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 STOP_TIMEOUT_S = 20.0
 STORE_RETRY_S = 2.0
-ENGINE_REPORT_INTERVAL_S = 3.0
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -572,14 +571,14 @@ class JobRunner:
 
     async def _report_engine(self) -> None:
         """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
-        if self._engine is None or time.monotonic() - self._engine_reported_at < ENGINE_REPORT_INTERVAL_S:
+        if self._engine is None or time.monotonic() - self._engine_reported_at < RUNNER.beats_every_s:
             return
         report = self._engine.report()
         in_trouble = report.code is not EngineTrouble.NONE
         if in_trouble or self._engine_was_away:
             self._engine_reported_at, self._engine_was_away = time.monotonic(), in_trouble
             detail = {"engine": asdict(report)}
-            await self._stored(self._buffer.beat, RUNNER_NAME.format(self._job.key), os.getpid(), detail)
+            await self._stored(self._buffer.beat, RUNNER.of_job(self._job.key), os.getpid(), detail)
 
     def _set_pause(self, state: JobState) -> None:
         if state is JobState.PAUSED:

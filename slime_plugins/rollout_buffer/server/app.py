@@ -22,7 +22,6 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
 from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect
 from slime_plugins.rollout_buffer.server.http import (
-    SUPERVISOR,
     IdConverter,
     ServerContext,
     check_before_route,
@@ -39,7 +38,7 @@ from slime_plugins.rollout_buffer.state import input_files
 from slime_plugins.rollout_buffer.state.device_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import AckResult, Image, Instance
 
-__all__ = ["SUPERVISOR", "ServerContext", "create_app"]
+__all__ = ["ServerContext", "create_app"]
 
 routes = Blueprint("rollout_buffer", __name__)
 

@@ -33,11 +33,11 @@ from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
 from slime_plugins.rollout_buffer.storage.store import Store
 
 __all__ = [
-    "SUPERVISOR",
     "Answer",
     "IdConverter",
     "Part",
@@ -59,7 +59,6 @@ __all__ = [
     "with_inline_images",
 ]
 
-SUPERVISOR = "supervisor"
 """The name under which the supervisor's heartbeat is stored."""
 
 CHUNK_BYTES = 512 * 1024
@@ -90,7 +89,7 @@ class ServerContext:
         self.buffer = Buffer(Store(settings.data_dir, max_bytes=settings.max_data_bytes))
         self.inspection = Inspection(self.buffer.store)
         self.supervisor = supervisors_heartbeat()
-        self.views = Views(self.buffer.store, SUPERVISOR)
+        self.views = Views(self.buffer.store, SUPERVISOR.name)
         self.token_texts = TokenTexts()
         self.token = read_token(settings.token_file) if settings.token_file is not None else None
         self._logged_at: dict[str, float] = {}

@@ -18,8 +18,8 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import (
-    SUPERVISOR,
     Answer,
     ServerContext,
     as_json,
@@ -149,7 +149,7 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
     delivery = buffer.take(job, payload)
     if delivery is None:
         buffer.polled_in_vain(job)
-    attended = buffer.heartbeat(SUPERVISOR) is not None
+    attended = buffer.heartbeat(SUPERVISOR.name) is not None
     return Poll(payload=payload, job=job, acknowledged=acknowledged, delivery=delivery, attended=attended)
 
 
@@ -159,7 +159,7 @@ def has_news(context: ServerContext, poll: Poll) -> bool | None:
     buffer = context.buffer
     if buffer.has_news(poll.job, poll.payload):
         return True
-    if buffer.is_over(poll.job) or (poll.attended and buffer.heartbeat(SUPERVISOR) is None):
+    if buffer.is_over(poll.job) or (poll.attended and buffer.heartbeat(SUPERVISOR.name) is None):
         return False
     return None
 

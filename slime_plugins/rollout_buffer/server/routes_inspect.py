@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 )
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import (
-    SUPERVISOR,
     Answer,
     as_response,
     delivery_chunks,
@@ -68,7 +68,7 @@ def trajectory(uid: str) -> Response:
 @routes.get("/metrics")
 def metrics() -> Response:
     """Returns the numbers of the buffer in Prometheus' text format."""
-    return Response(metrics_page(the_inspection(), SUPERVISOR), content_type=PROMETHEUS_TEXT)
+    return Response(metrics_page(the_inspection(), SUPERVISOR.name), content_type=PROMETHEUS_TEXT)
 
 
 @routes.get("/openapi.json")

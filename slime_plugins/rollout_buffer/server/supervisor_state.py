@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.server.http import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.server.http import ServerContext
 
-__all__ = ["HEARTBEAT_PATIENCE_S", "SupervisorState", "look_at_supervisor"]
-
-HEARTBEAT_PATIENCE_S = 15.0
+__all__ = ["SupervisorState", "look_at_supervisor"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +36,7 @@ def look_at_supervisor(context: ServerContext) -> SupervisorState:
     else:
         age_s, detail = (float("inf") if stored is None else stored[0]), {}
     catalog = {} if stored is None else stored[1]
-    if age_s > HEARTBEAT_PATIENCE_S:
+    if SUPERVISOR.is_silent(age_s):
         return SupervisorState(alive=False, serving=False, reason=_silence(age_s), catalog=catalog)
     reason = detail.get("starting") or problem or detail.get("reason")
     if stored is None and reason is None:
@@ -49,7 +48,7 @@ def look_at_supervisor(context: ServerContext) -> SupervisorState:
 def _stored(context: ServerContext) -> tuple[tuple[float, dict[str, Any]] | None, str | None]:
     """Returns the heartbeat in the store, and why it cannot be read."""
     try:
-        return context.buffer.heartbeat(SUPERVISOR), None
+        return context.buffer.heartbeat(SUPERVISOR.name), None
     except RolloutBufferError as error:
         return None, error.message
 

@@ -11,16 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from slime_plugins.rollout_buffer.rules.services import DEVICES
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = ["FRESH_S", "devices_of_job", "fresh_farms", "keep_report", "report_of_job"]
+__all__ = ["devices_of_job", "fresh_farms", "keep_report", "report_of_job"]
 
-FRESH_S = 60.0
-"""A report older than this says nothing about now: its runner has ended, or hangs."""
 _KEPT_S = 7 * 24 * 3600.0
-_PREFIX = "devices of job "
 
 
 class _Device(BaseModel):
@@ -61,8 +59,8 @@ def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *
     report = _Farm.model_validate(farm).model_dump(mode="json")
     now = store.clock() if now is None else now
     with store.write() as connection:
-        service_rows.beat(connection, f"{_PREFIX}{job_key}", pid, now, report)
-        service_rows.remove_before(connection, _PREFIX, now - _KEPT_S)
+        service_rows.beat(connection, DEVICES.of_job(job_key), pid, now, report)
+        service_rows.remove_before(connection, DEVICES.name, now - _KEPT_S)
 
 
 def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> dict[str, Any] | None:
@@ -73,7 +71,7 @@ def devices_of_job(store: Store, job_key: int, *, now: float | None = None) -> d
 
 def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
     """As ``devices_of_job``, on a transaction that is open."""
-    found = service_rows.heartbeat(connection, f"{_PREFIX}{job_key}")
+    found = service_rows.heartbeat(connection, DEVICES.of_job(job_key))
     return None if found is None else _with_age(found, now)
 
 
@@ -81,11 +79,11 @@ def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str
     """Returns the newest report of every farm by its name; farms of which nobody spoke lately are left out."""
     now = store.clock() if now is None else now
     with store.read() as connection:
-        found = service_rows.heartbeats(connection, _PREFIX)
+        found = service_rows.heartbeats(connection, DEVICES.name)
     newest: dict[str, dict[str, Any]] = {}
     for farm in (_with_age(entry, now) for entry in found):
         name = str(farm["pool"])
-        if farm["age_s"] <= FRESH_S and (name not in newest or farm["age_s"] < newest[name]["age_s"]):
+        if not DEVICES.is_silent(farm["age_s"]) and (name not in newest or farm["age_s"] < newest[name]["age_s"]):
             newest[name] = farm
     return newest
 

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
 from slime_plugins.rollout_buffer.protocol.request_models import EXTERNAL_TASK_TYPE
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.server.asgi import SETTINGS_VARIABLE
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage import data_dir, retention
@@ -47,7 +47,6 @@ from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
 __all__ = ["Supervisor"]
 
 TICK_S = 0.1
-HEARTBEAT_INTERVAL_S = 2.0
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
 STOP_PATIENCE_S = 25.0
@@ -124,7 +123,7 @@ class Supervisor:
             self._gateway = SupervisedChild(spec)
         self._duties = Duties(
             {
-                self._beat: HEARTBEAT_INTERVAL_S / 2,
+                self._beat: SUPERVISOR.beats_every_s / 2,
                 self._tend_services: 0.0,
                 self._read_jobs: 0.0,
                 self._reconcile_runners: 0.0,
@@ -136,7 +135,7 @@ class Supervisor:
         )
         writing = Duties(
             {
-                self._store_heartbeat: HEARTBEAT_INTERVAL_S,
+                self._store_heartbeat: SUPERVISOR.beats_every_s,
                 self._fail_jobs: 0.0,
                 self._keep_reserve: CLOCK_INTERVAL_S,
                 self._turn_clock: CLOCK_INTERVAL_S,
@@ -296,7 +295,7 @@ class Supervisor:
     def _store_heartbeat(self) -> None:
         catalog = self._discovery.catalog
         if catalog is not None:
-            self._buffer.beat(SUPERVISOR, os.getpid(), {**catalog, "task_types": self._task_types()})
+            self._buffer.beat(SUPERVISOR.name, os.getpid(), {**catalog, "task_types": self._task_types()})
 
     def _fail_jobs(self) -> None:
         for key, cause in list(self._to_fail.items()):
@@ -473,7 +472,7 @@ class Supervisor:
         logger.info("stopped")
 
     def _say_goodbye(self) -> None:
-        self._buffer.remove_heartbeat(SUPERVISOR)
+        self._buffer.remove_heartbeat(SUPERVISOR.name)
 
 
 def _wait_for_port(host: str, port: int, patience_s: float) -> None:

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.cli.commands_prune import seconds_of
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app
 from tests.support import PNG, PNG_HASH, stored_image, written
@@ -75,7 +75,7 @@ def sampled_by(version: int) -> list[dict[str, Any]]:
 def served(tmp_path: Path) -> Iterator[Served]:
     app = create_app(ServeSettings(data_dir=tmp_path / "data"))
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
-    buffer.beat(SUPERVISOR, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
+    buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -389,7 +389,7 @@ def test_exit_codes_tell_a_wrong_call_from_a_refusal_and_from_silence(served: Se
     assert served.run("cancel", "j").exit_code == 0
     assert served.run("pause", "j").exit_code == 4
     assert CliRunner().invoke(command_line, ["jobs", "--url", "http://127.0.0.1:9"]).exit_code == 3
-    served.buffer.remove_heartbeat(SUPERVISOR)
+    served.buffer.remove_heartbeat(SUPERVISOR.name)
     assert served.run("health", "--json").exit_code == 1
 
 

@@ -33,9 +33,9 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.server.app import SUPERVISOR
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.tracking import STEP
@@ -299,7 +299,7 @@ def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
     """Serves the application, and fills the job that a trainer starts when it looks at it, before its first poll."""
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     known = {"task_types": {task_type: {"needs_ray": False}}, "broken_generators": {}}
-    buffer.beat(SUPERVISOR, os.getpid(), known)
+    buffer.beat(SUPERVISOR.name, os.getpid(), known)
     filled = threading.Lock()
 
     def fill_first() -> None:

@@ -13,7 +13,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.server.http import SUPERVISOR, ServerContext
+from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.server.http import ServerContext
 from tests.support import PNG, written
 
 
@@ -71,7 +72,7 @@ def test_the_trainers_own_payload_starts_a_job(client: FlaskClient, math_file: P
 def test_while_it_is_not_known_what_can_be_played_a_start_may_be_tried_again(client: FlaskClient) -> None:
     """As after a start of the service on a full disk, with no room to note the task types."""
     context: ServerContext = client.application.extensions["rollout_buffer"]
-    context.buffer.beat(SUPERVISOR, os.getpid(), {})
+    context.buffer.beat(SUPERVISOR.name, os.getpid(), {})
     status, reply = start(client)
     assert (status, reply["error"]["code"]) == (503, "unavailable")
     assert "not known yet" in reply["error"]["message"]

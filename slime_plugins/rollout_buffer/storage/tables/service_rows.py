@@ -7,9 +7,6 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-RUNNER_NAME = "runner:{}"
-"""The name under which the runner of a job, named by its key, says how its engine is."""
-
 
 def beat(connection: Connection, name: str, pid: int, now: float, detail: dict[str, Any]) -> None:
     """Says that a process lives."""

@@ -1,0 +1,20 @@
+"""Names, beats and silences of services, in one table."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_plugins.rollout_buffer.rules.services import DEVICES, RUNNER, SUPERVISOR, Service
+
+
+@pytest.mark.parametrize("service", [SUPERVISOR, RUNNER, DEVICES])
+def test_a_service_may_miss_some_beats_before_it_counts_as_silent(service: Service) -> None:
+    assert service.silent_after_s >= 3 * service.beats_every_s
+    assert not service.is_silent(service.silent_after_s)
+    assert service.is_silent(service.silent_after_s + 0.1)
+    assert service.is_silent(None)
+    assert service.is_silent(float("inf"))
+
+
+def test_names_are_those_of_earlier_data_directories() -> None:
+    assert (SUPERVISOR.name, RUNNER.of_job(7), DEVICES.of_job(7)) == ("supervisor", "runner:7", "devices of job 7")
