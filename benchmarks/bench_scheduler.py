@@ -193,6 +193,9 @@ class Worker:
         """Itself."""
         return self
 
+    async def prepare(self) -> None:
+        """There is nothing to prepare."""
+
     async def boot(self) -> str:
         """It is up, and here."""
         return "here"

@@ -19,7 +19,8 @@ EMULATOR = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 
 ADB = """#!/bin/sh
 case "$*" in
-*sys.boot_completed*) echo 1 ;;
+*sys.boot_completed* | *dev.bootcomplete*) echo 1 ;;
+*"pm path android"*) echo package:/system/framework/framework-res.apk ;;
 *get-state*) echo device ;;
 esac
 """

@@ -27,6 +27,7 @@ _LONGEST_REST = 16
 class DeviceState(StrEnum):
     """What a device is at."""
 
+    PREPARING = "preparing"  # what it needs on its host is being made, as the files of an emulator
     BOOTING = "booting"  # a worker is being started for it, for the first time or in place of a failed one
     READY = "ready"  # it can be lent
     LEASED = "leased"  # an episode has it

@@ -47,6 +47,9 @@ class _WorkerThread:
     def calls(self) -> _WorkerThread:
         return self
 
+    async def prepare(self) -> None:
+        await self._call(self._worker.prepare)
+
     async def boot(self) -> str:
         await self._call(self._worker.boot)
         return f"process {os.getpid()}"

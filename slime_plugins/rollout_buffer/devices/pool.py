@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -117,13 +117,26 @@ class RegistryDevicePool:
         self._background.append(asyncio.create_task(self._keep_leases()))
 
     async def _until_ready(self) -> str:
-        """Returns "" once a device can be used, or why none can. A registry that dies meanwhile comes back."""
+        """Returns "" once a device can be used, or why none can. A registry that dies meanwhile comes back.
+
+        The time runs while nothing happens: a farm that goes on making and booting devices is waited for.
+        """
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.boot_timeout_s
+        seen = -1
         while True:
             try:
                 await self._registry.configure(self._host_settings())
-                return await self._registry.ready(max(deadline - now(), 0.0))
+                why_not = await self._registry.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
+                farm = await self._registry.snapshot() if why_not else {}
+                if not why_not or farm.get("hopeless"):
+                    return why_not
+                states = Counter(str(device["state"]) for device in farm["devices"])
+                if farm["progress"] != seen or states["preparing"]:
+                    seen, deadline = farm["progress"], now() + self._settings.boot_timeout_s
+                    logger.info("waiting for the first device: %s", _counted(states))
+                if now() >= deadline:
+                    return why_not
             except DeviceError as error:
                 if error.detail.get("fault") != DIED or now() >= deadline:
                     raise
@@ -259,6 +272,10 @@ class RegistryDevicePool:
 
     def _host_settings(self) -> dict[str, Any]:
         return self._settings.model_dump(mode="json")
+
+
+def _counted(states: Counter[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
 class _Line:

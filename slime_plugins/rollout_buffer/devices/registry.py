@@ -3,7 +3,7 @@
 One registry per Ray cluster (a detached actor) or per process (the local pool). It knows nothing of Ray: whoever makes
 it passes a ``Launcher``. Everything here runs on one event loop and never blocks it.
 
-    booting ──▶ ready ──▶ leased ──▶ checking ──▶ ready
+    preparing ──▶ booting ──▶ ready ──▶ leased ──▶ checking ──▶ ready
        ▲                                │ failed repeatedly ──▶ quarantined ──▶ checking
        │                                │ hung, died, failed again, made under other settings
        └────────────────────────────────┴ old ──▶ recycling ──▶ ready
@@ -56,6 +56,10 @@ class Worker(Protocol):
     @property
     def calls(self) -> Any:
         """What an episode calls the device through; it must survive the way from the registry to the runner."""
+        ...
+
+    async def prepare(self) -> None:
+        """Makes what the device needs on its host; however long that takes, it ends by limits of its own."""
         ...
 
     async def boot(self) -> str:
@@ -132,6 +136,8 @@ class DeviceRegistry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._outdated = asyncio.Event()
+        self._boot_turns = asyncio.Semaphore(1)
+        self._progress = 0
 
     # ---- what runners call -------------------------------------------------------------------------------------------
 
@@ -146,6 +152,7 @@ class DeviceRegistry:
         first_time, self._settings = self._settings is None, wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
         self._line.evaluation_share = wanted.evaluation_share
+        self._boot_turns = asyncio.Semaphore(wanted.boots_at_once)
         self._begin_anew()
         self._drop_surplus_and_outdated()
         self._add_missing()
@@ -213,6 +220,8 @@ class DeviceRegistry:
             "pool": self._name,
             "may_be_lent": self._current().num_workers,
             "runners_waiting": self._line.waiting(),
+            "progress": self._progress,
+            "hopeless": self._is_hopeless(),
             "devices": [
                 {
                     "device_id": slot.device_id,
@@ -410,7 +419,7 @@ class DeviceRegistry:
                 slot.state = DeviceState.BOOTING
             worker = self._launch(slot.settings, slot.index, slot.workers_before)
             slot.workers_before += 1
-            if await self._boots(slot, worker):
+            if await self._is_prepared(slot, worker) and await self._boots_in_turn(slot, worker):
                 slot.worker, slot.failed_boots = worker, 0
                 self._notify()
                 return
@@ -421,15 +430,39 @@ class DeviceRegistry:
             pause_s = backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
             await self._pause(pause_s if wanted_still else 0.0)
 
-    async def _boots(self, slot: _Slot, worker: Worker) -> bool:
-        """Waits until the worker is up; false when it fails, takes too long, or other settings are wanted by now."""
-        booting = asyncio.ensure_future(worker.boot())
+    async def _is_prepared(self, slot: _Slot, worker: Worker) -> bool:
+        """Waits until what the device needs is there; false as in ``_finishes``."""
+        if not slot.settings.prepare:
+            return True
+        state, slot.state = slot.state, DeviceState.PREPARING
+        prepared = await self._finishes(slot, worker, worker.prepare(), limit_s=None)
+        slot.state = state
+        return prepared
+
+    async def _boots_in_turn(self, slot: _Slot, worker: Worker) -> bool:
+        """Boots the worker when few enough others do, whose boots have an end; false as in ``_finishes``."""
+
+        async def boot() -> None:
+            slot.place = await worker.boot()
+
+        async with self._boot_turns:
+            if slot.settings != self._settings:
+                return False
+            self._progress += 1
+            return await self._finishes(slot, worker, boot(), limit_s=slot.settings.boot_timeout_s)
+
+    async def _finishes(
+        self, slot: _Slot, worker: Worker, step: Coroutine[Any, Any, None], *, limit_s: float | None
+    ) -> bool:
+        """Waits for a step of bringing up; false when it fails, takes too long, or other settings are wanted by now."""
+        doing = asyncio.ensure_future(step)
         outdated = asyncio.ensure_future(self._outdated.wait())
         try:
-            async with asyncio.timeout(slot.settings.boot_timeout_s):
-                await asyncio.wait({booting, outdated}, return_when=asyncio.FIRST_COMPLETED)
-            if booting.done():
-                slot.place = booting.result()
+            async with asyncio.timeout(limit_s):
+                await asyncio.wait({doing, outdated}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+                self._progress += 1
         except asyncio.CancelledError:
             worker.kill()
             raise
@@ -437,9 +470,9 @@ class DeviceRegistry:
             self._note_failed_boot(slot, str(error) or f"not up within {slot.settings.boot_timeout_s:g} s")
             return False
         finally:
-            booting.cancel()
+            doing.cancel()
             outdated.cancel()
-        return booting.done() and not booting.cancelled()
+        return doing.done() and not doing.cancelled()
 
     def _note_failed_boot(self, slot: _Slot, why: str) -> None:
         slot.last_error = why

@@ -43,6 +43,7 @@ class FarmSettings(SettingsSection):
     spare_devices: int = Field(default=0, ge=0)
     resources_per_worker: WorkerResources = WorkerResources()
 
+    boots_at_once: int = Field(default=16, ge=1)
     boot_timeout_s: float = Field(default=300, gt=0)
     acquire_timeout_s: float = Field(default=3600, gt=0)
     reset_timeout_s: float = Field(default=300, gt=0)
@@ -60,11 +61,15 @@ class DevicePoolSettings(FarmSettings):
 
     ``kind`` is ``module:function``, a ``kinds.DeviceKind``; it is called with ``device_options``, plain JSON. Farms of
     different names share a cluster and nothing else; one on a cluster may do without a name.
+
+    ``prepare`` is empty, or the ``module:function`` that is called like the kind, before each boot and outside of the
+    boot's limit: what a device needs on its host, made once, under limits of its own.
     """
 
     farm: str = Field(default="", pattern=r"^[a-z0-9_]*$")
     kind: str
     device_options: dict[str, Any] = Field(default_factory=dict)
+    prepare: str = ""
 
     @field_validator("kind")
     @classmethod

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.interface import Action, Device, Observation, ReportsLoss
-from slime_plugins.rollout_buffer.devices.kinds import create_device
+from slime_plugins.rollout_buffer.devices.kinds import create_device, load_kind
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 
@@ -33,6 +33,12 @@ class DeviceWorker:
         self._device: Device[Any] | None = None
         self._lease_id = 0
         self._watched = 0
+
+    def prepare(self) -> None:
+        """Makes what the device needs on this host; returns when that is there."""
+        settings = self._settings
+        if settings.prepare:
+            self._guarded(lambda: load_kind(settings.prepare)(settings.device_options, self._index))
 
     def boot(self) -> None:
         """Builds the device; returns when it can be used."""

@@ -405,7 +405,7 @@ def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]
         "total": sum(states.values()),
         "busy": states["leased"],
         "broken": states["quarantined"],
-        "starting": states["booting"] + states["recycling"],
+        "starting": states["preparing"] + states["booting"] + states["recycling"],
         "waiting": sum(farm.get("episodes_waiting", {}).values()),
     }
 

@@ -135,8 +135,8 @@ DISK_FREE = MetricName(
 DEVICE_LABELS = ("pool", "device_id")
 DEVICES = MetricName(
     name="rollout_buffer_devices",
-    says="1 for each device, under the state it is in: booting, ready, leased, checking, quarantined, recycling. "
-    "This and what follows is absent for farms that no running job reported in the last minute",
+    says="1 for each device, under the state it is in: preparing, booting, ready, leased, checking, quarantined, "
+    "recycling. This and what follows is absent for farms that no running job reported in the last minute",
     labels=(*DEVICE_LABELS, "state"),
 )
 DEVICE_EPISODES = MetricName(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -147,6 +148,9 @@ class FakeWorker:
         self.calls = (index, workers_before)
         self.killed = False
         self.settle_error: Exception | None = None
+
+    async def prepare(self) -> None:
+        pass
 
     async def boot(self) -> str:
         await asyncio.sleep(0)
@@ -388,6 +392,63 @@ async def test_new_settings_end_the_boots_and_pauses_of_wrong_ones_and_what_was_
         assert await states_of(registry) == ["ready", "ready"]
         assert "no toaster" not in str((await registry.snapshot())["devices"])
     finally:
+        await registry.close()
+
+
+class SlowWorker(FakeWorker):
+    """Its files take ten minutes, its boot two; it counts how many boot with it."""
+
+    booting = 0
+    most = 0
+
+    async def prepare(self) -> None:
+        await asyncio.sleep(600)
+
+    async def boot(self) -> str:
+        cls = type(self)
+        cls.booting += 1
+        cls.most = max(cls.most, cls.booting)
+        await asyncio.sleep(120)
+        cls.booting -= 1
+        return "here"
+
+
+@in_virtual_time
+async def test_boots_take_turns_and_files_that_are_made_first_do_not_count_as_boots() -> None:
+    SlowWorker.booting = SlowWorker.most = 0
+    changes = {"num_workers": 64, "boots_at_once": 8, "boot_timeout_s": 130, "prepare": "made:elsewhere"}
+    async with registry_of_fakes(SlowWorker, **changes) as (registry, workers):
+        assert await states_of(registry) == ["preparing"] * 64
+        await asyncio.sleep(601)
+        assert await states_of(registry) == ["booting"] * 64
+        await asyncio.sleep(8 * 120 + 10)
+        assert await states_of(registry) == ["ready"] * 64
+    assert (len(workers), SlowWorker.most) == (64, 8)
+
+
+def launched(kind: type[FakeWorker], _settings: DevicePoolSettings, index: int, workers_before: int) -> FakeWorker:
+    return kind(index, workers_before)
+
+
+@in_virtual_time
+async def test_a_runner_waits_while_the_farm_gets_on_and_no_longer() -> None:
+    class Stuck(SlowWorker):
+        async def boot(self) -> str:
+            await asyncio.sleep(3600)
+            return "never"
+
+    loop = asyncio.get_running_loop()
+    for kind, waits_s in ((SlowWorker, (700, 760)), (Stuck, (700, 1500))):
+        registry = DeviceRegistry(functools.partial(launched, kind), clock=loop.time)
+        wanted = settings(num_workers=2, boot_timeout_s=130, prepare="made:elsewhere")
+        pool, began = RegistryDevicePool(registry, wanted, owner="job"), loop.time()
+        if kind is Stuck:
+            with pytest.raises(DeviceError, match="not up within 130 s"):
+                await pool.start()
+        else:
+            await pool.start()
+        assert waits_s[0] <= loop.time() - began <= waits_s[1]
+        await pool.close()
         await registry.close()
 
 

@@ -301,16 +301,20 @@ class _RemoteWorker:
     def calls(self) -> Any:
         return self._actor
 
+    async def prepare(self) -> None:
+        await self._placed()
+        await _ask(self._actor.prepare)
+
     async def boot(self) -> str:
-        """As ``Worker.boot``; an actor that no node can ever hold is refused at once instead of waited for."""
-        why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
-        if why_not:
-            raise DeviceError(why_not)
         place = await self._placed()
         await _ask(self._actor.boot)
         return place
 
     async def _placed(self) -> str:
+        """Returns where the actor is; one that no node can ever hold is refused at once instead of waited for."""
+        why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
+        if why_not:
+            raise DeviceError(why_not)
         try:
             async with asyncio.timeout(self._patience_s):
                 return cast("str", await _ask(self._actor.place))

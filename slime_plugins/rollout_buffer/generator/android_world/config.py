@@ -58,6 +58,8 @@ JOB_KEYS = frozenset(
 
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
 """Under this address the pool finds how these devices are made."""
+PREPARATION = "slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device"
+"""Under this address, what a real device needs on its host before it boots."""
 _NOT_OF_A_DEVICE = set(FarmSettings.model_fields) - {"boot_timeout_s"}
 
 REAL_DEVICE = "android_world"
@@ -163,7 +165,8 @@ class AndroidWorldSettings(FarmSettings):
         """Returns what the pool is told: the farm, and of the host's side what makes a device. Jobs have no part."""
         farm = self.model_dump(include=set(FarmSettings.model_fields))
         options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
-        return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, **farm)
+        prepare = PREPARATION if self.device == "android_world" else ""
+        return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, prepare=prepare, **farm)
 
 
 def _check_avd_name(name: str) -> None:

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.devices.kinds import load_kind
 from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
 
-__all__ = ["DeviceFactory", "create_device", "from_options"]
+__all__ = ["DeviceFactory", "create_device", "from_options", "make_virtual_device"]
 
 DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
 """Makes device number ``index``. May take as long as a phone takes to boot."""
@@ -20,6 +20,22 @@ DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
 def from_options(options: Mapping[str, Any], index: int) -> Device[Action]:
     """Android's ``DeviceKind``: the options are those that ``AndroidWorldSettings.for_devices`` gives."""
     return create_device(AndroidWorldSettings.model_validate(options), index)
+
+
+def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
+    """Copies the base device for worker ``index``, unless that was done before.
+
+    Raises:
+        ConfigError, DeviceError: as ``clone_avd``.
+    """
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.host import check_sdk, make_clone
+    from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
+
+    settings = AndroidWorldSettings.model_validate(options)
+    if not settings.android_world_python:  # before minutes of copying, and otherwise that Python's to say
+        check_package()
+    check_sdk(settings)
+    make_clone(settings, index)
 
 
 def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:

@@ -371,6 +371,35 @@ def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_
     }
 
 
+UNREADY_ADB = """#!/bin/sh
+echo "$@" >> {folder}/adb_log
+case "$*" in
+*{missing}*) exit 1 ;;
+*getprop*) echo 1 ;;
+*"pm path"*) echo package:/system/framework/framework-res.apk ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("missing", ["sys.boot_completed", "dev.bootcomplete", "pm path android"])
+def test_android_is_up_when_it_says_so_in_every_way(
+    settings: AndroidWorldSettings, tmp_path: Path, missing: str
+) -> None:
+    Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing=missing))
+    impatient = settings.model_copy(update={"boot_timeout_s": 1.5, "boot_attempts": 1})
+    with closing(EmulatorHost(impatient, 4)) as host, pytest.raises(DeviceError, match="was not up after"):
+        host.start()
+
+
+def test_an_emulator_that_is_up_has_its_animations_turned_off(settings: AndroidWorldSettings, tmp_path: Path) -> None:
+    Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing="nothing"))
+    with closing(EmulatorHost(settings, 4)) as host:
+        host.start()
+    said = (tmp_path / "adb_log").read_text()
+    for scale in ("window_animation_scale", "transition_animation_scale", "animator_duration_scale"):
+        assert f"settings put global {scale} 0" in said
+
+
 def how_it_was_started(folder: Path) -> tuple[list[str], dict[str, str]]:
     """The arguments of the only emulator and its environment; adb calls it booted before it has written them."""
     deadline = time.monotonic() + 20

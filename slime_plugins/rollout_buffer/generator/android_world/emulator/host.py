@@ -30,6 +30,7 @@ _HEADLESS = (
     # Neither read nor written: a cold boot of the clone, the same each time.
     "-no-snapshot",
 )
+_ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
 _POLL_S = 0.5
 _ADB_S = 15.0
 _GUARD_S = 40.0
@@ -144,6 +145,7 @@ class EmulatorHost:
             if self._guard.poll() is not None:
                 raise DeviceError("the emulator ended while it booted", {"log": self._log_tail()})
             if self._is_booted():
+                self._stand_still()
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return ports
             time.sleep(_POLL_S)
@@ -184,7 +186,16 @@ class EmulatorHost:
         }
 
     def _is_booted(self) -> bool:
-        return self._adb("shell", "getprop", "sys.boot_completed").strip() == "1"
+        """Tells whether Android says so in all three ways: the first is true before apps can be started."""
+        flags = ("sys.boot_completed", "dev.bootcomplete")
+        return all(self._adb("shell", "getprop", flag).strip() == "1" for flag in flags) and (
+            "package:" in self._adb("shell", "pm", "path", "android")
+        )
+
+    def _stand_still(self) -> None:
+        """Turns animations off: what moves by itself is no effect of an action."""
+        for scale in _ANIMATIONS:
+            self._adb("shell", "settings", "put", "global", scale, "0")
 
     def _adb(self, *words: str) -> str:
         """One adb command; empty when it failed or took too long."""

@@ -158,6 +158,8 @@ def _pm(handset: Handset, arguments: Sequence[str]) -> Output:
     package = rest[0] if rest else ""
     if verb == "list":
         return said("".join(f"package:{name}\n" for name in handset.packages()))
+    if verb == "path" and package == "android":
+        return said("package:/system/framework/framework-res.apk\n")
     if verb == "path":
         known = package in handset.packages()
         return said(f"package:/data/app/{package}/base.apk\n" if known else "", 0 if known else 1)
