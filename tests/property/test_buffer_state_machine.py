@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from tests.conftest import SettableClock
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, slots, start_external, uids, write, written
 

@@ -20,8 +20,8 @@ from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
-from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
 

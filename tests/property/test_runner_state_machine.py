@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
     GroupState,
     Instance,
@@ -29,7 +30,6 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, slots, uids
 

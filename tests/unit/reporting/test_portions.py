@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
 from slime_plugins.rollout_buffer.storage.store import SCHEMA_VERSION, Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from tests.conftest import SettableClock
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, write, written
 

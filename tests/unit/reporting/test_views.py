@@ -33,8 +33,8 @@ from slime_plugins.rollout_buffer.rules.services import RUNNER
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
-from tests.conftest import SettableClock
 from tests.example_counts import examples
 from tests.support import poll, start_external, write, written
 

@@ -10,8 +10,8 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
 from slime_plugins.rollout_buffer.storage.store import SCHEMA_VERSION, Store
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Generation
-from tests.conftest import SettableClock
 from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, write, written
 

@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
     Generation,
     Image,
@@ -23,7 +24,6 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from tests.conftest import SettableClock
 from tests.support import PNG, poll, slots, start_external, uids, write, written
 
 

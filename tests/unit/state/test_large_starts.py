@@ -17,8 +17,8 @@ from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.state import large_starts
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Instance
-from tests.conftest import SettableClock
 from tests.support import poll, slots, start_external, uids, write, written
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from tests.conftest import SettableClock
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.support import poll, slots, start_external, uids, write, written
 
 

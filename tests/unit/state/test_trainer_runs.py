@@ -14,6 +14,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.weight_versions import LONGEST_STEP, KnownVersions, Standing, standing_of
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
     Generation,
     Instance,
@@ -21,7 +22,6 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
-from tests.conftest import SettableClock
 from tests.support import poll, start_external, uids, write, written
 
 TIMESTAMP = 1_763_800_000

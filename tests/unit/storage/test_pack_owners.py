@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 )
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.store import Store
-from tests.conftest import SettableClock
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.old_schemas import rewrite_as
 from tests.support import poll, start_external, uids, write
 from tests.unit.storage.test_packs import episode, place_of, shot

@@ -33,8 +33,8 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 )
 from slime_plugins.rollout_buffer.storage.store import Store, Work
 from slime_plugins.rollout_buffer.storage.tables import content_rows, service_rows
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
-from tests.conftest import SettableClock
 from tests.support import PNG, poll, start_external, uids, write, written
 
 BIG = "x" * 100_000

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.storage.retention import Purged, purge
 from slime_plugins.rollout_buffer.storage.store import Store
-from tests.conftest import SettableClock
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.support import PNG, poll, slots, start_external, uids, write, written
 
 BIG = "x" * 100_000
