@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device_actions import 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 from slime_plugins.rollout_buffer.types import Image
 from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
 from tests.android_world_player import SOLUTIONS

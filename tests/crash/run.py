@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_ATTEMPTS
 from tests.crash import checkpoint_trainer, writer
-from tests.crash.books import CHECKS, SHOWN, Books
+from tests.crash.accounting import CHECKS, SHOWN, Books
 from tests.crash.disk import SmallDisk
 from tests.crash.fleet import FREEZES_S, Fleet, FleetError
 from tests.crash.samples import Sampler

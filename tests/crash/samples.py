@@ -10,7 +10,7 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from tests.crash.books import read_only
+from tests.crash.accounting import read_only
 from tests.crash.workload import PLAYED_JOB, WRITTEN_JOB, Plan, played_lines
 
 INTERVAL_S = 0.25

@@ -23,11 +23,11 @@ from slime_plugins.rollout_buffer.generator.android_world.prompting import promp
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation, Turn, read_conversation
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, wrong_answer
 from slime_plugins.rollout_buffer.simulation.engine.phone.goals import errands_for
 from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
 from slime_plugins.rollout_buffer.simulation.engine.policy import POLITE_REPLY, reply_to
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 from slime_plugins.rollout_buffer.types import Message
 
 DEMO_MATH = Path(__file__).resolve().parents[3] / "data" / "demo_math.jsonl"

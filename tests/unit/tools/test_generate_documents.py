@@ -14,8 +14,8 @@ import pytest
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.simulation.engine.conversation import read_conversation
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 from slime_plugins.rollout_buffer.tools.generate_documents import KINDS, generate, main
 from tests.context_editing_player import Played, play, tokenizer
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Final
 
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import MathQuestion, read_question, wrong_answer
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 
 __all__ = ["is_calculator_task", "use_calculator"]
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Final
 
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 
 __all__ = ["is_document_task", "work_on_document"]
 

@@ -7,9 +7,9 @@ from typing import Final, Protocol
 from slime_plugins.rollout_buffer.simulation.engine.calculator_policy import is_calculator_task, use_calculator
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.document_policy import is_document_task, work_on_document
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, work_out, wrong_answer
 from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 
 __all__ = ["POLITE_REPLY", "Policy", "reply_to"]
 

@@ -30,8 +30,8 @@ from slime_plugins.rollout_buffer.simulation.engine.conversation import (
     read_conversation,
 )
 from slime_plugins.rollout_buffer.simulation.engine.generation import Generation, Pace, common_prefix
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
 from slime_plugins.rollout_buffer.simulation.engine.policy import Policy, reply_to
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 
 __all__ = ["MODEL_NAME", "ScriptedBackend", "image_token_count"]

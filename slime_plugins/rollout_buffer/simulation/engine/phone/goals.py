@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from slime_plugins.rollout_buffer.simulation.engine.phone.errand import Errand
-from slime_plugins.rollout_buffer.simulation.engine.phone.file_errands import (
+from slime_plugins.rollout_buffer.simulation.engine.phone.file_scripts import (
     ChangeNote,
     CreateFolder,
     CreateNote,
@@ -17,14 +16,14 @@ from slime_plugins.rollout_buffer.simulation.engine.phone.file_errands import (
     EditNote,
     MoveFile,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone.media_errands import (
+from slime_plugins.rollout_buffer.simulation.engine.phone.media_scripts import (
     AnswerAboutCalendar,
     DeleteEvent,
     RecordSound,
     TakePhoto,
     TakeVideo,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone.people_errands import (
+from slime_plugins.rollout_buffer.simulation.engine.phone.people_scripts import (
     AddContact,
     DraftContact,
     ForwardReceived,
@@ -32,7 +31,7 @@ from slime_plugins.rollout_buffer.simulation.engine.phone.people_errands import 
     SendAgain,
     SendMessage,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone.system_errands import (
+from slime_plugins.rollout_buffer.simulation.engine.phone.system_scripts import (
     CopyText,
     OpenApp,
     SetBrightness,
@@ -40,6 +39,7 @@ from slime_plugins.rollout_buffer.simulation.engine.phone.system_errands import 
     Stopwatch,
     Switches,
 )
+from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import Errand
 
 __all__ = ["errands_for"]
 

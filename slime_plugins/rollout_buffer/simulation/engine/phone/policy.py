@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from random import Random
 
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
-from slime_plugins.rollout_buffer.simulation.engine.phone.errand import Errand, is_believed_done
+from slime_plugins.rollout_buffer.simulation.engine.phone.error_model import Mistakes, Slip, call_text
 from slime_plugins.rollout_buffer.simulation.engine.phone.goals import errands_for
-from slime_plugins.rollout_buffer.simulation.engine.phone.mistakes import Mistakes, Slip, call_text
 from slime_plugins.rollout_buffer.simulation.engine.phone.moves import Move, give_up, terminate
 from slime_plugins.rollout_buffer.simulation.engine.phone.situation import (
     Situation,
@@ -17,6 +15,8 @@ from slime_plugins.rollout_buffer.simulation.engine.phone.situation import (
     read_situation,
     step_number,
 )
+from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import Errand, is_believed_done
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 
 __all__ = ["is_phone_task", "play_phone"]
 

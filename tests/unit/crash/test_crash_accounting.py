@@ -13,8 +13,8 @@ import pytest
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.storage.store import Store
-from tests.crash import books as checks
-from tests.crash.books import Books
+from tests.crash import accounting as checks
+from tests.crash.accounting import Books
 from tests.crash.run import _plan
 from tests.crash.workload import SESSIONS_JOB, WRITTEN_JOB, Journal, Plan, names_of_writer, requests_of_writer
 from tests.support import poll, start_external, uids

@@ -9,9 +9,9 @@ from enum import StrEnum
 from random import Random
 from typing import Any, Final, cast
 
-from slime_plugins.rollout_buffer.simulation.engine.luck import Luck
-from slime_plugins.rollout_buffer.simulation.engine.phone.errand import Errand
 from slime_plugins.rollout_buffer.simulation.engine.phone.moves import Move, give_up, tap, terminate
+from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import Errand
+from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
 
 __all__ = ["Flaw", "Mistakes", "Slip"]
 

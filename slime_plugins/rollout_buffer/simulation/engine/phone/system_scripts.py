@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import TextRole
-from slime_plugins.rollout_buffer.simulation.engine.phone.hands import (
+from slime_plugins.rollout_buffer.simulation.engine.phone.actions import (
     app_opened,
     button_tapped,
     field_filled,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from slime_plugins.rollout_buffer.simulation.engine.phone.hands import (
+from slime_plugins.rollout_buffer.simulation.engine.phone.actions import (
     app_opened,
     button_tapped,
     field_filled,
