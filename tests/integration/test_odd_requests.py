@@ -89,6 +89,19 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one(buffer: BufferPro
         (request("POST /buffer/write HTTP/1.1", "Content-Length: 3", body=ITEM), {400}),
         (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked") + b"zz\r\n", {400}),
         (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked") + b"ffffffffffffffffff\r\n", {400}),
+        *((request("POST /buffer/write HTTP/1.1", line, body=b"0\r\n\r\n"), {400}) for line in (
+            "Transfer-Encoding: chunked, chunked", "Transfer-Encoding: chunked, identity",
+            "Transfer-Encoding: xchunked",
+            "Transfer-Encoding : chunked", "Content-Length: 5\r\nContent-Length: 6", "Content-Length: 5, 5",
+            "Content-Length: +5", "X: a\r\n folded", "X: a\rContent-Length: 5",
+        )),
+        (request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked") + b"1;" + b"x" * 1_000_000, {0, 400}),
+        (
+            request("POST /buffer/write HTTP/1.1", "Transfer-Encoding: chunked")
+            + b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 100_000 + b"\r\n",
+            {0, 400, 431},  # 0: its sender has not read the reply when the connection is closed
+        ),
+        (b"GET /jobs HTTP/1.1\nHost: localhost\n\n", {400}),
         (request("GET /jobs/\x00 HTTP/1.1"), {400}),
         (request("GET /jobs HTTP/1.1", "X-A: a\x00b"), {400}),
         (request("GET /jobs/%00 HTTP/1.1"), {404}),

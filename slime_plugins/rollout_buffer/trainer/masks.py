@@ -131,13 +131,13 @@ def mask_generator(settings: MaskSettings) -> Masks:
             f"the loss mask of {_shown(settings)} needs the tokenizer of --hf-checkpoint "
             f"({settings.tokenizer_path}), which cannot be loaded: {error}"
         ) from error
-    problem: Exception | None = None
+    problem: Exception | SystemExit | None = None
     for kind in candidates:
         for loss_mask_type in _types_for(kind, settings.loss_mask_type):
             try:
                 generator = _made(kind, settings, tokenizer, loss_mask_type)
                 _try(generator)
-            except Exception as error:  # noqa: BLE001 - whatever the user's class raises is told in a sentence
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's class raises is told in a sentence
                 problem = problem or error
             else:
                 return generator
@@ -248,7 +248,7 @@ def _module(name: str, source: str) -> ModuleType:
         if name.endswith(".py"):
             return _module_of_file(Path(name).expanduser().resolve())
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script's last line ends it, not the training
         raise ConfigError(
             f"rollout_buffer_loss_mask is {source!r}, and {name} cannot be loaded: {type(error).__name__}: {error}"
         ) from error

@@ -163,6 +163,7 @@ def test_an_edited_module_of_slime_is_asked_for_the_type(monkeypatch: pytest.Mon
         ("", {"rollout_buffer_loss_mask": "/no/such.py:Mask"}, "there is no file /no/such.py"),
         ("", {"rollout_buffer_loss_mask": "no_such_module:Mask"}, "no_such_module cannot be loaded: ModuleNotFound"),
         ("x = (", {"rollout_buffer_loss_mask": "{file}:Mask"}, "cannot be loaded: SyntaxError"),
+        ("import sys; sys.exit(3)", {"rollout_buffer_loss_mask": "{file}:Mask"}, "cannot be loaded: SystemExit: 3"),
         ("", {"rollout_buffer_loss_mask": "{file}:Mask"}, "has no Mask"),
         ("", {"rollout_buffer_loss_mask": "{file}"}, "has no class of masks"),
         (
