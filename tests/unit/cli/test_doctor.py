@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -99,6 +100,20 @@ def test_spare_devices_want_room_like_the_others(tmp_path: Path) -> None:
     assert "5 emulators" in findings["memory"].detail
     assert "60 GB wanted" in findings["disk of the virtual devices"].detail
     assert "5 wanted" in findings["ports of the emulators"].detail
+
+
+def test_what_copies_of_the_base_device_take_is_computed_and_a_base_that_runs_is_named(tmp_path: Path) -> None:
+    settings = bare(tmp_path).model_copy(update={"num_workers": 64, "android_avd_home": str(tmp_path / "avd")})
+    base = tmp_path / "avd" / "AndroidWorldAvd.avd"
+    base.mkdir(parents=True)
+    (base / "config.ini").touch()
+    (base / "multiinstance.lock").touch()
+    findings = examined(settings, tmp_path)
+    assert findings["base device can be cloned"].state is State.OK
+    assert "64 of them take 0 GB" in findings["copies of the base device"].detail
+    (base / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}")
+    running = examined(settings, tmp_path)["base device can be cloned"]
+    assert (running.state, running.detail) == (State.MISSING, f"the process {os.getpid()} runs it")
 
 
 def test_a_port_that_is_taken_leaves_one_emulator_less(tmp_path: Path) -> None:

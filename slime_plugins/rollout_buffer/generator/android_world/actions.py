@@ -88,7 +88,15 @@ def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedRe
         action: ParsedAction | MalformedAction = _read_action(_tool_call(text), screen_width, screen_height)
     except _RefusedError as refusal:
         action = MalformedAction(reason=str(refusal))
-    return ParsedReply(thinking=_tagged(text, "thinking"), conclusion=_last_tagged(text, "conclusion"), action=action)
+    return ParsedReply(thinking=_thinking(text), conclusion=_last_tagged(text, "conclusion"), action=action)
+
+
+def _thinking(text: str) -> str:
+    """Returns all that was thought: in the model's own block, which the prompt may have opened, and in our tags."""
+    head, closed, rest = text.partition("</think>")
+    own = head.partition("<think>")[2] if "<think>" in head else head
+    parts = (own.strip(), _tagged(rest, "thinking")) if closed else ("", _tagged(text, "thinking"))
+    return "\n".join(part for part in parts if part)
 
 
 def _tagged(text: str, tag: str) -> str:

@@ -85,6 +85,21 @@ def test_thinking_and_conclusion_are_taken_out_of_their_tags() -> None:
     assert (parsed.thinking, parsed.conclusion) == ("look", "done")
 
 
+@pytest.mark.parametrize(
+    ("before", "thought"),
+    [
+        ("<think>perhaps <tool_call>{}</tool_call></think>\n", "perhaps <tool_call>{}</tool_call>\nlook"),
+        ("the prompt opened it</think>", "the prompt opened it\nlook"),
+        ("<think>\n\n</think>", "look"),
+        ("<think>only <thinking>this</thinking></think>", "only <thinking>this</thinking>\nlook"),
+    ],
+)
+def test_what_a_thinking_model_thinks_by_itself_counts_as_thinking_and_calls_nothing(before: str, thought: str) -> None:
+    parsed = parse(before + reply(action="wait"))
+    assert (parsed.thinking, parsed.conclusion) == (thought, "done")
+    assert isinstance(parsed.action, ParsedAction)
+
+
 def test_missing_or_unclosed_tags_give_empty_texts() -> None:
     parsed = parse("<thinking>never closed <tool_call></tool_call> </conclusion>")
     assert (parsed.thinking, parsed.conclusion) == ("", "")
