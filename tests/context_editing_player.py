@@ -92,10 +92,10 @@ async def play(
     with_tokenizer: Any = tokenizer,
     **settings: Any,
 ) -> Played:
-    """Plays one episode; ``settings`` go under ``statelm``."""
+    """Plays one episode; ``settings`` go under ``statelm``. All turns are trained, unless they say otherwise."""
     engine = FakeEngine(script, tokenizer=with_tokenizer)
     generator = create_generator()
-    payload = {**(options or {}), "statelm": {"max_model_length": 100_000, **settings}}
+    payload = {**(options or {}), "statelm": {"max_model_length": 100_000, "train_before_deletion": True, **settings}}
     await generator.start(
         GeneratorContext(job_id="job", engine=engine, tokenizer=with_tokenizer, concurrency=1, options=payload)
     )

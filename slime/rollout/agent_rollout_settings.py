@@ -387,6 +387,8 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
     options = getattr(args, "rollout_buffer_options", None) or {}
     if not isinstance(options, Mapping):
         raise ConfigError("rollout_buffer_options must be a mapping of payload keys to values")
+    if isinstance(nested := getattr(args, "actor_rollout_ref", None), Mapping):
+        options = {"actor_rollout_ref": nested, **options}  # a config in the layout of StateLM's own description
     clash = sorted(payload.keys() & options.keys())
     if clash:
         raise ConfigError(f"rollout_buffer_options may not set {', '.join(clash)}: slime's own arguments do")

@@ -54,7 +54,7 @@ def args_for(buffer: BufferProcess, engine_port: int, lines: int, **options: Any
         n_samples_per_prompt=4,
         save=str(buffer.folder / "checkpoints"),
         rollout_num_process=8,
-        rollout_buffer_options=options,
+        rollout_buffer_options={"train_before_deletion": True, **options},
     )
 
 
@@ -69,6 +69,7 @@ def delivered(client: RolloutBufferClient, engine_port: int, folder: Path, **pay
             "num_repeat_per_sample": 2,
             "max_tokens": 512,
             "evaluation": True,
+            "train_before_deletion": True,
             **payload,
         }
     ).job_id

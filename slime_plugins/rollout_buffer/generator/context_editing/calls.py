@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, ToolCall, read_segments
-from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, schemas
+from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 
 __all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "said_beside_calls"]
 
 UNREADABLE = "unreadable"
 """The tool's name in the answer to a call that cannot be read."""
 
-_OFFERED = schemas(TOOLS)
 _SHAPE = '{"name": "...", "arguments": {...}}'
 
 CallReader = Callable[[str], Sequence[ToolCall]]
@@ -22,7 +21,8 @@ CallReader = Callable[[str], Sequence[ToolCall]]
 
 def read_calls(text: str) -> list[ToolCall]:
     """Returns the calls of a turn in order; one with a ``problem`` has the name ``UNREADABLE``."""
-    calls = [segment.call for segment in read_segments(text, _OFFERED) if segment.call is not None]
+    offered = schemas(tools_for(editing=True))
+    calls = [segment.call for segment in read_segments(text, offered) if segment.call is not None]
     return [call if call.problem is None else _unreadable(call, call.problem) for call in calls]
 
 

@@ -57,7 +57,6 @@ __all__ = ["ContextEditingEpisode", "EpisodeSetup"]
 logger = logging.getLogger(__name__)
 
 NO_TOOL = "none"
-TOOL_NAMES = frozenset(map(str, ToolName))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +110,7 @@ class ContextEditingEpisode:
         cap = min(request.sampling_params.max_new_tokens, self._response_length)
         self._sampling_params = replace(request.sampling_params, max_new_tokens=cap)
         self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
-        self._history = History(prompt, setup.break_markers)
+        self._history = History(prompt, setup.break_markers, number_turns=settings.message_ids == "turns")
         self._view = View(setup.chat, setup.tools if setup.tools_in_template else ())
         self._toolbox = Toolbox(document, settings, count=setup.chat.count, budget=self._budget)
         self._generations: list[Generation] = []
@@ -185,7 +184,7 @@ class ContextEditingEpisode:
         for number, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
             with self._stopwatch.phase("tools"):
                 result = await self._carry_out(call, msg_id, number)
-            self._calls[call.name if call.name in TOOL_NAMES else NO_TOOL] += 1
+            self._calls[call.name if self._toolbox.has(call.name) else NO_TOOL] += 1
             self._failed_calls += not result.ok
             if result.answer is not None:
                 return _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, answer=result.answer)
@@ -199,9 +198,9 @@ class ContextEditingEpisode:
         checked = self._toolbox.check(call)
         if isinstance(checked, ToolResult):
             return checked
-        if checked.tool is ToolName.FINISH:
+        if checked.tool == ToolName.FINISH:
             return ToolResult(message="finished", answer=checked.arguments["answer"])
-        if checked.tool is ToolName.DELETE_CONTEXT:
+        if checked.tool == ToolName.DELETE_CONTEXT:
             return self._delete_context(checked, msg_id)
         return await self._toolbox.run(checked)
 
@@ -243,7 +242,7 @@ class ContextEditingEpisode:
     def _reward(self, ending: _Ending) -> tuple[Score | None, float]:
         if ending.stop_reason is StopReason.MAX_CONTEXT:
             return None, self._settings.context_length_penalty
-        if ending.answer is None:
+        if ending.answer is None or self._task.label is None:
             return None, 0.0
         score = score_answer(ending.answer, self._task.label, partial_credit=self._settings.partial_credit)
         return score, score.value
@@ -282,7 +281,8 @@ class ContextEditingEpisode:
             "notes": len(self._toolbox.notes),
             "answer": None if ending.answer is None else ending.answer[:2000],
             "score": None if score is None else asdict(score),
-            "success": score is not None and score.value >= 1,
+            "success": None if self._task.label is None else score is not None and score.value >= 1,
+            "reward_source": "label" if self._task.label is not None else "none: the line has no label",
             "finish_reason": self._generations[-1].finish_reason if self._generations else None,
             "max_prompt_tokens": max((len(one.prompt_ids) for one in self._generations), default=0),
             "document": {"sha256": self._document.sha256, "characters": len(self._document.text)},

@@ -59,13 +59,22 @@ class History:
     ``break_markers`` is applied to every tool result, so that no text of a document becomes a token of the template.
     """
 
-    def __init__(self, prompt: Iterable[Message], break_markers: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self,
+        prompt: Iterable[Message],
+        break_markers: Callable[[str], str] | None = None,
+        *,
+        number_turns: bool = False,
+    ) -> None:
+        """``number_turns`` gives the first sampled turn the id 0; those of the prompt have negative ones then."""
+        begin = list(prompt)
         self.messages: list[Message] = []
         self.deleted: set[int] = set()
         self._break_markers = break_markers or (lambda text: text)
-        for message in prompt:
+        self._first = -len(begin) if number_turns else 0
+        for message in begin:
             self._append(dict(message))
-        self._protected = len(self.messages)
+        self._protected = self._next_id()
 
     def add_assistant(self, text: str) -> int:
         """Adds a sampled turn, as it was sampled; returns its id."""
@@ -73,7 +82,7 @@ class History:
 
     def add_result(self, tool_name: str, result: ToolResult, *, invoked_by: int) -> int:
         """Adds a tool's answer in the form that the model sees; returns its id."""
-        msg_id = len(self.messages)
+        msg_id = self._next_id()
         shown = {MSG_ID: msg_id, INVOKED_BY: invoked_by, "status": result.status, "message": result.message}
         content = self._break_markers(json.dumps(shown, ensure_ascii=False))
         return self._append({"role": "tool", "content": content, "tool_name": tool_name, INVOKED_BY: invoked_by})
@@ -100,12 +109,15 @@ class History:
         return message[MSG_ID] in self.deleted
 
     def _append(self, message: Message) -> int:
-        msg_id = len(self.messages)
+        msg_id = self._next_id()
         self.messages.append({**message, MSG_ID: msg_id})
         return msg_id
 
+    def _next_id(self) -> int:
+        return self._first + len(self.messages)
+
     def _refusal(self, msg_id: int, invoked_by: int) -> str | None:
-        if not 0 <= msg_id < len(self.messages):
+        if not self._first <= msg_id < self._next_id():
             return "there is no message with this id"
         if msg_id < self._protected:
             return "it belongs to the task and cannot be deleted"

@@ -7,7 +7,7 @@ from the payload's top level.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +18,8 @@ __all__ = ["LOWEST_PENALTY", "SEED_NAMES", "ContextEditingSettings", "load_setti
 
 SECTION = "statelm"
 SEED_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
+NESTED_PATH = ("actor_rollout_ref", "rollout", "multi_turn")
+"""Where the same names stand in a config in the layout of StateLM's description."""
 LOWEST_PENALTY = -10.0
 
 
@@ -34,8 +36,10 @@ class ContextEditingSettings(BaseModel):
     """The reward of an episode that ended that way."""
     response_length: int | None = Field(default=None, ge=1)
     """Room that every turn needs, and its cap. None takes the job's own cap of one generation."""
-    train_before_deletion: bool = True
-    """False trains only what was sampled after the last deletion."""
+    train_before_deletion: bool = False
+    """False, StateLM's own rule, trains only what was sampled after the last deletion; true trains every turn once."""
+    message_ids: Literal["conversation", "turns"] = "conversation"
+    """What message 0 is: the first of the conversation, or, as StateLM's own description counts, the first turn."""
     max_turns: int = Field(default=100, ge=1)
     """Turns of an episode; one that needs more earns 0."""
     max_calls_per_turn: int = Field(default=8, ge=1)
@@ -52,6 +56,18 @@ class ContextEditingSettings(BaseModel):
     """Forbids at sampling the tokens that only a template may write."""
 
 
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a config in the layout of StateLM's description says: in sections, the last one ``multi_turn``."""
+    found: dict[str, Any] = {}
+    section: Any = options
+    for name in NESTED_PATH:
+        section = section.get(name)
+        if not isinstance(section, Mapping):
+            return found
+        found |= {key: section[key] for key in SEED_NAMES if key in section}
+    return found
+
+
 def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
     """Returns the settings that a job's options give.
 
@@ -63,6 +79,6 @@ def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
         raise ConfigError(f"{SECTION} in the payload must be an object of settings")
     at_top = {name: options[name] for name in SEED_NAMES if name in options}
     try:
-        return ContextEditingSettings.model_validate({**at_top, **section})
+        return ContextEditingSettings.model_validate({**_nested(options), **at_top, **section})
     except ValidationError as error:
         raise ConfigError("; ".join(f"{SECTION}.{sentence}" for sentence in sentences(error))) from error

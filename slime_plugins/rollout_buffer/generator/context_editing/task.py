@@ -4,7 +4,8 @@
      "document_content": "…", "label": "KX-4471", "extra_info": {…}}
 
 ``label`` may also stand in ``extra_info`` (as ``label``, ``answer`` or ``ground_truth``); a list wants all its items,
-``aliases`` are other ways to say a text. Nothing else of ``extra_info`` is read; it is handed on to the trainer.
+``aliases`` are other ways to say a text. A line without a label is played, and no answer to it earns anything. Nothing
+else of ``extra_info`` is read; it is handed on to the trainer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class DocumentTask:
 
     prompt: tuple[Message, ...]
     document: str
-    label: Label
+    label: Label | None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -37,7 +38,7 @@ def read_task(instance: Instance) -> DocumentTask:
     """Returns what an input line asks.
 
     Raises:
-        EnvironmentSetupError: the line lacks prompt, document or label, or has them in a form that cannot be read.
+        EnvironmentSetupError: the line lacks prompt or document, or has a part in a form that cannot be read.
     """
     data = instance.data
     extra_info = data.get("extra_info")
@@ -45,11 +46,12 @@ def read_task(instance: Instance) -> DocumentTask:
     document = data.get("document_content")
     if not isinstance(document, str) or not document.strip():
         raise EnvironmentSetupError(f"instance {instance.instance_id} needs document_content: a text")
-    found = (source[name] for source in (data, extra_info) for name in _LABEL_NAMES if source.get(name) is not None)
-    label = read_label(next(found, None), data.get("aliases", extra_info.get("aliases")))
-    if label is None:
+    found = [source[name] for source in (data, extra_info) for name in _LABEL_NAMES if source.get(name) is not None]
+    label = read_label(found[0], data.get("aliases", extra_info.get("aliases"))) if found else None
+    if found and label is None:
         raise EnvironmentSetupError(
-            f"instance {instance.instance_id} needs a label: a text, a number, or a list of them that is not empty"
+            f"instance {instance.instance_id} needs a label that can be read: a text, a number, or a list of them "
+            "that is not empty"
         )
     return DocumentTask(prompt=_prompt(instance), document=document, label=label, extra_info=extra_info)
 

@@ -5,12 +5,25 @@ An argument of a wrong type is a sentence for the model (``ArgumentError``), nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["TOOLS", "ArgumentError", "Parameter", "Tool", "ToolName", "checked_arguments", "schemas", "tools_for"]
+__all__ = [
+    "TOOLS",
+    "ArgumentError",
+    "Parameter",
+    "Tool",
+    "ToolHandler",
+    "ToolName",
+    "checked_arguments",
+    "handler_of",
+    "register_tool",
+    "schemas",
+    "tools_for",
+    "unregister_tool",
+]
 
 LARGEST_INTEGER = 10**9
 MAX_IDS = 1000
@@ -51,7 +64,7 @@ class Parameter:
 class Tool:
     """One tool with its parameters."""
 
-    name: ToolName
+    name: str
     description: str
     parameters: tuple[Parameter, ...] = ()
 
@@ -85,9 +98,40 @@ def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any
     return checked
 
 
+ToolHandler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""What carries out a tool of one's own: from the document and the checked arguments to a text or JSON for the model.
+An ``ArgumentError`` is told to the model; any other exception fails the attempt, which is played again."""
+
+_own: dict[str, tuple[Tool, ToolHandler]] = {}
+
+
+def register_tool(tool: Tool, handler: ToolHandler) -> None:
+    """Adds a tool of one's own to those of every episode of this process, beside the shipped ones.
+
+    To be called where a generator's file is loaded (``--generator-dir``), before the job starts.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if tool.name in _own or tool.name in {str(name) for name in ToolName}:
+        raise ValueError(f"there is a tool {tool.name!r} already")
+    _own[tool.name] = tool, handler
+
+
+def unregister_tool(name: str) -> None:
+    """Takes a tool of one's own away again; one that is not there is none."""
+    _own.pop(name, None)
+
+
+def handler_of(name: str) -> ToolHandler | None:
+    """Returns what carries out a tool of one's own; None for a shipped tool, or none."""
+    return _own[name][1] if name in _own else None
+
+
 def tools_for(*, editing: bool) -> tuple[Tool, ...]:
-    """Returns the tools of an episode; without editing there is no ``deleteContext``."""
-    return tuple(tool for tool in TOOLS if editing or tool.name is not ToolName.DELETE_CONTEXT)
+    """Returns the tools of an episode, one's own after the shipped; without editing there is no ``deleteContext``."""
+    shipped = tuple(tool for tool in TOOLS if editing or tool.name != ToolName.DELETE_CONTEXT)
+    return (*shipped, *(tool for tool, _ in _own.values()))
 
 
 def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:

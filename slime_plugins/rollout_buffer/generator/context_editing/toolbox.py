@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
     Tool,
     ToolName,
     checked_arguments,
+    handler_of,
     tools_for,
 )
 
@@ -48,7 +49,7 @@ class Budget:
 class CheckedCall:
     """A call of a tool that exists, with arguments in their right types."""
 
-    tool: ToolName
+    tool: str
     arguments: Mapping[str, Any]
 
 
@@ -94,9 +95,20 @@ class Toolbox:
         except ArgumentError as error:
             return _error(str(error))
 
+    def has(self, name: str) -> bool:
+        """Whether an episode of this job has a tool of that name."""
+        return name in self._tools
+
     async def run(self, call: CheckedCall) -> ToolResult:
         """Carries a call out; any tool but ``deleteContext`` and ``finish``."""
-        return await self._handlers[call.tool](call.arguments)
+        own = handler_of(call.tool)
+        if own is None:
+            return await self._handlers[ToolName(call.tool)](call.arguments)
+        try:
+            message = await own(self._document.text, call.arguments)
+        except ArgumentError as error:
+            return _error(str(error))
+        return ToolResult(message=self._within_limit(message) if isinstance(message, str) else message)
 
     # ---- the document ------------------------------------------------------------------------------------------------
 

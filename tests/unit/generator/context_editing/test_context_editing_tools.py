@@ -344,7 +344,6 @@ def task(**line: Any) -> Any:
         {"raw_prompt": 3},
         {"document_content": " "},
         {"document_content": None},
-        {"label": None},
         {"label": []},
         {"label": True},
         {"label": ["a", {}]},
