@@ -1,7 +1,7 @@
 """A policy learns through the service, and does not when the signal is spoilt: ``rollout-buffer learn`` as a process.
 
-The large test asserts both sides. A true run of 14 steps has never failed to rise in 40 seeds; a control arm is called
-a rise with a chance of 1 in 1000 (``verdict.ALPHA``) if its groups are alike: for six such runs 1 in 160.
+The large tests assert both sides. A control arm is called a rise with a chance of 1 in 1000 (``verdict.ALPHA``) if its
+groups are alike: for the six runs that no assertion stops, 1 in 160.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path: Path) -> No
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_true_signal_is_learned(tmp_path: Path, seed: int) -> None:
-    run = learn(tmp_path, "--seed", str(seed), "--steps", "14", timeout_s=1100)
+    run = learn(tmp_path, "--seed", str(seed), "--steps", "20", timeout_s=1100)
 
     assert run.code == 0, run.said
     assert float(str(run.steps[-1]["reward"])) > 0.7

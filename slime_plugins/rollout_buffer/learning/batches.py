@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 
 __all__ = ["Batch", "batch_of", "trained_logits"]
 
@@ -18,8 +18,7 @@ class Batch:
     """R rows of T places, filled up on the right, where nobody looks; and the K tokens in them that are trained.
 
     ``places`` (R, T - 1) marks where the logits are that predicted a trained token: one place before it. ``targets``,
-    ``log_probs`` (the engine's), ``trajectories`` and ``versions`` are of those tokens, (K) each. ``images`` is what
-    a model that sees wants beside the ids; empty without images.
+    ``log_probs`` (the engine's), ``trajectories`` and ``versions`` are of those tokens, (K) each.
     """
 
     ids: torch.Tensor
@@ -28,7 +27,6 @@ class Batch:
     log_probs: torch.Tensor
     trajectories: torch.Tensor
     versions: torch.Tensor
-    images: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> Batch:
@@ -39,7 +37,6 @@ def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> 
     places = torch.tensor([_filled(row.loss_mask, width, 0) for _, _, row in rows])[:, 1:] > 0
     log_probs = torch.tensor([_filled(row.log_probs or [0.0] * len(row.token_ids), width, 0.0) for _, _, row in rows])
     of_row = places.nonzero()[:, 0]
-    images = _images([row for _, _, row in rows], ids, width)
     return Batch(
         ids=ids.to(device),
         places=places.to(device),
@@ -47,26 +44,15 @@ def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> 
         log_probs=log_probs[:, 1:][places].to(device),
         trajectories=torch.tensor([number for number, _, _ in rows])[of_row].to(device),
         versions=torch.tensor([each.weight_version or 0 for _, each, _ in rows])[of_row].to(device),
-        images={name: tensor.to(device) for name, tensor in images.items()},
     )
 
 
 def trained_logits(policy: Any, batch: Batch) -> torch.Tensor:
     """The logits (K, V) that predicted the trained tokens of a batch, and no others: a vocabulary is large."""
-    hidden = policy.model(input_ids=batch.ids, **batch.images).last_hidden_state[:, :-1]
+    hidden = policy.model(input_ids=batch.ids).last_hidden_state[:, :-1]
     logits: torch.Tensor = policy.lm_head(hidden[batch.places])
     return logits
 
 
 def _filled(values: Sequence[Any], width: int, with_what: Any) -> list[Any]:
     return [*values, *[with_what] * (width - len(values))]
-
-
-def _images(rows: Sequence[RolloutRow], ids: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
-    """Pixels and grids of all rows in order, and which tokens are there at all: positions depend on it."""
-    inputs = [row.train_inputs for row in rows if row.train_inputs is not None]
-    if not inputs:
-        return {}
-    there = torch.tensor([_filled([1] * len(row.token_ids), width, 0) for row in rows])
-    joined = {name: torch.cat([one[name] for one in inputs]) for name in inputs[0]}
-    return {**joined, "attention_mask": there}

@@ -41,7 +41,7 @@ class GrpoSettings:
     begin with: 1e-6 is usual in float32. None looks away.
     """
 
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     warmup_updates: int = 20
     minibatches: int = 4
     clip: float = 0.2

@@ -70,7 +70,7 @@ class LearnSettings:
     device: str = "cpu"
     size: PolicySize = field(default_factory=PolicySize)
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
-    warm_up_updates: int = 300
+    warm_up_updates: int = 600
     max_lag: int = 2
     max_new_tokens: int | None = None
     wandb: bool = False

@@ -26,7 +26,7 @@ MAX_NEW_TOKENS = 4
 """Longest reply: a digit, the end of the turn, and room to be wrong."""
 TURNS = 3
 LARGEST = 7
-RIGHT_AT_FIRST = 0.4
+RIGHT_AT_FIRST = 0.5
 """How often the scripted player is right."""
 ENDINGS = {
     "stop": (Outcome.COMPLETED, StopReason.STOP),
@@ -102,7 +102,7 @@ def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 
 def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random) -> str:
-    """Returns what a player says who is right in two turns of five; ``prompt`` is the conversation so far."""
+    """Returns what a player says who is right in every second turn; ``prompt`` is the conversation so far."""
     asked = int(prompt.rsplit("user\n", 1)[1][0])
     wrong = [digit for digit in range(1, LARGEST + 2) if digit != asked + 1]
     return str(asked + 1 if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong))
