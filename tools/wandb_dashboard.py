@@ -57,6 +57,7 @@ LAYOUT: tuple[Section, ...] = (
             _panel("Success", "success/mean"),
             _panel("Success by task", "success/task/<task>"),
             _panel("Success by app", "success/app/<app>"),
+            _panel("One of k attempts succeeds", "pass_at/<k>"),
         ),
     ),
     Section(
@@ -74,6 +75,7 @@ LAYOUT: tuple[Section, ...] = (
             _panel("Stop reasons", "stop_reason/<reason>"),
             _panel("Turns", "turns/mean", "turns/max"),
             _panel("Response length", "response_length/mean", "response_length/min", "response_length/max"),
+            _panel("Cut by a limit", "truncated/mean"),
             _panel("Trained tokens", "trained_tokens/mean"),
             _panel("Staleness", "staleness/mean", "staleness/max"),
             _panel("Token drift", "token_drift/<kind>"),
@@ -113,6 +115,7 @@ LAYOUT: tuple[Section, ...] = (
             _panel("Reward", "buffer/reward/<statistic>"),
             _panel("Success", "buffer/success/<statistic>"),
             _panel("Staleness", "buffer/staleness/<statistic>"),
+            _panel("Trainer and engine apart", "buffer/log/prob/gap/<statistic>"),
             _panel("Poll wait in seconds", "buffer/poll/wait/seconds/<statistic>"),
             _panel("Failed attempts: devices, engine, environment", "buffer/attempts/failed/<error>"),
         ),

@@ -97,6 +97,11 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 stacked=True,
             ),
             _one("Staleness in weight versions", f"rollout_buffer_staleness{OF_JOB}", "{{job_id}} {{statistic}}"),
+            _one(
+                "Log-probs of trainer and engine apart",
+                f"rollout_buffer_log_prob_gap{OF_JOB}",
+                "{{job_id}} {{statistic}}",
+            ),
             _one("Poll wait", f"rollout_buffer_poll_wait_seconds{OF_JOB}", "{{job_id}} {{statistic}}", unit="s"),
             _one(
                 "Trajectories lost",

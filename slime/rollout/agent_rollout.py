@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 
 from slime.rollout.agent_rollout_arguments import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
 from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
-from slime.rollout.agent_rollout_dummies import take_weight_off_dummies
+from slime.rollout.agent_rollout_dummies import speaks_for_its_rows, take_weight_off_dummies
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_ledger import GroupStore
 from slime.rollout.agent_rollout_metrics import batch_metrics
+from slime.rollout.agent_rollout_reports import RowName, report_rows
 from slime.rollout.agent_rollout_samples import (
     Group,
     finish_batch,
@@ -251,10 +252,17 @@ def post_process_rewards(args: Any, samples: list[Sample]) -> tuple[list[float],
 def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> None:
     """slime's ``--rollout-data-postprocess-path``: on each training rank, takes the weight off dummies.
 
+    And tells the buffer what slime computed of the rows, in the background: ``rollout-buffer mismatch`` shows it.
+
     Without it dummies make the mean of a step smaller; ``post_process_rewards`` undoes that for the policy's part of
     the loss alone, which is all of it where there is no KL or entropy term.
     """
     take_weight_off_dummies(rollout_data)
+    try:
+        if speaks_for_its_rows():
+            report_rows(args, rollout_id, rollout_data)
+    except Exception as error:  # noqa: BLE001 - a look at the training must not end it
+        _warn_once(f"what was trained is not reported to the buffer: {error!r}")
 
 
 def forget_jobs() -> None:
@@ -431,6 +439,9 @@ class _TrainingRollout:
         for sample in (row for rows in trajectories_of(groups) for row in rows):
             sample.metadata["input_pass"] = self._progress.pass_number
             sample.metadata["delivery_id"] = delivery.delivery_id
+            sample.index = RowName.of(
+                sample.index, job_id=self._job_id(), uid=str(sample.prompt), row=sample.metadata["row"]
+            )
         self._store.add(groups)
         self._progress.remember(delivery)
         self._examples = chosen_examples([*self._examples, *delivery.items])

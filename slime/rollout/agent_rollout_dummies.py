@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["POSTPROCESS_PATH", "played_share", "take_weight_off_dummies"]
+__all__ = ["POSTPROCESS_PATH", "played_share", "speaks_for_its_rows", "take_weight_off_dummies"]
 
 POSTPROCESS_PATH = "slime.rollout.agent_rollout.post_process_rollout_data"
 
@@ -49,9 +49,17 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
     return [[row for _ in range(count) for row in next(micro_batches)] for count in rollout_data["num_microbatches"]]
 
 
+def speaks_for_its_rows() -> bool:
+    """Tells whether this rank is the one of those that share its rows which has their advantages and reports them."""
+    from megatron.core import mpu  # type: ignore[import-not-found]
+
+    first = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0
+    return bool(first and mpu.is_pipeline_last_stage() and mpu.get_context_parallel_world_size() == 1)
+
+
 def _gather_over_ranks(own: list[set[int]]) -> list[list[set[int]]]:
     import torch.distributed as dist
-    from megatron.core import mpu  # type: ignore[import-not-found]
+    from megatron.core import mpu
 
     everyone: list[Any] = [None] * mpu.get_data_parallel_world_size(with_context_parallel=False)
     dist.all_gather_object(everyone, own, group=mpu.get_data_parallel_group_gloo(with_context_parallel=False))

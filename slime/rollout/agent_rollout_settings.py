@@ -18,6 +18,7 @@ sets, each with a default here:
     rollout_buffer_keep_images      true puts the pictures into ``Sample.multimodal_inputs`` as well (false)
     rollout_buffer_pixel_dtype      float32 or bfloat16; what the image processor makes when not set
     rollout_buffer_report_drift  false: do not count in ``rollout/token_drift/*`` what re-tokenising would change (true)
+    rollout_buffer_report_rows   rows of a rank that ``post_process_rollout_data`` reports to the buffer each step (64)
     rollout_buffer_loss_mask     a loss mask of one's own: module:Class, /path/file.py:Class, or a module (none)
     rollout_buffer_max_row_tokens  most tokens in all rows of a trajectory that is rebuilt from its messages (no bound)
     rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 makes none (10)
@@ -45,6 +46,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.reports import ROWS_OF_A_REPORT
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "log_probs_wanted_by",
     "read_image_settings",
     "read_mask_settings",
+    "read_report_rows",
     "read_row_settings",
     "read_settings",
     "read_short_groups",
@@ -84,7 +87,8 @@ KEYS = frozenset(
     | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
     | {"rollout_buffer_on_policy"}
     | {"rollout_buffer_options", "rollout_buffer_pixel_dtype", "rollout_buffer_ray_address"}
-    | {"rollout_buffer_report_drift", "rollout_buffer_short_groups", "rollout_buffer_tensorboard_dir"}
+    | {"rollout_buffer_report_drift", "rollout_buffer_report_rows", "rollout_buffer_short_groups"}
+    | {"rollout_buffer_tensorboard_dir"}
     | {"rollout_buffer_timeout_s", "rollout_buffer_token", "rollout_buffer_url", "rollout_buffer_wait_s"}
 )
 """Every ``rollout_buffer_…`` attribute that is read; another one is a slip, which slime takes in silence."""
@@ -473,6 +477,22 @@ def _on_exhausted(args: Any) -> OnExhausted:
         return OnExhausted(value)
     except ValueError as error:
         raise ConfigError(f"rollout_buffer_on_exhausted is {value!r}; use error or repeat") from error
+
+
+def read_report_rows(args: Any) -> int:
+    """Reads of how many rows of a rank each step is reported to the buffer; 0 is none.
+
+    Raises:
+        ConfigError: it is below 0.
+    """
+    rows = int(_or_default(getattr(args, "rollout_buffer_report_rows", None), ROWS_OF_A_REPORT))
+    if rows < 0:
+        raise ConfigError(f"rollout_buffer_report_rows is {rows}; it must be at least 0")
+    return rows
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def read_short_groups(args: Any) -> ShortGroups:

@@ -310,6 +310,29 @@ class AsyncRolloutBufferClient:
         """Returns one trajectory as it is stored; ``job_id`` is needed when several jobs have that uid."""
         return await self._get(f"/trajectories/{quote(uid, safe='')}", _object, {"job_id": job_id, "images": images})
 
+    async def report_training(
+        self,
+        job_id: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        step: int | None = None,
+        weight_version: int | None = None,
+    ) -> dict[str, Any]:
+        """Says what the trainer computed of rows: ``uid``, ``row``, ``log_probs`` of the trained tokens, advantage …
+
+        Returns how many were kept, and which do not fit their trajectory, with the reason. At most 1000 at once.
+        """
+        given = {"step": step, "weight_version": weight_version}
+        body = {
+            "rows": [dict(row) for row in rows],
+            **{key: value for key, value in given.items() if value is not None},
+        }
+        return await self._post(_job_path(job_id, "trainer_rows"), body, _object)
+
+    async def mismatch(self, job_id: str, *, limit: int = 20) -> dict[str, Any]:
+        """Returns how far the log-probs of a job's trainer and engine are apart, by turn and weight lag."""
+        return await self._get(_job_path(job_id, "mismatch"), _object, {"limit": limit})
+
     async def groups(
         self,
         job_id: str,
@@ -404,6 +427,8 @@ class RolloutBufferClient:
     delivery_body = _blocking(AsyncRolloutBufferClient.delivery_body)
     trajectories = _blocking(AsyncRolloutBufferClient.trajectories)
     trajectory = _blocking(AsyncRolloutBufferClient.trajectory)
+    report_training = _blocking(AsyncRolloutBufferClient.report_training)
+    mismatch = _blocking(AsyncRolloutBufferClient.mismatch)
     groups = _blocking(AsyncRolloutBufferClient.groups)
     group = _blocking(AsyncRolloutBufferClient.group)
     explanation = _blocking(AsyncRolloutBufferClient.explanation)

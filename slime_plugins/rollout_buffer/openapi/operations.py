@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     SignInPayload,
     StartPayload,
 )
+from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
 
 __all__ = ["ERRORS", "JSON", "OPERATIONS", "Operation"]
 
@@ -340,6 +341,34 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=(404,),
         needs_token=False,
         example="URL/dashboard/style.css",
+    ),
+    Operation(
+        method="post",
+        path="/jobs/{job_id}/trainer_rows",
+        summary="Say what the trainer computed of rows",
+        description="Log-probs of the trained tokens in order; advantage, entropy, share of the loss and of clipped "
+        "tokens. Kept beside the trajectory and compared with the engine's log-probs. Optional: nothing else depends "
+        "on it. A row that does not fit is left out and named.",
+        body=TrainerReport,
+        path_parameters=_JOB_ID,
+        reply=ref("TrainerRowsKept"),
+        reply_says="What was kept.",
+        errors=(400, 404, 503, 507),
+        example="""-d '{"rows": [{"uid": "a.0.0", "log_probs": [-0.1, -2.5], "advantage": 1.2}]}' """
+        "URL/jobs/run-1/trainer_rows",
+    ),
+    Operation(
+        method="get",
+        path="/jobs/{job_id}/mismatch",
+        summary="How far trainer and engine are apart",
+        description="The distance between train and rollout log-prob of the tokens that were reported under "
+        "`trainer_rows`: over all, by turn, by weight lag, and the turns with the largest.",
+        query=MismatchQuery,
+        path_parameters=_JOB_ID,
+        reply=ref("Mismatch"),
+        reply_says="Means and the worst turns; empty where no trainer said anything.",
+        errors=(400, 404, 503),
+        example="URL/jobs/run-1/mismatch",
     ),
     Operation(
         method="post",

@@ -328,7 +328,7 @@ class Job(TypedDict):
     trainer_run: int
     """Weight versions are ordered within one; every start of the trainer opens the next."""
     measures: dict[str, dict[str, float]]
-    """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions and
+    """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap` and
     `poll_wait_seconds` (mean, max); what is unknown is left out.
     """
     causes: dict[str, Any]
@@ -811,6 +811,110 @@ class TokenRows(TypedDict):
     """Context in stretches, trained tokens in whole characters with log-probs."""
     why_no_texts: str
     """Empty when there are texts."""
+    trainer: dict[str, Any] | None
+    """What the trainer said of the row: `log_probs` of its trained tokens, `advantage` …; null when nothing."""
+
+
+class RefusedRow(TypedDict):
+    """A row that does not fit its trajectory."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """The trajectory that was named."""
+    row: int
+    """The row that was named."""
+    reason: str
+    """Why it was left out."""
+
+
+class TrainerRowsKept(TypedDict):
+    """What became of the rows that a trainer reported."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    kept: int
+    """How many rows."""
+    refused: list[RefusedRow]
+    """The others, each with the reason."""
+
+
+class TurnMismatch(TypedDict):
+    """The distance between train and rollout log-prob in one turn of a conversation, over all rows."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    turn: int
+    """The generation, from 0."""
+    tokens: int
+    """Trained tokens that were compared."""
+    mean: float
+    """Mean over them."""
+    max: float
+    """The largest."""
+
+
+class LagMismatch(TypedDict):
+    """The same for tokens that weights of one age sampled."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    weight_lag: int | None
+    """Versions between the weights that sampled them and those that trained them; null when nobody told."""
+    tokens: int
+    """Trained tokens that were compared."""
+    mean: float
+    """Mean over them."""
+    max: float
+    """The largest."""
+
+
+class WorstTurn(TypedDict):
+    """A turn in which trainer and engine are far apart."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory."""
+    row: int
+    """Its training row, from 0."""
+    turn: int
+    """The generation, from 0."""
+    at: int
+    """The worst token's place among the row's trained ones."""
+    gap: float
+    """The distance there."""
+    mean: float
+    """Mean over the turn."""
+    weight_lag: int | None
+    """Versions between the weights that sampled it and those that trained it."""
+    advantage: float | None
+    """What its tokens were weighted with."""
+    step: int | None
+    """The trainer's count."""
+
+
+class Mismatch(TypedDict):
+    """How far the log-probs of a job's trainer and engine are apart."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    rows: int
+    """Rows that were compared: the 5000 with the largest distance at most."""
+    tokens: int
+    """Their trained tokens."""
+    mean: float | None
+    """Mean over all tokens of the job that were compared; null when none were."""
+    max: float | None
+    """The largest of them."""
+    by_turn: list[TurnMismatch]
+    """By turn of the conversation."""
+    by_weight_lag: list[LagMismatch]
+    """By age of the weights."""
+    worst: list[WorstTurn]
+    """The turns with the largest distance, worst first."""
 
 
 class SignedIn(TypedDict):

@@ -87,6 +87,11 @@ REWARD = MetricName(
     says="Reward of the job's trajectories as they were written, without late ones; by statistic: mean, min, max",
     labels=(*JOB_LABELS, "statistic"),
 )
+LOG_PROB_GAP = MetricName(
+    name="rollout_buffer_log_prob_gap",
+    says="Distance of train and rollout log-prob over the tokens that the trainer reported; by statistic: mean, max",
+    labels=(*JOB_LABELS, "statistic"),
+)
 SUCCESS = MetricName(
     name="rollout_buffer_success",
     says="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
@@ -194,6 +199,7 @@ METRICS: tuple[MetricName, ...] = (
     SUCCESS,
     STALENESS,
     POLL_WAIT,
+    LOG_PROB_GAP,
     DELIVERIES,
     POLL_AGE,
     OLDEST_READY,
@@ -212,7 +218,8 @@ METRICS: tuple[MetricName, ...] = (
 )
 
 
-MEASURES = {metric.name.removeprefix("rollout_buffer_"): metric for metric in (REWARD, SUCCESS, STALENESS, POLL_WAIT)}
+_MEASURED = (REWARD, SUCCESS, STALENESS, POLL_WAIT, LOG_PROB_GAP)
+MEASURES = {metric.name.removeprefix("rollout_buffer_"): metric for metric in _MEASURED}
 
 
 def metrics_page(inspection: Inspection, supervisor: str) -> bytes:

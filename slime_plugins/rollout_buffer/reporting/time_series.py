@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from slime_plugins.rollout_buffer.storage.tables import trainer_rows
+
 __all__ = [
     "BUCKET_WIDTHS_S",
     "SUMMED_S",
@@ -153,7 +155,8 @@ def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, fl
     """Returns what was measured over a job's whole life, by what it is and then by statistic; unknown is left out.
 
     ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
-    weight versions) and ``poll_wait_seconds`` mean and max. Late trajectories do not count, as in the series.
+    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max. Late trajectories do not count, as in
+    the series.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -162,6 +165,8 @@ def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, fl
             measured, _, statistic = name.rpartition("_")
             if row[name] is not None:
                 found.setdefault(measured, {})[statistic] = float(row[name])
+    if gaps := trainer_rows.gap_statistics(connection, job_key):
+        found["log_prob_gap"] = gaps
     return found
 
 

@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
 from slime_plugins.rollout_buffer.protocol.query_params import GroupPageQuery, OverviewQuery, SeriesQuery, TokenRowQuery
 from slime_plugins.rollout_buffer.protocol.request_models import SignInPayload
+from slime_plugins.rollout_buffer.reporting.mismatch import describe_trainer_row, trainer_rows_of
 from slime_plugins.rollout_buffer.reporting.token_rows import describe_rows
 from slime_plugins.rollout_buffer.server.http import (
     as_json,
@@ -191,7 +192,16 @@ def token_rows(uid: str) -> Response:
     settings = context.buffer.job(found.light["job_id"]).settings
     tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
-    return _json_or_unchanged({"uid": uid, "job_id": found.light["job_id"], **described, "why_no_texts": why_no_texts})
+    said = trainer_rows_of(context.buffer.store, found.light["job_id"], uid).get(query.row)
+    return _json_or_unchanged(
+        {
+            "uid": uid,
+            "job_id": found.light["job_id"],
+            **described,
+            "why_no_texts": why_no_texts,
+            "trainer": None if said is None else describe_trainer_row(said),
+        }
+    )
 
 
 def _json_or_unchanged(body: Any) -> Response:

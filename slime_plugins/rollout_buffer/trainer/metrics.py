@@ -71,6 +71,7 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/reward/<statistic>": "reward of all the job's trajectories: mean, min, max",
     "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
     "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
+    "rollout/buffer/log/prob/gap/<statistic>": "distance of train and rollout log-prob, as reported: mean, max",
     "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
     "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
 }

@@ -1,0 +1,91 @@
+"""How far a job's trainer and engine are apart: the worst turns, and means by turn and by weight lag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+from slime_plugins.rollout_buffer.state.transitions import find_job
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import trainer_rows
+from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
+
+__all__ = ["MOST_ROWS", "describe_mismatch", "describe_trainer_row", "trainer_rows_of"]
+
+MOST_ROWS = 5000
+"""Rows that are looked at, those with the largest gap first."""
+
+
+def describe_mismatch(store: Store, job_id: str, limit: int) -> dict[str, Any]:
+    """Returns |train - rollout log-prob| of a job: over all, by turn, by weight lag, and its worst turns.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    with store.read() as connection:
+        job = find_job(connection, job_id)
+        rows = trainer_rows.rows_of_job(connection, job.key, MOST_ROWS)
+        overall = trainer_rows.gap_statistics(connection, job.key)
+    turns = [(row, turn) for row in rows for turn in row.turns]
+    worst = sorted(turns, key=lambda pair: pair[1].gap_max, reverse=True)[:limit]
+    return {
+        "job_id": job.job_id,
+        "rows": len(rows),
+        "tokens": sum(turn.compared for _, turn in turns),
+        "mean": overall.get("mean"),
+        "max": overall.get("max"),
+        "by_turn": _summed(turns, lambda turn: turn.turn, "turn"),
+        "by_weight_lag": _summed(turns, lambda turn: turn.weight_lag, "weight_lag"),
+        "worst": [_worst(row, turn) for row, turn in worst],
+    }
+
+
+def trainer_rows_of(store: Store, job_id: str, uid: str) -> dict[int, TrainerRow]:
+    """Returns what the trainer said of a trajectory's rows, by their number."""
+    with store.read() as connection:
+        job = find_job(connection, job_id)
+        return {row.row: row for row in trainer_rows.rows_of_trajectory(connection, job.key, uid)}
+
+
+def describe_trainer_row(said: TrainerRow) -> dict[str, Any]:
+    """Returns what the trainer said of one row; ``log_probs`` are those of its trained tokens, in order."""
+    return {
+        "step": said.step,
+        "advantage": said.advantage,
+        "entropy": said.entropy,
+        "loss_share": said.loss_share,
+        "clip_share": said.clip_share,
+        "log_probs": None if said.log_probs is None else list(said.log_probs),
+    }
+
+
+def _summed(
+    turns: Iterable[tuple[TrainerRow, TurnGap]], key_of: Callable[[TurnGap], int | None], name: str
+) -> list[dict[str, Any]]:
+    found: dict[Hashable, list[TurnGap]] = {}
+    for _, turn in turns:
+        found.setdefault(key_of(turn), []).append(turn)
+    ordered = sorted(found.items(), key=lambda entry: (entry[0] is None, entry[0]))
+    return [
+        {
+            name: key,
+            "tokens": (tokens := sum(turn.compared for turn in members)),
+            "mean": sum(turn.gap_sum for turn in members) / tokens,
+            "max": max(turn.gap_max for turn in members),
+        }
+        for key, members in ordered
+    ]
+
+
+def _worst(row: TrainerRow, turn: TurnGap) -> dict[str, Any]:
+    return {
+        "uid": row.uid,
+        "row": row.row,
+        "turn": turn.turn,
+        "at": turn.at,
+        "gap": turn.gap_max,
+        "mean": turn.gap_sum / turn.compared,
+        "weight_lag": turn.weight_lag,
+        "advantage": row.advantage,
+        "step": row.step,
+    }

@@ -1,0 +1,125 @@
+"""What a trainer computed of the rows that it trained, compared with what the engine said when it sampled them.
+
+|train - rollout log-prob| is the first thing to grow when a mask, a version or a numeric goes wrong: by turn it shows a
+context that the trainer sees otherwise, by weight lag a run that is too far off-policy.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import DamagedError
+from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
+from slime_plugins.rollout_buffer.state.transitions import find_job
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import trainer_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
+
+__all__ = ["compare", "keep_report"]
+
+NO_ROW = "it has no training row of that number"
+
+
+def keep_report(
+    store: Store, job_id: str, report: TrainerReport, *, clock: Callable[[], float] = time.time
+) -> dict[str, Any]:
+    """Keeps what a trainer says; a row that does not fit its trajectory is named with the reason, and left out.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    kept: list[TrainerRow] = []
+    refused: list[dict[str, Any]] = []
+    with store.read() as connection:
+        job = find_job(connection, job_id)
+        known = {
+            uid: trajectory_rows.body_of(connection, job.key, uid)
+            for uid in {row.uid for row in report.rows}
+            if trajectory_rows.has_trajectory(connection, job.key, uid)
+        }
+    newest = report.weight_version if report.weight_version is not None else job.weight_version
+    packed: dict[str, tuple[Sequence[Generation], Sequence[TrainingRow]]] = {}
+    for row in report.rows:
+        try:
+            if row.uid not in known:
+                raise ValueError("the job has no trajectory of that uid")
+            if row.uid not in packed:
+                packed[row.uid] = _rows_of(store.get_payload(*known[row.uid]))
+            kept.append(_kept(row, report.step, clock(), compare(row, *packed[row.uid], newest)))
+        except (ValueError, DamagedError) as error:
+            refused.append({"uid": row.uid, "row": row.row, "reason": str(error)})
+    if kept:
+        with store.write() as connection:
+            trainer_rows.keep(connection, job.key, kept)
+    return {"kept": len(kept), "refused": refused}
+
+
+def compare(
+    said: ReportedRow, generations: Sequence[Generation], rows: Sequence[TrainingRow], newest: int | None
+) -> tuple[TurnGap, ...]:
+    """Returns how far the trainer's log-probs are from the engine's, by turn; () where one of them has none.
+
+    Raises:
+        ValueError: there is no such row, or it trains another number of tokens.
+    """
+    if said.log_probs is None:
+        return ()
+    if not rows:
+        return ()  # rebuilt from messages by the trainer: what it trained is not known here
+    if said.row >= len(rows):
+        raise ValueError(NO_ROW)
+    row = rows[said.row]
+    turns = [generations[index] for index in row.generation_indices if generations[index].trained]
+    lengths = [len(turn.output_ids) for turn in turns]
+    if sum(row.loss_mask) != sum(lengths) or len(said.log_probs) != sum(lengths):
+        raise ValueError(f"it trains {sum(row.loss_mask)} tokens, and log_probs has {len(said.log_probs)}")
+    gaps, start = [], 0
+    for index, turn, length in zip(row.generation_indices, turns, lengths, strict=False):
+        theirs = said.log_probs[start : start + length]
+        if turn.output_log_probs is not None and length:
+            gap = [abs(one - other) for one, other in zip(theirs, turn.output_log_probs, strict=True)]
+            worst = max(range(length), key=gap.__getitem__)
+            gaps.append(
+                TurnGap(
+                    turn=index,
+                    weight_lag=_lag(turn, newest),
+                    compared=length,
+                    gap_sum=math.fsum(gap),
+                    gap_max=gap[worst],
+                    at=start + worst,
+                )
+            )
+        start += length
+    return tuple(gaps)
+
+
+def _rows_of(payload: bytes) -> tuple[Sequence[Generation], Sequence[TrainingRow]]:
+    generations = wire.decode_generations(orjson.loads(payload).get("generations"))
+    return generations, pack_training_rows(generations)
+
+
+def _lag(turn: Generation, newest: int | None) -> int | None:
+    version = str(turn.weight_version)
+    return newest - int(version) if newest is not None and version.isdecimal() else None
+
+
+def _kept(said: ReportedRow, step: int | None, now: float, turns: tuple[TurnGap, ...]) -> TrainerRow:
+    return TrainerRow(
+        uid=said.uid,
+        row=said.row,
+        step=step,
+        reported_at=now,
+        advantage=said.advantage,
+        entropy=said.entropy,
+        loss_share=said.loss_share,
+        clip_share=said.clip_share,
+        turns=turns,
+        log_probs=said.log_probs,
+    )

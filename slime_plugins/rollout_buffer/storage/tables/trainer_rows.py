@@ -1,0 +1,119 @@
+"""Rows of ``trainer_rows``: what a trainer said of a training row."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+__all__ = ["TrainerRow", "TurnGap", "gap_statistics", "keep", "rows_of_job", "rows_of_trajectory"]
+
+_COLUMNS = (
+    "uid, row, step, reported_at, advantage, entropy, loss_share, clip_share, compared, gap_sum, gap_max, turns, "
+    "log_probs"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnGap:
+    """How far trainer and engine are apart in one turn; ``at`` is the place of the worst among the trained tokens."""
+
+    turn: int
+    weight_lag: int | None
+    compared: int
+    gap_sum: float
+    gap_max: float
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerRow:
+    """What a trainer said of one training row. ``log_probs`` are those of its trained tokens, in order."""
+
+    uid: str
+    row: int
+    step: int | None
+    reported_at: float
+    advantage: float | None
+    entropy: float | None
+    loss_share: float | None
+    clip_share: float | None
+    turns: tuple[TurnGap, ...]
+    log_probs: Sequence[float] | None
+
+    @property
+    def compared(self) -> int:
+        """Tokens of which trainer and engine have a log-prob."""
+        return sum(turn.compared for turn in self.turns)
+
+    @property
+    def gap_sum(self) -> float:
+        """Sum of |train - rollout log-prob| over them."""
+        return sum(turn.gap_sum for turn in self.turns)
+
+    @property
+    def gap_max(self) -> float | None:
+        """The largest of them; None where nothing was compared."""
+        return max((turn.gap_max for turn in self.turns), default=None)
+
+
+def keep(connection: Connection, job_key: int, rows: Sequence[TrainerRow]) -> None:
+    """Keeps what was said of rows, in place of what was said of them before."""
+    connection.executemany(
+        f"INSERT OR REPLACE INTO trainer_rows (job_key, {_COLUMNS}) VALUES ({', '.join('?' * 14)})",
+        [
+            (
+                *(job_key, one.uid, one.row, one.step, one.reported_at, one.advantage, one.entropy, one.loss_share),
+                *(one.clip_share, one.compared, one.gap_sum, one.gap_max),
+                json.dumps([[t.turn, t.weight_lag, t.compared, t.gap_sum, t.gap_max, t.at] for t in one.turns]),
+                None if one.log_probs is None else zlib.compress(array("f", one.log_probs).tobytes()),
+            )
+            for one in rows
+        ],
+    )
+
+
+def rows_of_trajectory(connection: Connection, job_key: int, uid: str) -> list[TrainerRow]:
+    """Returns what was said of a trajectory's rows, in order."""
+    query = f"SELECT {_COLUMNS} FROM trainer_rows WHERE job_key = ? AND uid = ? ORDER BY row"
+    return [_as_row(found) for found in connection.execute(query, (job_key, uid))]
+
+
+def rows_of_job(connection: Connection, job_key: int, limit: int) -> list[TrainerRow]:
+    """Returns the rows of a job that were compared, those with the largest gap first, without their log-probs."""
+    query = (
+        f"SELECT {_COLUMNS.replace('log_probs', 'NULL AS log_probs')} FROM trainer_rows "
+        "WHERE job_key = ? AND compared > 0 ORDER BY gap_max DESC LIMIT ?"
+    )
+    return [_as_row(found) for found in connection.execute(query, (job_key, limit))]
+
+
+def gap_statistics(connection: Connection, job_key: int) -> dict[str, float]:
+    """Returns mean and max of |train - rollout log-prob| over all tokens of a job that were compared; {} for none."""
+    query = "SELECT sum(compared), sum(gap_sum), max(gap_max) FROM trainer_rows WHERE job_key = ?"
+    compared, total, largest = connection.execute(query, (job_key,)).fetchone()
+    return {"mean": float(total) / compared, "max": float(largest)} if compared else {}
+
+
+def _as_row(found: sqlite3.Row) -> TrainerRow:
+    blob = found["log_probs"]
+    return TrainerRow(
+        uid=found["uid"],
+        row=found["row"],
+        step=found["step"],
+        reported_at=found["reported_at"],
+        advantage=found["advantage"],
+        entropy=found["entropy"],
+        loss_share=found["loss_share"],
+        clip_share=found["clip_share"],
+        turns=tuple(
+            TurnGap(turn=turn, weight_lag=lag, compared=compared, gap_sum=total, gap_max=largest, at=at)
+            for turn, lag, compared, total, largest, at in json.loads(found["turns"])
+        ),
+        log_probs=None if blob is None else array("f", zlib.decompress(blob)),
+    )

@@ -1,0 +1,105 @@
+"""What a trainer tells the buffer of the rows that it trained, in the background and never in its way.
+
+The buffer compares the trainer's log-probs with the engine's (``GET /jobs/<id>/mismatch``). A report that fails is
+said once and stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+
+__all__ = ["ROWS_OF_A_REPORT", "RowReport", "TrainingReporter"]
+
+logger = logging.getLogger(__name__)
+
+ROWS_OF_A_REPORT = 64
+"""Rows that are reported of a step by default; those with the largest gap."""
+DIGITS = 5
+REPORT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowReport:
+    """What a trainer computed of one row. ``log_probs`` and ``rollout_log_probs`` are of its trained tokens, in order.
+
+    ``entropy`` is the mean over them in nats, ``loss_share`` the row's weight in the step's mean, ``clip_share`` the
+    share of them whose ratio was clipped.
+    """
+
+    uid: str
+    row: int
+    log_probs: Sequence[float] | None = None
+    rollout_log_probs: Sequence[float] | None = None
+    advantage: float | None = None
+    entropy: float | None = None
+    loss_share: float | None = None
+    clip_share: float | None = None
+
+    @property
+    def gap(self) -> float:
+        """The largest distance between the two; -1 where one is not known."""
+        if not self.log_probs or not self.rollout_log_probs:
+            return -1.0
+        return max(abs(one - other) for one, other in zip(self.log_probs, self.rollout_log_probs, strict=True))
+
+    def body(self) -> dict[str, Any]:
+        """Returns it as the buffer takes it; numbers with five digits after the point."""
+        said: dict[str, Any] = {"uid": self.uid, "row": self.row}
+        if self.log_probs is not None:
+            said["log_probs"] = [round(value, DIGITS) for value in self.log_probs]
+        for name in ("advantage", "entropy", "loss_share", "clip_share"):
+            value = getattr(self, name)
+            if value is not None:
+                said[name] = round(value, DIGITS)
+        return said
+
+
+class TrainingReporter:
+    """Sends reports of one trainer, one at a time; a step's is left out while the one before is still on its way."""
+
+    def __init__(self, url: str, *, token: str | None = None, most_rows: int = ROWS_OF_A_REPORT) -> None:
+        """``most_rows`` 0 reports nothing."""
+        self._client = RolloutBufferClient(url, token=token, timeout_s=REPORT_TIMEOUT_S)
+        self._most_rows = most_rows
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training-report")
+        self._pending: Future[None] | None = None
+        self._said = False
+
+    def report(self, rows_by_job: Mapping[str, Sequence[RowReport]], *, step: int | None = None) -> bool:
+        """Sends the rows with the largest gaps; returns whether they are on their way. Never raises, never waits."""
+        if not self._most_rows or not any(rows_by_job.values()):
+            return False
+        if self._pending is not None and not self._pending.done():
+            return False
+        worst = {
+            job_id: sorted(rows, key=lambda row: row.gap, reverse=True)[: self._most_rows]
+            for job_id, rows in rows_by_job.items()
+        }
+        self._pending = self._pool.submit(self._send, worst, step)
+        return True
+
+    def flush(self) -> None:
+        """Waits until what was handed over is sent, or has failed."""
+        if self._pending is not None:
+            self._pending.result()
+
+    def _send(self, rows_by_job: Mapping[str, Sequence[RowReport]], step: int | None) -> None:
+        for job_id, rows in rows_by_job.items():
+            try:
+                said = self._client.report_training(job_id, [row.body() for row in rows], step=step)
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self._say("what the trainer computed could not be reported to job %s: %r", job_id, error)
+            else:
+                for refused in said["refused"][:1]:
+                    self._say("job %s took no report of %s: %s", job_id, refused["uid"], refused["reason"])
+
+    def _say(self, text: str, *values: Any) -> None:
+        if not self._said:
+            logger.warning(text, *values)
+        self._said = True
