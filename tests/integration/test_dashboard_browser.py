@@ -248,6 +248,31 @@ def test_tokens_are_coloured_by_mask_and_log_prob(visit: Callable[..., Visit]) -
     here.check()
 
 
+def test_tokens_are_coloured_by_what_the_trainer_said_and_the_job_lists_the_worst(
+    visit: Callable[..., Visit], site: Site
+) -> None:
+    """The trainer is 2 away from the engine at the second sampled token."""
+    row = {"uid": "g1", "log_probs": [-0.01, -2.0], "advantage": 1.0}
+    assert site.post(f"/jobs/{JOB}/trainer_rows", {"rows": [row], "step": 3})["kept"] == 1
+
+    here = visit()
+    page = here.open("jobs", JOB, "trajectories", "g1")
+    page.get_by_text("Tokens, mask and log-probs").click()
+    page.get_by_text("What the trainer said in step 3: advantage 1.000").wait_for()
+    shades = "spans => spans.map((span) => span.className)"
+    page.get_by_label("Colour tokens by").select_option("mismatch")
+    assert page.locator(".tokens .t").evaluate_all(shades) == ["t lp1", "t lp6"]
+    page.get_by_label("Colour tokens by").select_option("advantage")
+    assert page.locator(".tokens .t").evaluate_all(shades) == ["t lp2", "t lp2"]
+    here.check()
+
+    other = visit()
+    page = other.open("jobs", JOB)
+    page.get_by_role("heading", name="Trainer and engine").wait_for()
+    assert page.get_by_role("link", name="g1").first.is_visible()
+    other.check()
+
+
 def test_hostile_text_stays_text(visit: Callable[..., Visit]) -> None:
     here = visit()
     page = here.open("jobs", JOB, "trajectories", f"x/{EVIL}")

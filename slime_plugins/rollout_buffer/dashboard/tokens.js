@@ -8,6 +8,14 @@ const LONG_CONTEXT = 360;
 const STEPS = [0.05, 0.3, 0.7, 1.5, 3, 5];
 const LEGEND = ["sure (p > 0.95)", "p > 0.74", "p > 0.50", "p > 0.22", "p > 0.05", "p > 0.007", "hardly expected"];
 
+const GAPS = [0.01, 0.03, 0.1, 0.3, 1, 3];
+const GAP_LEGEND = ["|train − rollout| < 0.01", "< 0.03", "< 0.1", "< 0.3", "< 1", "< 3", "more"];
+
+const shadeOfGap = (gap) => GAPS.findIndex((limit) => gap < limit) + 1 || GAPS.length + 1;
+/* An advantage has a sign: the better the greener, the worse the redder, 0 in between. */
+const shadeOfAdvantage = (advantage) => Math.max(1, Math.min(7, 4 - Math.round(advantage * 2)));
+const ADVANTAGE_LEGEND = ["advantage ≥ 1.25", "≥ 0.75", "≥ 0.25", "about 0", "≤ −0.25", "≤ −0.75", "≤ −1.25"];
+
 const shade = (logProb) => STEPS.findIndex((limit) => -logProb < limit) + 1 || STEPS.length + 1;
 const visible = (text) => text.replaceAll("\n", "⏎\n");
 
@@ -38,7 +46,8 @@ function describe(found, load) {
     scrolling(contextTable(found)),
     h("h3", null, "Tokens of a training row"),
     found.rows.length > 0 && rowPicker(found, load),
-    found.rows.length > 0 ? tokenText(found) : h("p", { class: "muted" }, "No row trains anything."),
+    found.rows.length > 0 && found.trainer && trainerInWords(found.trainer),
+    found.rows.length > 0 ? colouredText(found) : h("p", { class: "muted" }, "No row trains anything."),
   ];
 }
 
@@ -90,10 +99,40 @@ function rowPicker(found, load) {
   return h("label", { class: "inline" }, h("span", null, "Row"), select);
 }
 
-function tokenText(found) {
+function trainerInWords(trainer) {
+  const parts = [["advantage", trainer.advantage], ["entropy", trainer.entropy], ["weight in the mean", trainer.loss_share], ["clipped", trainer.clip_share]];
+  const said = parts.filter(([, value]) => value !== null).map(([name, value]) => `${name} ${number(value, 3)}`);
+  return h("p", { class: "muted" }, `What the trainer said${trainer.step === null ? "" : ` in step ${count(trainer.step)}`}: ${said.join(", ") || "its log-probs"}.`);
+}
+
+/* Each trained token of a piece, in order, has the trainer's log-prob of the same place. */
+function withGaps(found) {
+  let at = 0;
+  for (const piece of found.pieces) {
+    if (!piece.ids) continue;
+    const theirs = found.trainer?.log_probs?.slice(at, at + piece.ids.length) ?? null;
+    piece.train = theirs;
+    piece.gap = theirs && piece.log_probs ? Math.max(...theirs.map((value, index) => Math.abs(value - piece.log_probs[index]))) : null;
+    at += piece.ids.length;
+  }
+  return found;
+}
+
+/** The tokens of a row, coloured by log-prob, or by what the trainer said where it said something. */
+function colouredText(found) {
+  withGaps(found);
+  const place = h("div", null, tokenText(found, "log-prob"));
+  const ways = ["log-prob", found.trainer?.log_probs && "mismatch", found.trainer && found.trainer.advantage !== null && "advantage"].filter(Boolean);
+  if (ways.length === 1) return place;
+  const names = { "log-prob": "log-prob of the engine", mismatch: "|train − rollout log-prob|", advantage: "advantage" };
+  const select = h("select", { "aria-label": "Colour tokens by", onchange: () => place.replaceChildren(...tokenText(found, select.value)) }, ways.map((way) => h("option", { value: way }, names[way])));
+  return [h("label", { class: "inline" }, h("span", null, "Colour"), select), place];
+}
+
+function tokenText(found, way) {
   const told = h("p", { class: "token-told", role: "status" }, "Point at a trained token, or use the arrow keys inside the text, to see its id and log-prob.");
   const tokens = [];
-  const text = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Tokens of the row; arrow keys move from trained token to trained token" }, found.pieces.map((piece) => (piece.ids ? trained(piece, tokens) : context(piece))));
+  const text = h("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": "Tokens of the row; arrow keys move from trained token to trained token" }, found.pieces.map((piece) => (piece.ids ? trained(piece, tokens, way, found.trainer) : context(piece))));
   let at = -1;
   const choose = (index) => {
     tokens[at]?.element.classList.remove("chosen");
@@ -111,18 +150,23 @@ function tokenText(found) {
     choose(at + step);
     tokens[at].element.scrollIntoView({ block: "nearest" });
   });
-  return [legend(found), told, text];
+  return [legend(found, way), told, text];
 }
 
-function legend(found) {
-  const shades = found.rows[found.row].has_log_probs ? LEGEND.map((words, at) => h("li", null, h("span", { class: `t lp${at + 1}` }, "abc"), words)) : [h("li", null, h("span", { class: "t lp0" }, "abc"), "trained, no log-prob recorded")];
+function legend(found, way) {
+  const words = { mismatch: GAP_LEGEND, advantage: ADVANTAGE_LEGEND }[way];
+  const shades = words ? words.map((text, at) => h("li", null, h("span", { class: `t lp${at + 1}` }, "abc"), text)) : found.rows[found.row].has_log_probs ? LEGEND.map((words, at) => h("li", null, h("span", { class: `t lp${at + 1}` }, "abc"), words)) : [h("li", null, h("span", { class: "t lp0" }, "abc"), "trained, no log-prob recorded")];
   return h("ul", { class: "legend" }, h("li", null, h("span", { class: "ctx" }, "abc"), "context, not trained"), shades);
 }
 
-function trained(piece, tokens) {
-  const known = piece.log_probs !== null;
-  const lowest = known ? Math.min(...piece.log_probs) : 0;
-  const element = h("span", { class: `t lp${known ? shade(lowest) : 0}` }, piece.text === null ? `${piece.ids.join(" ")} ` : visible(piece.text));
+function shadeBy(way, piece, trainer) {
+  if (way === "advantage") return shadeOfAdvantage(trainer.advantage);
+  if (way === "mismatch") return piece.gap === null ? 0 : shadeOfGap(piece.gap);
+  return piece.log_probs === null ? 0 : shade(Math.min(...piece.log_probs));
+}
+
+function trained(piece, tokens, way, trainer) {
+  const element = h("span", { class: `t lp${shadeBy(way, piece, trainer)}` }, piece.text === null ? `${piece.ids.join(" ")} ` : visible(piece.text));
   element.tokenIndex = tokens.length;
   tokens.push({ element, piece });
   return element;
@@ -145,5 +189,6 @@ function context(piece) {
 function inWords(piece) {
   const ids = piece.ids.join(" ");
   const probs = piece.log_probs === null ? "no log-prob recorded" : piece.log_probs.map((value) => `log-prob ${number(value, 3)} (p = ${number(Math.exp(value), 3)})`).join(", ");
-  return `Place ${count(piece.at)}, id ${ids}${piece.text === null ? "" : `, “${piece.text}”`}: ${probs}`;
+  const train = piece.train ? `; the trainer says ${piece.train.map((value) => number(value, 3)).join(", ")}` : "";
+  return `Place ${count(piece.at)}, id ${ids}${piece.text === null ? "" : `, “${piece.text}”`}: ${probs}${train}`;
 }

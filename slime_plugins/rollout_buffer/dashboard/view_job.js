@@ -3,7 +3,7 @@
 import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
 import { h, scrolling, show } from "./dom.js";
-import { count, percent, reward, span } from "./format.js";
+import { count, number, percent, reward, span } from "./format.js";
 import { accounting, actions, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
 
 const RANGES = [
@@ -31,6 +31,7 @@ export function jobView(stage, jobId) {
   const account = h("div");
   const losses = h("div", { class: "two" });
   const farm = h("div");
+  const apart = h("div");
   let job = null;
   let shownState = null;
 
@@ -50,6 +51,8 @@ export function jobView(stage, jobId) {
     show(facts, factsOf(body, jobId));
   });
 
+  stage.poll(path(["jobs", jobId, "mismatch"], { limit: 10 }), 20000, (body) => show(apart, ...mismatchOf(body)));
+
   const element = h(
     "div",
     null,
@@ -59,6 +62,7 @@ export function jobView(stage, jobId) {
     h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account),
     charts(stage, jobId),
     losses,
+    apart,
     farm,
   );
   return { title: jobId, element };
@@ -115,6 +119,32 @@ function whereLost(job) {
             h("tbody", null, failures.map(([name, times]) => h("tr", null, h("td", null, h("code", null, name.slice(7))), h("td", { class: "num" }, count(times))))),
           )
         : h("p", { class: "muted" }, "No attempt failed."),
+    ),
+  ];
+}
+
+/** How far the log-probs of trainer and engine are apart, where a trainer said anything. */
+function mismatchOf(body) {
+  if (body.mean === null) return [];
+  const table = (names, rows) =>
+    scrolling(
+      h(
+        "table",
+        { class: "dense" },
+        h("thead", null, h("tr", null, names.map((name) => h("th", { scope: "col", class: "num" }, name)))),
+        h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell) => h("td", { class: "num" }, cell))))),
+      ),
+    );
+  const means = (name, entries) => entries.map((entry) => [entry[name] === null ? "not told" : count(entry[name] + (name === "turn" ? 1 : 0)), count(entry.tokens), number(entry.mean, 4), number(entry.max, 3)]);
+  const link = (entry) => h("a", { href: jobHref(body.job_id, "trajectories", entry.uid) }, entry.uid);
+  const worst = body.worst.map((entry) => [link(entry), count(entry.row + 1), count(entry.turn + 1), number(entry.gap, 3), entry.weight_lag === null ? "–" : count(entry.weight_lag), number(entry.advantage, 2)]);
+  return [
+    section(
+      "Trainer and engine",
+      h("p", null, `|train − rollout log-prob| over ${count(body.tokens)} tokens of ${count(body.rows)} rows: mean ${number(body.mean, 4)}, most ${number(body.max, 3)}.`),
+      h("div", { class: "two" }, table(["Turn", "Tokens", "Mean", "Most"], means("turn", body.by_turn)), table(["Weight lag", "Tokens", "Mean", "Most"], means("weight_lag", body.by_weight_lag))),
+      h("h3", null, "Furthest apart"),
+      table(["Trajectory", "Row", "Turn", "Distance", "Weight lag", "Advantage"], worst),
     ),
   ];
 }

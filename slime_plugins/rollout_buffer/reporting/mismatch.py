@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from slime_plugins.rollout_buffer.state.transitions import find_job
+from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap

@@ -17,7 +17,7 @@ from slime.utils.mask_generator import Generation, TrainingRow, pack_training_ro
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
-from slime_plugins.rollout_buffer.state.transitions import find_job
+from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
