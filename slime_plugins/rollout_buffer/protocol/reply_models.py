@@ -328,9 +328,8 @@ class Job(TypedDict):
     trainer_run: int
     """Weight versions are ordered within one; every start of the trainer opens the next."""
     measures: dict[str, dict[str, float]]
-    """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap` and
-    `poll_wait_seconds` (mean, max); what is unknown is left out.
-    """
+    """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap`
+    and `poll_wait_seconds` (mean, max); what is unknown is left out."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
     settings: dict[str, Any]
