@@ -12,6 +12,7 @@ from collections.abc import Iterable
 EXPECTED = {
     r"ROLLOUT_BUFFER_TEST_(ENGINE|TEXT|VISION)|_URL=|_URL and .*_MODEL|SLIME_TEST_MODEL": "a running SGLang server",
     r"ROLLOUT_BUFFER_TEST_SLIME": "a checkout of slime and its requirements",
+    r"ROLLOUT_BUFFER_TEST_MEGATRON": "a checkout of Megatron-LM, with slime's patch",
     r"android_world|ANDROID_WORLD": "the android_world package, which is on no package index",
     r"ROLLOUT_BUFFER_TEST_AGENTS_PYTHON": "an environment with agent frameworks",
     r"\btorch\b": "torch, which no process of this project needs",

@@ -1,0 +1,163 @@
+"""slime's own train step, forward and backward by Megatron, on recorded batches of every generator, without a GPU.
+
+Needs ``ROLLOUT_BUFFER_TEST_SLIME`` and ``ROLLOUT_BUFFER_TEST_MEGATRON``; CONTRIBUTING says how to get them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slime_step.running import (
+    NEEDS_MEGATRON,
+    NEEDS_SLIME,
+    PYTHON,
+    Batch,
+    Row,
+    checkout_with_overlay,
+    make_model,
+    recorded,
+    train,
+    with_dummies,
+)
+
+pytestmark = [pytest.mark.slime, pytest.mark.timeout(900), NEEDS_SLIME, NEEDS_MEGATRON]
+
+GENERATORS = ["android_world_history", "android_world_incremental", "math", "remote_rollout", "statelm"]
+ONE_POLICY = {"get_mismatch_metrics": True, "custom_tis_function_path": "megatron_layer.no_correction"}
+"""slime computes log-probs before the step only where something asks for them."""
+DUMMIES = (2, 5)
+UNDONE = {"rollout_data_postprocess_path": "slime.rollout.agent_rollout.post_process_rollout_data"}
+
+Seen = dict[str, Any]
+
+
+def mixed_rewards(rows: list[Row]) -> list[Row]:
+    """Rewards that differ within every group, so that every trajectory has an advantage."""
+    return [{**row, "reward": float(2 ** (row["rollout_id"] % 4))} for row in rows]
+
+
+def batches() -> list[Batch]:
+    """Every generator's rollout; one with dummies, the same without them, and with their weight undone."""
+    math = mixed_rewards(recorded("math"))
+    dummies = with_dummies(math, DUMMIES)
+    played = [row for row in dummies if not row["remove_sample"]]
+    return [
+        *(Batch(name=name, rows=mixed_rewards(recorded(name)), changes=ONE_POLICY) for name in GENERATORS),
+        Batch(name="dummies", rows=dummies),
+        Batch(name="undone", rows=dummies, changes=UNDONE),
+        Batch(name="unscaled", rows=dummies, changes={**UNDONE, "leave_hook_out": True}),
+        Batch(name="played", rows=played, changes={"global_batch_size": len(played)}),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("slime_step")
+
+
+@pytest.fixture(scope="module")
+def checkout(folder: Path) -> Path:
+    return checkout_with_overlay(folder)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    return make_model(folder / "model")
+
+
+@pytest.fixture(scope="module")
+def one_rank(checkout: Path, model: Path, folder: Path) -> dict[str, Seen]:
+    return train(checkout, model, folder / "one", batches())[0]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(checkout: Path, model: Path, folder: Path) -> list[dict[str, Seen]]:
+    return train(checkout, model, folder / "two", [batch for batch in batches() if batch.name != "statelm"], ranks=2)
+
+
+def rows_seen(seen: Seen) -> Iterator[dict[str, Any]]:
+    data = seen["data"]
+    for number in range(len(data["tokens"])):
+        yield {key: values[number] for key, values in data.items()}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_slimes_log_probs_are_those_of_the_model_itself(name: str, one_rank: dict[str, Seen], model: Path) -> None:
+    rows = list(rows_seen(one_rank[name]))
+    program = Path(__file__).resolve().parents[1] / "recompute_log_probs.py"
+    tokens = json.dumps([row["tokens"] for row in rows])
+    said = subprocess.run([PYTHON, str(program), str(model)], input=tokens, capture_output=True, text=True, check=True)
+
+    for row, expected in zip(rows, json.loads(said.stdout), strict=True):
+        assert row["log_probs"] == pytest.approx(expected[-row["response_lengths"] :], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [*GENERATORS, "dummies"])
+def test_the_gradient_is_on_the_masked_tokens_and_on_no_other(name: str, one_rank: dict[str, Seen]) -> None:
+    """The logits that predict a token have a gradient exactly where its mask is 1."""
+    seen = one_rank[name]
+    rows = list(rows_seen(seen))
+
+    for sizes, members in zip(seen["logit_gradients"], seen["micro_batches"], strict=True):
+        expected: list[int] = []
+        for member in members:
+            row = rows[member]
+            before = len(row["tokens"]) - row["response_lengths"] - 1
+            expected += [0] * before + list(row["loss_masks"]) + [0]
+        expected += [0] * (len(sizes) - len(expected))
+        assert [int(size > 0) for size in sizes] == expected
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_all_rows_of_a_trajectory_have_one_advantage(name: str, one_rank: dict[str, Seen]) -> None:
+    by_trajectory: dict[int, set[float]] = {}
+    for row in rows_seen(one_rank[name]):
+        by_trajectory.setdefault(row["rollout_ids"], set()).update(row["advantages"])
+
+    assert [len(values) for values in by_trajectory.values()] == [1] * len(by_trajectory)
+    assert len(set.union(*by_trajectory.values())) > 2
+
+
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name != "statelm"] + ["dummies"])
+def test_two_ranks_train_what_one_does(name: str, one_rank: dict[str, Seen], two_ranks: list[dict[str, Seen]]) -> None:
+    alone, (first, second) = one_rank[name], [seen[name] for seen in two_ranks]
+
+    assert first["steps"] == second["steps"]
+    assert first["steps"][0]["grad_norm"] == pytest.approx(alone["steps"][0]["grad_norm"], rel=1e-5)
+    assert first["weights_moved"] == pytest.approx(alone["weights_moved"], rel=1e-5)
+    both = sorted(tokens for seen in (first, second) for tokens in seen["data"]["tokens"])
+    assert both == sorted(alone["data"]["tokens"])
+
+
+def test_the_weight_of_dummies_is_taken_off(one_rank: dict[str, Seen], two_ranks: list[dict[str, Seen]]) -> None:
+    """With the hook, on one rank and on two, every term is what the batch without them gives."""
+    played = one_rank["played"]["steps"][0]
+
+    for seen in (one_rank["undone"], two_ranks[0]["undone"]):
+        step = seen["steps"][0]
+        assert step["grad_norm"] == pytest.approx(played["grad_norm"], rel=1e-5)
+        assert step["losses"]["entropy_loss"] == pytest.approx(played["losses"]["entropy_loss"], rel=1e-5)
+    assert one_rank["undone"]["logged"]["rollout/rollout_log_probs"] == pytest.approx(
+        one_rank["played"]["logged"]["rollout/rollout_log_probs"], rel=1e-5
+    )
+
+
+def test_without_the_hook_larger_rewards_make_up_for_dummies(one_rank: dict[str, Seen]) -> None:
+    """The policy's gradient is that of the batch without them; what slime logs is not."""
+    dummies, played = (one_rank[name]["steps"][0] for name in ("dummies", "played"))
+
+    assert dummies["grad_norm"] == pytest.approx(played["grad_norm"], rel=1e-5)
+    assert dummies["losses"]["entropy_loss"] / played["losses"]["entropy_loss"] == pytest.approx(6 / 8, rel=1e-5)
+
+
+def test_a_dummy_weighs_as_a_trajectory_without_gradient(one_rank: dict[str, Seen]) -> None:
+    """slime's mean is over all trajectories of a step: two dummies of eight leave three quarters of the gradient."""
+    plain, played = (one_rank[name]["steps"][0] for name in ("unscaled", "played"))
+
+    assert plain["grad_norm"] / played["grad_norm"] == pytest.approx(6 / 8, rel=1e-5)
