@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, J
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
 from slime_plugins.rollout_buffer.trainer.metrics import batch_metrics, facts_of, no_filter_metrics
 from slime_plugins.rollout_buffer.trainer.records import RolloutBatch, RolloutGroup
+from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
@@ -88,6 +89,7 @@ class RolloutFeed:
         self._progress = JobProgress()
         self._delivery_of: dict[int, str] = {}
         self._loop = _LoopThread()
+        self._reporter = TrainingReporter(self._settings.buffer_url, token=self._settings.token)
         self._client: AsyncRolloutBufferClient | None = None
         self._feed: JobFeed | None = None
         self._intake: Intake | None = None
@@ -147,6 +149,13 @@ class RolloutFeed:
         """
         return self._loop.run(self._ack(batch))
 
+    def report(self, rows: Sequence[RowReport], *, step: int | None = None) -> bool:
+        """Tells the buffer what the trainer computed of rows, in the background: log-probs, advantage, entropy.
+
+        Returns whether they are on their way; a step's are left out while those before are. Never raises.
+        """
+        return self._reporter.report({self.job_id: rows}, step=step)
+
     def pause(self) -> None:
         """Starts no new episodes until ``resume``; those that run go on."""
         self._loop.run(self._started().pause())
@@ -163,7 +172,8 @@ class RolloutFeed:
         self._loop.run(self._started().resume())
 
     def close(self) -> None:
-        """Closes the connections. The job goes on; cancel it, or start it again later."""
+        """Waits for a report under way and closes the connections. The job goes on; cancel it, or start it again."""
+        self._reporter.flush()
         client, self._client, self._feed = self._client, None, None
         if client is not None:
             self._loop.run(client.close())

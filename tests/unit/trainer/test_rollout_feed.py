@@ -11,6 +11,7 @@ import pytest
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutFeed, RolloutRow, job_feed
+from slime_plugins.rollout_buffer.trainer.reports import RowReport
 
 SAMPLES = 2
 PAYLOAD = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "num_repeat_per_sample": SAMPLES}
@@ -193,6 +194,21 @@ def test_a_drained_job_answers_when_nothing_runs(buffer: LoopbackBuffer) -> None
         feed.resume()
 
     assert (drained, buffer.only_job().state) == ("paused", "running")
+
+
+def test_what_the_trainer_computed_is_reported_of_its_job_before_the_feed_closes(buffer: LoopbackBuffer) -> None:
+    with feed_of(buffer) as feed:
+        feed.start()
+        (row, _) = feed.next_batch(1).rows
+        sent = feed.report([RowReport(uid=row.uid, row=row.number, log_probs=[-0.5], advantage=1.0)], step=3)
+
+    path = next(
+        path for path, _ in buffer.requests if (path.startswith("/jobs/job/") and "report" in path) or "trainer" in path
+    )
+    (body,) = buffer.bodies(path)
+    assert sent
+    assert body["step"] == 3
+    assert body["rows"] == [{"uid": "task-0.0.0", "row": 0, "log_probs": [-0.5], "advantage": 1.0}]
 
 
 def spoil(buffer: LoopbackBuffer, instance_id: str) -> None:
