@@ -120,11 +120,12 @@ def test_slimes_own_checkpoint_brings_a_resumed_trainer_the_rest(manager_report:
 
 
 def test_rows_of_one_trajectory_and_dummies_do_not_bend_the_baseline(manager_report: dict[str, Any]) -> None:
-    """Slot 0 has two rows, slot 1 is a dummy; rewards are 0, -, 0, 1."""
+    """Slot 0 has two rows, slot 1 is a dummy; rewards are 0, -, 0, 1, and make up for two dummies in eight."""
     rows = manager_report["several_rows"]
 
     assert rows["rollout_ids"] == [0, 0, 1, 2, 3, 4, 4, 5, 6, 7]
-    assert rows["rewards"][:5] == pytest.approx([-0.57735, -0.57735, 0.0, -0.57735, 1.1547], abs=1e-4)
+    normalized = [-0.57735, -0.57735, 0.0, -0.57735, 1.1547]
+    assert rows["rewards"][:5] == pytest.approx([reward * 8 / 6 for reward in normalized], abs=1e-4)
     assert rows["mask_sums"][:5] == [5, 5, 0, 5, 5]
     assert rows["metrics"]["rollout/buffer/dummies"] == 2
 
@@ -173,6 +174,8 @@ def test_a_dummy_moves_no_round_number(manager_report: dict[str, Any]) -> None:
 
 
 def test_log_probs_reach_slime_whole_or_not_at_all(manager_report: dict[str, Any]) -> None:
+    """Where a few trajectories have none, those are not trained; where all have none, the batch goes without."""
     logs = manager_report["logs"]
 
-    assert [kind for kind in logs if "rollout_log_probs" in logs[kind]["types"]] == ["phone", "one_step", "tis"]
+    with_log_probs = [kind for kind in logs if "rollout_log_probs" in logs[kind]["types"]]
+    assert with_log_probs == ["phone", "external", "one_step", "tis"]
