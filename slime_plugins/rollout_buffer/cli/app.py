@@ -1,4 +1,4 @@
-"""The command line: one app, whose larger commands have rooms of their own. Exit codes: see ``cli_common``."""
+"""The command line: one app, whose larger commands have files of their own. Exit codes: see ``cli_common``."""
 
 from __future__ import annotations
 
@@ -391,7 +391,7 @@ def demo(
         run_demo(settings, console)
 
 
-for room in (
+for commands in (
     commands_start,
     commands_inspect,
     commands_export,
@@ -400,4 +400,4 @@ for room in (
     commands_eval,
     commands_learn,
 ):
-    room.register(app)
+    commands.register(app)

@@ -108,7 +108,7 @@ Compare = Annotated[Path | None, typer.Option(help="An earlier report.json: tell
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this room."""
+    """Adds the command of this file."""
     app.command("eval")(evaluate_policy)
 
 

@@ -86,7 +86,7 @@ class _Export:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this room."""
+    """Adds the command of this file."""
     app.command()(export)
 
 

@@ -44,7 +44,7 @@ _ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "ye
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this room."""
+    """Adds the commands of this file."""
     app.command()(groups)
     app.command("inspect")(inspect_trajectory)
     app.command()(mismatch)

@@ -19,7 +19,7 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this room."""
+    """Adds the command of this file."""
     app.command()(prune)
 
 

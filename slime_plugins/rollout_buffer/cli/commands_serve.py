@@ -191,7 +191,7 @@ TokenLatency = Annotated[float, typer.Option(min=0.0, help="Seconds before each 
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this room."""
+    """Adds the commands of this file."""
     app.command()(serve)
     app.command()(gateway)
     app.command("remote-rollout")(remote_rollout)

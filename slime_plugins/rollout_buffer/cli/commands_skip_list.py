@@ -47,7 +47,7 @@ skip_list = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this room."""
+    """Adds the commands of this file."""
     app.add_typer(skip_list, name="skip-list")
 
 

@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.server.http import (
     error_answer,
 )
 from slime_plugins.rollout_buffer.server.poll_watcher import PollWatcher
-from slime_plugins.rollout_buffer.server.public_pace import PublicPace
+from slime_plugins.rollout_buffer.server.rate_limiter import RateLimiter
 from slime_plugins.rollout_buffer.server.request_bodies import (
     SMALL_BODY,
     BodyBudget,
@@ -199,7 +199,7 @@ class Application:
         self._writes: WriteBatcher[Answer] = WriteBatcher(keep, self._write_thread)
         self._large_writes: WriteBatcher[Answer] = WriteBatcher(keep, self._large_write_thread)
         self._polls = PollWatcher(self.context.buffer.store.data_version)
-        self._public_pace = PublicPace(PUBLIC_PER_S, PUBLIC_AT_ONCE)
+        self._public_limiter = RateLimiter(PUBLIC_PER_S, PUBLIC_AT_ONCE)
         self._budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes)
         self._routes = {"/buffer/write": self._write, "/get_rollout_data": self._poll, "/health": self._health}
 
@@ -248,7 +248,7 @@ class Application:
                 exchange.connection.cut_off()
                 raise ClientGoneError from error
             if not exchange.connection.is_known:
-                await self._public_pace.turn(exchange.connection)
+                await self._public_limiter.acquire(exchange.connection)
             await self._send(exchange, error_answer(self.context, exchange.name, error))
 
     async def _route(self, exchange: Exchange) -> None:
@@ -256,7 +256,7 @@ class Application:
         path, method = exchange.environ["PATH_INFO"], exchange.environ["REQUEST_METHOD"]
         may_ask = check_request(self.context, exchange.environ)
         if is_open(path) and (self.context.token is None or not may_ask):
-            await self._public_pace.turn(exchange.connection)
+            await self._public_limiter.acquire(exchange.connection)
         if may_ask and self.context.token is not None:
             exchange.connection.prove()
         route = self._routes.get(path, self._flask)

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.server.connection_limits import (
     ConnectionLimits,
     raise_file_limit,
 )
-from slime_plugins.rollout_buffer.server.waiting_room import WaitingRoom
+from slime_plugins.rollout_buffer.server.pending_connections import PendingConnections
 
 __all__ = ["ConnectionCounts", "Logger", "Worker"]
 
@@ -46,7 +46,7 @@ ACCEPTS_AT_ONCE = 12
 CROWDED_ACCEPTS_AT_ONCE = 40
 CROWDED_PAUSE_S = 0.01
 """Between them, when there is no room for all: clients that come back at once leave time for those who stay."""
-ROOM_INTERVAL_S = 0.05
+PENDING_INTERVAL_S = 0.05
 SWEEP_INTERVAL_S = 1.0
 NOTIFY_INTERVAL_S = 10
 GRACEFUL_TIMEOUT_S = 4
@@ -121,10 +121,10 @@ class Acceptor:
         self._note = note
         self._beginning: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._room = WaitingRoom(limits.most_waiting, HEAD_LIMIT_S, self._begin)
+        self._pending = PendingConnections(limits.most_waiting, HEAD_LIMIT_S, self._begin)
         listener.setblocking(False)
         self._watch()
-        self._look_at_room()
+        self._poll_pending()
 
     def close_soon(self) -> None:
         """Accepts nothing any more; for signal handlers."""
@@ -134,7 +134,7 @@ class Acceptor:
         """Accepts nothing any more."""
         self._closed = True
         self._loop.remove_reader(self._listener)
-        self._room.close()
+        self._pending.close()
 
     def _watch(self) -> None:
         if not self._closed:
@@ -142,8 +142,8 @@ class Acceptor:
 
     def _on_readable(self) -> None:
         if self._limits.are_reached:
-            if self._room.takes_more:
-                self._accept_some(self._room.enter, CROWDED_ACCEPTS_AT_ONCE)
+            if self._pending.takes_more:
+                self._accept_some(self._pending.add, CROWDED_ACCEPTS_AT_ONCE)
             self._pause(CROWDED_PAUSE_S, lambda: None)
         elif self._is_ahead():
             self._pause(HEAD_START_S, lambda: self._accept_some(self._begin, 1))
@@ -195,12 +195,12 @@ class Acceptor:
         except OSError:  # the client has gone
             client.close()
 
-    def _look_at_room(self) -> None:
+    def _poll_pending(self) -> None:
         if self._closed:
             return
-        if self._room:
-            self._room.look(admits_all=not self._limits.are_reached)
-        self._loop.call_later(ROOM_INTERVAL_S, self._look_at_room)
+        if self._pending:
+            self._pending.poll(admits_all=not self._limits.are_reached)
+        self._loop.call_later(PENDING_INTERVAL_S, self._poll_pending)
 
     def _out_of_files(self, error: OSError) -> None:
         """Has somebody give way, and tries again a little later: the listener stays readable all the while."""

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from slime_plugins.rollout_buffer.server.waiting_room import ENOUGH_OF_A_BODY, WaitingRoom, has_sent_enough
+from slime_plugins.rollout_buffer.server.pending_connections import (
+    ENOUGH_OF_A_BODY,
+    PendingConnections,
+    has_sent_enough,
+)
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -36,12 +40,12 @@ def test_a_request_is_here_with_its_body_or_enough_of_it(sent: bytes, enough: bo
     assert has_sent_enough(sent) == enough
 
 
-class Door:
-    """A waiting room and clients before it."""
+class Listener:
+    """Pending connections and their clients."""
 
     def __init__(self, most: int = 100, limit_s: float = 1000.0) -> None:
         self.admitted: list[socket.socket] = []
-        self.room = WaitingRoom(most, limit_s, self.admitted.append)
+        self.pending = PendingConnections(most, limit_s, self.admitted.append)
         self.clients: list[socket.socket] = []
 
     def comes(self, says: bytes = b"") -> socket.socket:
@@ -50,18 +54,18 @@ class Door:
         client.settimeout(10)
         client.sendall(says)
         self.clients.append(client)
-        self.room.enter(server)
+        self.pending.add(server)
         return client
 
     def close(self) -> None:
-        self.room.close()
+        self.pending.close()
         for each in [*self.clients, *self.admitted]:
             each.close()
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    made = Door()
+def listener() -> Iterator[Listener]:
+    made = Listener()
     yield made
     made.close()
 
@@ -76,78 +80,78 @@ def was_sent_away(client: socket.socket) -> bool:
         return True
 
 
-def test_who_brings_a_request_is_let_in_and_nothing_of_it_is_lost(door: Door) -> None:
-    door.comes(GET)
-    (admitted,) = door.admitted
+def test_who_brings_a_request_is_let_in_and_nothing_of_it_is_lost(listener: Listener) -> None:
+    listener.comes(GET)
+    (admitted,) = listener.admitted
     assert admitted.recv(1000) == GET
 
 
-def test_who_says_the_rest_later_is_let_in_then(door: Door) -> None:
-    client = door.comes(GET[:10])
-    door.room.look()
-    assert (len(door.admitted), len(door.room)) == (0, 1)
+def test_who_says_the_rest_later_is_let_in_then(listener: Listener) -> None:
+    client = listener.comes(GET[:10])
+    listener.pending.poll()
+    assert (len(listener.admitted), len(listener.pending)) == (0, 1)
     client.sendall(GET[10:])
-    door.room.look()
-    assert (len(door.admitted), len(door.room)) == (1, 0)
+    listener.pending.poll()
+    assert (len(listener.admitted), len(listener.pending)) == (1, 0)
 
 
-def test_the_one_that_came_first_leaves_a_room_that_is_full() -> None:
-    door = Door(most=3)
+def test_the_one_that_came_first_leaves_when_too_many_wait() -> None:
+    listener = Listener(most=3)
     try:
-        clients = [door.comes(b"GET") for _ in range(5)]
+        clients = [listener.comes(b"GET") for _ in range(5)]
         assert [was_sent_away(client) for client in clients] == [True, True, False, False, False]
     finally:
-        door.close()
+        listener.close()
 
 
 def test_who_has_said_nothing_yet_does_not_leave_for_those_who_said_a_part() -> None:
-    door = Door(most=4)
+    listener = Listener(most=4)
     try:
-        silent = door.comes()
-        halves = [door.comes(b"GET") for _ in range(50)]
+        silent = listener.comes()
+        halves = [listener.comes(b"GET") for _ in range(50)]
         assert not was_sent_away(silent)
         silent.setblocking(True)
         silent.sendall(GET)
-        door.room.look()
-        assert len(door.admitted) == 1
+        listener.pending.poll()
+        assert len(listener.admitted) == 1
         assert sum(was_sent_away(half) for half in halves) == 47
     finally:
-        door.close()
+        listener.close()
 
 
-def test_a_full_room_takes_more_once_the_first_has_had_its_time_to_speak(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = Door(most=2)
+def test_when_full_it_takes_more_once_the_first_has_had_its_time_to_speak(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(most=2)
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def more_are_taken() -> bool:
-        return door.room.takes_more
+        return listener.pending.takes_more
 
     try:
-        door.comes(b"GET")
+        listener.comes(b"GET")
         assert more_are_taken()
-        door.comes(b"GET")
+        listener.comes(b"GET")
         assert not more_are_taken()
         now[0] += 1
         assert more_are_taken()
     finally:
-        door.close()
+        listener.close()
 
 
-def test_who_goes_or_takes_too_long_waits_no_more(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone, slow = door.comes(), door.comes(b"GET")
+def test_who_goes_or_takes_too_long_waits_no_more(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, slow = listener.comes(), listener.comes(b"GET")
     gone.close()
-    door.room.look()
-    assert len(door.room) == 1
+    listener.pending.poll()
+    assert len(listener.pending) == 1
     late = time.monotonic() + 1001
     monkeypatch.setattr(time, "monotonic", lambda: late)
-    door.room.look()
-    assert len(door.room) == 0
+    listener.pending.poll()
+    assert len(listener.pending) == 0
     assert was_sent_away(slow)
 
 
-def test_all_are_let_in_once_there_is_room_again(door: Door) -> None:
-    door.comes()
-    door.comes(b"GET")
-    door.room.look(admits_all=True)
-    assert (len(door.admitted), len(door.room)) == (2, 0)
+def test_all_are_let_in_once_there_is_room_again(listener: Listener) -> None:
+    listener.comes()
+    listener.comes(b"GET")
+    listener.pending.poll(admits_all=True)
+    assert (len(listener.admitted), len(listener.pending)) == (2, 0)

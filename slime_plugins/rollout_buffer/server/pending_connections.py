@@ -1,4 +1,4 @@
-"""Where new connections wait while there is no room for all: a socket, and nothing else of a connection.
+"""New connections while there is no room for all: each is a socket, and nothing else of a connection.
 
 Who has sent a whole request becomes a connection at once. Who has not, waits here for the rest of it, and is closed
 when too many wait: strangers that say half a sentence and come again cost a tenth of what a connection costs, and
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["WaitingRoom", "has_sent_enough"]
+__all__ = ["PendingConnections", "has_sent_enough"]
 
 PEEK_BYTES = 48 * 1024
 """More than the largest head, and than ``ENOUGH_OF_A_BODY`` beside it."""
@@ -28,7 +28,7 @@ _CHUNKED = re.compile(rb"\r\ntransfer-encoding:", re.IGNORECASE)
 Waiting = deque[tuple[socket.socket, float]]
 
 
-class WaitingRoom:
+class PendingConnections:
     """The sockets that wait. Those that have said nothing yet and those that have said a part wait apart."""
 
     def __init__(self, most: int, limit_s: float, admit: Callable[[socket.socket], None]) -> None:
@@ -47,13 +47,13 @@ class WaitingRoom:
         """Tells whether whoever would have to leave for one more has had its time to speak."""
         return len(self) < self._most or self._larger()[0][1] + TIME_TO_SPEAK_S < time.monotonic()
 
-    def enter(self, client: socket.socket) -> None:
+    def add(self, client: socket.socket) -> None:
         """Has a socket wait, or not, if its request is here."""
         self._sort(client, time.monotonic())
         if len(self) > self._most:
             self._larger().popleft()[0].close()
 
-    def look(self, *, admits_all: bool = False) -> None:
+    def poll(self, *, admits_all: bool = False) -> None:
         """Lets those in whose requests have come meanwhile, and closes those that are gone or were too slow."""
         latest = time.monotonic() - self._limit_s
         waiting = [*self._half, *self._silent]

@@ -7,17 +7,17 @@ import heapq
 import itertools
 from typing import Protocol
 
-__all__ = ["PublicPace"]
+__all__ = ["RateLimiter"]
 
 
-class Asker(Protocol):
+class Requester(Protocol):
     """Whose request waits."""
 
     answered: int
     is_lost: bool
 
 
-class PublicPace:
+class RateLimiter:
     """A token bucket. Of those that wait, first comes who was answered least: a flood waits behind its own requests."""
 
     def __init__(self, per_s: float, at_once: int) -> None:
@@ -26,16 +26,16 @@ class PublicPace:
         self._at_once = float(at_once)
         self._left = float(at_once)
         self._counted_at = 0.0
-        self._waiting: list[tuple[int, int, Asker, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, int, Requester, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def turn(self, asker: Asker) -> None:
+    async def acquire(self, requester: Requester) -> None:
         """Returns when the request may be answered; who is gone by then costs the others nothing."""
         if not self._waiting and self._take():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (asker.answered, next(self._numbers), asker, future))
+        heapq.heappush(self._waiting, (requester.answered, next(self._numbers), requester, future))
         self._wait_on()
         await future
 
@@ -55,8 +55,8 @@ class PublicPace:
     def _let_pass(self) -> None:
         self._timer = None
         while self._waiting:
-            _, _, asker, future = self._waiting[0]
-            if not (asker.is_lost or future.done()) and not self._take():
+            _, _, requester, future = self._waiting[0]
+            if not (requester.is_lost or future.done()) and not self._take():
                 break
             heapq.heappop(self._waiting)
             if not future.done():
