@@ -34,7 +34,9 @@ def keep_report(
 
     Raises:
         NotFoundError: there is no such job.
+        StorageFullError: the disk, or its quota, has no room for it.
     """
+    store.check_room()
     kept: list[TrainerRow] = []
     refused: list[dict[str, Any]] = []
     with store.read() as connection:

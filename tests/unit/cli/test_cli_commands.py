@@ -150,6 +150,17 @@ def test_groups_say_what_became_of_them(served: Served) -> None:
     assert "more with --cursor" in served.said("groups", "j", "--limit", "2")
 
 
+def test_the_worst_disagreement_of_trainer_and_engine_is_listed(served: Served) -> None:
+    assert "no trainer reported" in served.said("mismatch", "j")
+    turn = {"prompt_ids": [1], "output_ids": [2, 3], "output_log_probs": [-1.0, -1.0], "finish_reason": "stop"}
+    served.client.write([written("gap", "f", generations=[turn])], job_id="j")
+    served.client.report_training("j", [{"uid": "gap", "log_probs": [-1.0, -3.5]}])
+    said = served.said("mismatch", "j")
+    assert "gap" in said
+    assert "2.5" in said
+    assert json.loads(served.said("mismatch", "j", "--json"))["max"] == 2.5
+
+
 def test_a_trajectory_is_shown_turn_by_turn(served: Served) -> None:
     said = served.said("inspect", "u1")
     for part in ("I see the app.", '"name": "tap"', "Tapped.", f"[screenshot {PNG_HASH}]", "steps 3", "+1.0000"):

@@ -11,6 +11,9 @@ import pytest
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
+from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
+from slime_plugins.rollout_buffer.reporting.mismatch import trainer_rows_of
+from slime_plugins.rollout_buffer.state.trainer_reports import keep_report
 from slime_plugins.rollout_buffer.storage.retention import Purged, purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
@@ -42,6 +45,24 @@ def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_books(
     assert slots(buffer, job)["delivered"] == 2
     assert buffer.describe(job)["outcomes"] == {"completed": 2}
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=0, images=0, packs=0)
+
+
+def test_log_probs_that_a_trainer_reported_go_with_the_bytes_of_their_trajectories(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer, job_id="j")
+    turn = {"prompt_ids": [1], "output_ids": [2, 3], "output_log_probs": [-1.0, -1.0], "finish_reason": "stop"}
+    write(buffer, job, written("a0", "a", 0, generations=[turn]), written("a1", "a", 1, generations=[turn]))
+    poll(buffer, job)
+    said = TrainerReport(rows=[ReportedRow(uid=uid, log_probs=[-1.0, -3.0]) for uid in ("a0", "a1")])
+    assert keep_report(buffer.store, "j", said, clock=clock)["kept"] == 2
+    clock.advance(100)
+    purge(buffer.store, now=clock.now, retain_s=200)
+    (row,) = trainer_rows_of(buffer.store, "j", "a0").values()
+    assert list(row.log_probs or ()) == [-1.0, -3.0]
+    purge(buffer.store, now=clock.now, retain_s=50)
+    (row,) = trainer_rows_of(buffer.store, "j", "a0").values()
+    assert (row.log_probs, row.gap_max) == (None, 2.0)
 
 
 def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, clock: SettableClock) -> None:

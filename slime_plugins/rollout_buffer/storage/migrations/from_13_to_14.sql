@@ -17,3 +17,4 @@ CREATE TABLE trainer_rows (
     PRIMARY KEY (job_key, uid, row)
 ) WITHOUT ROWID;
 CREATE INDEX trainer_rows_by_gap ON trainer_rows (job_key, gap_max, compared, gap_sum);
+CREATE INDEX trainer_rows_with_log_probs ON trainer_rows (reported_at) WHERE log_probs IS NOT NULL;

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = ["TrainerRow", "TurnGap", "gap_statistics", "keep", "rows_of_job", "rows_of_trajectory"]
+__all__ = ["TrainerRow", "TurnGap", "gap_statistics", "keep", "purge_log_probs", "rows_of_job", "rows_of_trajectory"]
 
 _COLUMNS = (
     "uid, row, step, reported_at, advantage, entropy, loss_share, clip_share, compared, gap_sum, gap_max, turns, "
@@ -91,6 +91,13 @@ def rows_of_job(connection: Connection, job_key: int, limit: int) -> list[Traine
         "WHERE job_key = ? AND compared > 0 ORDER BY gap_max DESC LIMIT ?"
     )
     return [_as_row(found) for found in connection.execute(query, (job_key, limit))]
+
+
+def purge_log_probs(connection: Connection, before: float) -> None:
+    """Drops the log-probs of what was said earlier; what was made of them stays."""
+    connection.execute(
+        "UPDATE trainer_rows SET log_probs = NULL WHERE log_probs IS NOT NULL AND reported_at < ?", (before,)
+    )
 
 
 def gap_statistics(connection: Connection, job_key: int) -> dict[str, float]:
