@@ -157,6 +157,7 @@ class JobRunner:
         self._tracer: Tracer = tracer or NoTracer()
         self._fence = 0
         self._groups: dict[int, _RunningGroup] = {}
+        self._groups_closing = 0
         self._playing: set[asyncio.Future[Trajectory]] = set()
         self._places = asyncio.Semaphore(self._settings.num_process)
         self._may_play = asyncio.Event()
@@ -298,8 +299,9 @@ class JobRunner:
         """Holds new groups back while as many are played or wait for the trainer as the job allows."""
         limit = self._settings.max_groups_ahead
         while limit is not None:
-            waiting = await self._stored(self._buffer.groups_ahead, self._job.key)
-            if len(self._groups) + waiting < limit:
+            # Counted before the store is asked: a group that gets ready meanwhile counts twice, and never not at all.
+            played = len(self._groups) + self._groups_closing
+            if played + await self._stored(self._buffer.groups_ahead, self._job.key) < limit:
                 return
             await asyncio.sleep(WATCH_INTERVAL_S)
 
@@ -469,8 +471,12 @@ class JobRunner:
 
     async def _close_group(self, group: _RunningGroup, *, timed_out: bool) -> None:
         del self._groups[group.record.key]
-        with log_fields(group=group.record.key, instance=group.record.instance_id):
-            await self._stored(self._judge_and_close, group.record, timed_out)
+        self._groups_closing += 1
+        try:
+            with log_fields(group=group.record.key, instance=group.record.instance_id):
+                await self._stored(self._judge_and_close, group.record, timed_out)
+        finally:
+            self._groups_closing -= 1
 
     def _judge_and_close(self, record: GroupRecord, timed_out: bool) -> None:
         verdict = self._buffer.judge_and_close(

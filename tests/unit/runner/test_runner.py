@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -377,6 +378,42 @@ async def test_groups_that_are_played_count_as_ahead(real_time_buffer: Buffer) -
         await asyncio.sleep(0.02)
     await running
     assert len(generator.requests) == 12
+
+
+async def test_a_group_that_gets_ready_while_others_are_counted_counts(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last trajectory is being written when the store is asked how many groups are ready, behind that write."""
+    writing, go_on, add = threading.Event(), threading.Event(), real_time_buffer.add_trajectory
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        writing.set()
+        go_on.wait(20)
+        return add(*arguments, **options)
+
+    job = start(real_time_buffer, count=6, max_groups_ahead=2, num_process=100)
+    release = {f"i{number}": asyncio.Event() for number in range(6)}
+
+    async def held(episode: EpisodeRequest) -> float:
+        await release[episode.instance.instance_id].wait()
+        return by_slot(episode)
+
+    generator = ScriptedGenerator(lambda e: held(e))
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    await _when(lambda: generator.running == 4)
+    monkeypatch.setattr(real_time_buffer, "add_trajectory", slow)
+    release["i0"].set()
+    await _when(writing.is_set)
+    await asyncio.sleep(3 * runner.WATCH_INTERVAL_S)  # meanwhile the runner asks, and waits behind the write
+    go_on.set()
+    await asyncio.sleep(3 * runner.WATCH_INTERVAL_S)
+    assert {request.instance.instance_id for request in generator.requests} == {"i0", "i1"}
+    for event in release.values():
+        event.set()
+    while not running.done():
+        poll(real_time_buffer, job)
+        await asyncio.sleep(0.02)
+    await running
 
 
 async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buffer: Buffer) -> None:
