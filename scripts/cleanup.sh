@@ -175,18 +175,21 @@ remove() { # remove PATH…
     done
 }
 
+is_free() { # is_free FILE: does nobody hold the lock on it?
+    [ ! -e "$1" ] || flock -n "$1" true
+}
+
 remove_clones() {
-    local folder name
+    local folder name path
     for folder in "${avd_home%/}"/*.avd; do
         name=$(basename "$folder" .avd)
         if fits_pattern "$name" && [ -f "$folder/rollout_buffer_clone_of" ] && [ ! -L "$folder" ]; then
             remove "$folder" "${avd_home%/}/$name.ini" "${avd_home%/}/.$name.lock"
         fi
     done
-}
-
-is_free() { # is_free FILE: does nobody hold the lock on it?
-    [ ! -e "$1" ] || flock -n "$1" true
+    for path in "${avd_home%/}"/.rollout_buffer_copy_[0-9]*.lock; do # places of copies under way
+        if [ -f "$path" ] && is_free "$path"; then remove "$path"; fi
+    done
 }
 
 remove_rest() {

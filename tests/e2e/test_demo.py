@@ -47,3 +47,11 @@ def test_the_demo_in_mode_history_brings_48_trajectories_in_more_rows(tmp_path: 
         assert len({row["reward"] for row in members}) == 1
         assert [row["metadata"]["row"] for row in members] == list(range(members[0]["metadata"]["rows"]))
         assert {row["metadata"].get("rollout_mode") for row in members} <= {"history", None}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_of_edited_contexts_trains_what_was_said_behind_the_last_deletion(tmp_path: Path) -> None:
+    said, samples = run_demo(tmp_path, "--task", "statelm")
+    assert "All well: 48 samples" in said
+    assert len({sample["metadata"]["uid"] for sample in samples}) == 48

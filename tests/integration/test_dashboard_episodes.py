@@ -69,7 +69,8 @@ def test_an_edited_context_says_what_was_deleted_and_when(
     buffer = start_buffer()
     lines = [json.dumps(line) for line in generate(2, (6000, 9000))]
     (tmp_path / "documents.jsonl").write_text("\n".join(lines))
-    job_id = played(buffer, stand_in_engine, task_type="statelm", input_file="documents.jsonl", num_repeat_per_sample=4)
+    statelm = {"task_type": "statelm", "statelm": {"train_before_deletion": True}, "num_repeat_per_sample": 4}
+    job_id = played(buffer, stand_in_engine, input_file="documents.jsonl", **statelm)
     here = show(buffer, job_id)
     page, uid = here.page, here.page.url.rpartition("/")[2]
     first = buffer.client.trajectory(uid, job_id=job_id)["extra_info"]["deletions"][0]
