@@ -314,7 +314,7 @@ class _TrainingRollout:
         if self._settings.pause_between_rollouts:
             await self._feed.pause()
         log_raw_info(self._args, self._all_meta_info, self._rollout_id)
-        metrics = {**self._metrics(), **batch_metrics(batch), **await self._books()}
+        metrics = {**self._metrics(), **batch_metrics(batch), **await self._accounting()}
         await self._track(metrics)
         self._progress.last_returned = self._rollout_id
         _warn_about_arguments(self._args, batch)
@@ -490,7 +490,7 @@ class _TrainingRollout:
             consumed_metadata(self._store.metadata(), self._rollout_id, ids_by_pass, self._progress.pass_number)
         )
 
-    async def _books(self) -> dict[str, float]:
+    async def _accounting(self) -> dict[str, float]:
         """Returns the job's books beside the batch, none when the buffer does not tell them soon."""
         try:
             async with asyncio.timeout(LOOKING_PATIENCE_S):

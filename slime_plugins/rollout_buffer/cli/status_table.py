@@ -41,7 +41,7 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     done = slots["submitted"] - slots["open"]
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
-    lines: list[RenderableType] = [grid, _books(slots), *_now(job.get("now") or {})]
+    lines: list[RenderableType] = [grid, _accounting(slots), *_now(job.get("now") or {})]
     if job["cause"]:
         lines.append(Text(f"  cause: {job['cause']}", style="red"))
     for state, causes in job["causes"].items():
@@ -80,7 +80,7 @@ def _devices(farm: Mapping[str, Any]) -> list[Text]:
     ]
 
 
-def _books(slots: Mapping[str, int]) -> Text:
+def _accounting(slots: Mapping[str, int]) -> Text:
     text = Text(f"  submitted {slots['submitted']} = ")
     for position, state in enumerate(GroupState):
         text.append(" + " if position else "")

@@ -25,10 +25,10 @@ class TokenChoice:
     asked_log_probs: tuple[float, ...] = ()
 
 
-def choose(logits: torch.Tensor, wishes: Sequence[Sampling], luck: Sequence[float]) -> list[TokenChoice]:
-    """Samples one token per line of ``logits``; ``luck`` are numbers in [0, 1) that decide which.
+def choose(logits: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]) -> list[TokenChoice]:
+    """Samples one token per line of ``logits``; ``draws`` are numbers in [0, 1) that decide which.
 
-    The same line, wishes and luck give the same token whoever shares the batch, up to the last digit of the logits.
+    The same line, wishes and draws give the same token whoever shares the batch, up to the last digit of the logits.
     """
     scores = logits.float().cpu()  # float64 below is not known to every device
     for line, wish in zip(scores, wishes, strict=True):
@@ -38,14 +38,14 @@ def choose(logits: torch.Tensor, wishes: Sequence[Sampling], luck: Sequence[floa
     log_probs = torch.log_softmax(scores / temperatures[:, None], dim=-1)
     likeliest = log_probs.argmax(dim=-1)
     greedy = torch.tensor([wish.greedy for wish in wishes])
-    chosen = likeliest if greedy.all() else torch.where(greedy, likeliest, _drawn(log_probs, likeliest, wishes, luck))
+    chosen = likeliest if greedy.all() else torch.where(greedy, likeliest, _drawn(log_probs, likeliest, wishes, draws))
     taken = log_probs.gather(1, chosen[:, None])[:, 0]
     asked = [tuple(line[list(wish.asked_ids)].tolist()) for line, wish in zip(log_probs, wishes, strict=True)]
     return [TokenChoice(*choice) for choice in zip(chosen.tolist(), taken.tolist(), asked, strict=True)]
 
 
 def _drawn(
-    log_probs: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[Sampling], luck: Sequence[float]
+    log_probs: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[float]
 ) -> torch.Tensor:
     """One token per line: the first at which the summed probabilities exceed that share of their total.
 
@@ -55,7 +55,7 @@ def _drawn(
     if any(wish.cuts for wish in wishes):
         probs = _cut(probs, wishes)
     summed = probs.cumsum(dim=-1)
-    shares = torch.tensor(luck, dtype=torch.double)[:, None] * summed[:, -1:]
+    shares = torch.tensor(draws, dtype=torch.double)[:, None] * summed[:, -1:]
     at = torch.searchsorted(summed, shares, right=True).clamp(max=probs.shape[-1] - 1)
     return torch.where(probs.gather(1, at) > 0, at, likeliest[:, None])[:, 0]
 

@@ -91,8 +91,8 @@ def mean_difference(differences: Sequence[float], seed: int = 0, confidence: flo
         raise ValueError("a mean needs at least one task")
     tasks = len(differences)
     resamples = max(1000, min(RESAMPLES, MOST_DRAWS // tasks))
-    luck = random.Random(seed)
-    means = sorted(sum(luck.choices(differences, k=tasks)) / tasks for _ in range(resamples))
+    rng = random.Random(seed)
+    means = sorted(sum(rng.choices(differences, k=tasks)) / tasks for _ in range(resamples))
     tail = (1 - confidence) / 2
     low, high = means[math.floor(tail * (resamples - 1))], means[math.ceil((1 - tail) * (resamples - 1))]
     return Estimate(value=statistics.fmean(differences), low=low, high=high, tasks=tasks)

@@ -24,10 +24,10 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation, Turn, read_conversation
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, wrong_answer
-from slime_plugins.rollout_buffer.simulation.engine.phone.goals import errands_for
+from slime_plugins.rollout_buffer.simulation.engine.phone.goals import scripts_for
 from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
 from slime_plugins.rollout_buffer.simulation.engine.policy import POLITE_REPLY, reply_to
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.types import Message
 
 DEMO_MATH = Path(__file__).resolve().parents[3] / "data" / "demo_math.jsonl"
@@ -35,10 +35,10 @@ DEMO_MATH = Path(__file__).resolve().parents[3] / "data" / "demo_math.jsonl"
 
 class Play(TypedDict):
     skill: float
-    luck: Luck
+    rng: SessionRng
 
 
-PERFECT: Play = {"skill": 1.0, "luck": Luck(0, "session")}
+PERFECT: Play = {"skill": 1.0, "rng": SessionRng(0, "session")}
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,15 @@ class Episode:
         self._rebuilt = rebuilt_prompts
         self._turns = [Turn(role="system", text=prompts.SYSTEM_PROMPT), self._user(self._first_text(), self.seen)]
 
-    def play(self, skill: float, luck: Luck) -> float:
+    def play(self, skill: float, rng: SessionRng) -> float:
         """Plays to the end, or to the last turn, and returns the success."""
         while not self.ended and len(self.replies) < self._budget:
-            self.play_turn(skill, luck)
+            self.play_turn(skill, rng)
         return self.phone.score()
 
-    def play_turn(self, skill: float, luck: Luck) -> None:
+    def play_turn(self, skill: float, rng: SessionRng) -> None:
         """Plays one turn."""
-        reply = play_phone(self._conversation(), skill=skill, luck=luck)
+        reply = play_phone(self._conversation(), skill=skill, rng=rng)
         self.replies.append(reply)
         self._turns.append(Turn(role="assistant", text=reply))
         self._act(reply)
@@ -141,17 +141,19 @@ class TestPhone:
 
     def test_the_skill_is_about_the_share_of_successes(self, phone: SimulatedPhone) -> None:
         tasks = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorDeleteNote", "SimpleCalendarNextEvent")
-        scores = [Episode(phone, task, 0).play(0.7, Luck(0, f"{task}/{slot}")) for task in tasks for slot in range(8)]
+        scores = [
+            Episode(phone, task, 0).play(0.7, SessionRng(0, f"{task}/{slot}")) for task in tasks for slot in range(8)
+        ]
         assert 0.5 <= sum(scores) / len(scores) <= 0.9
 
     def test_without_skill_nothing_is_solved(self, phone: SimulatedPhone) -> None:
-        scores = [Episode(phone, "SimpleSmsReply", 0).play(0.0, Luck(0, str(slot))) for slot in range(8)]
+        scores = [Episode(phone, "SimpleSmsReply", 0).play(0.0, SessionRng(0, str(slot))) for slot in range(8)]
         assert scores == [0.0] * 8
 
     def test_siblings_differ_and_the_same_session_does_not(self, phone: SimulatedPhone) -> None:
         def replies(session: str) -> list[str]:
             episode = Episode(phone, "ClockStopWatchRunning", 0)
-            episode.play(0.5, Luck(7, session))
+            episode.play(0.5, SessionRng(7, session))
             return episode.replies
 
         assert replies("a") == replies("a")
@@ -159,7 +161,7 @@ class TestPhone:
 
     def test_some_replies_are_malformed_when_skill_is_low(self, phone: SimulatedPhone) -> None:
         seen = Episode(phone, "OpenAppTaskEval", 0)._conversation()
-        replies = [play_phone(seen, skill=0.0, luck=Luck(0, str(slot))) for slot in range(80)]
+        replies = [play_phone(seen, skill=0.0, rng=SessionRng(0, str(slot))) for slot in range(80)]
         parsed = [parse_reply(reply, screen_width=1080, screen_height=2400).action for reply in replies]
         assert 3 <= sum(isinstance(action, MalformedAction) for action in parsed) <= 40
 
@@ -178,7 +180,7 @@ class TestPhone:
     def test_every_goal_is_understood(self, task: object) -> None:
         name = getattr(task, "name", "")
         run_goal = SimulatedPhone().reset(name, 1).goal
-        assert errands_for(run_goal)
+        assert scripts_for(run_goal)
 
 
 class TestConversation:
@@ -207,7 +209,7 @@ class TestConversation:
     def test_any_text_can_be_read(self, text: str, images: list[bytes]) -> None:
         read = read_conversation(text, images)
         assert sum(len(turn.images) for turn in read.turns) <= len(images)
-        assert reply_to(read, skill=0.5, luck=Luck(0, "")) != "" or is_phone_task(read)
+        assert reply_to(read, skill=0.5, rng=SessionRng(0, "")) != "" or is_phone_task(read)
 
     def test_a_question_without_a_picture_is_no_phone_task(self) -> None:
         asked = Conversation(turns=(Turn(role="user", text="The user query: Take one photo."),))
@@ -281,7 +283,7 @@ class TestSums:
 
     def test_the_skill_is_about_the_share_of_right_answers(self) -> None:
         asked = question_of("What is 17 * 23?")
-        answers = [boxed(reply_to(asked, skill=0.7, luck=Luck(0, str(slot)))) for slot in range(400)]
+        answers = [boxed(reply_to(asked, skill=0.7, rng=SessionRng(0, str(slot)))) for slot in range(400)]
         assert 0.6 < answers.count(Fraction(391)) / 400 < 0.8
 
     @given(st.fractions(), st.randoms(use_true_random=False))

@@ -9,7 +9,7 @@ from typing import Final
 
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import MathQuestion, read_question, wrong_answer
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 
 __all__ = ["is_calculator_task", "use_calculator"]
 
@@ -22,7 +22,7 @@ def is_calculator_task(conversation: Conversation) -> bool:
     return "calculat" in system and _sum_asked(conversation) is not None
 
 
-def use_calculator(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """A call with the sum, or after it the result: the tool's, or as often as ``skill`` says another."""
     asked = _sum_asked(conversation)
     assert asked is not None, "asked only after is_calculator_task"
@@ -30,7 +30,7 @@ def use_calculator(conversation: Conversation, *, skill: float, luck: Luck) -> s
     if not results:
         call = {"name": "calculate", "arguments": {"expression": asked.expression}}
         return f"I'll use the calculator.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-    randomness = luck.about("calculator", asked.expression)
+    randomness = rng.about("calculator", asked.expression)
     said = results[-1]
     if randomness.random() >= skill and re.fullmatch(r"-?\d+", said):
         said = str(wrong_answer(Fraction(said), randomness))

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Final
 
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 
 __all__ = ["is_document_task", "work_on_document"]
 
@@ -34,7 +34,7 @@ _THOUGHTS = ("Let me see.", "One step at a time.", "I go on.", "This is what I n
 
 
 class Failing(StrEnum):
-    """What an episode without luck does wrong; all but the slip cost the answer."""
+    """What an episode without rng does wrong; all but the slip cost the answer."""
 
     NONE = "none"
     SLIP = "slip"  # a call that is not JSON, repaired in the next turn
@@ -44,7 +44,7 @@ class Failing(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Errand:
+class _DocumentTask:
     """A question read: what to search for, and which sentences answer it."""
 
     kind: str
@@ -81,47 +81,47 @@ class _Seen:
 def is_document_task(conversation: Conversation) -> bool:
     """Whether the conversation offers the tools of a document and asks for something that is known here."""
     system = conversation.turns[0].text if conversation.turns else ""
-    return '"readChunk"' in system and _errand(conversation) is not None
+    return '"readChunk"' in system and _task_of(conversation) is not None
 
 
-def work_on_document(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+def work_on_document(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """The reply to the latest tool results: a thought and one call, or two at once."""
-    errand = _errand(conversation)
-    assert errand is not None, "asked only after is_document_task"
+    task = _task_of(conversation)
+    assert task is not None, "asked only after is_document_task"
     seen = _read(conversation)
     question = conversation.user_turns[0].text
-    failing = _failing(luck.about("document", question), skill)
-    words = luck.about("words", question, len(conversation.turns))
+    failing = _failing(rng.about("document", question), skill)
+    words = rng.about("words", question, len(conversation.turns))
     if failing is Failing.SLIP and not seen.results:
         return '<tool_call>\n{"name": "analyzeText", "arguments": {\n</tool_call>'
-    calls = _next_calls(seen, errand, failing)
+    calls = _next_calls(seen, task, failing)
     thought = words.choice(_THOUGHTS)
     return "\n".join([*([thought] if thought else []), *map(_written, calls)])
 
 
-def _next_calls(seen: _Seen, errand: _Errand, failing: Failing) -> list[dict[str, Any]]:
+def _next_calls(seen: _Seen, task: _DocumentTask, failing: Failing) -> list[dict[str, Any]]:
     if seen.last_message_with("tokens") is None:
         return [_call("analyzeText")]
     if seen.last_message_with("chunks") is None:
         return [_call("buildIndex", chunk_size=CHUNK_WORDS, overlap=OVERLAP_WORDS)]
     found = seen.last_message_with("hits")
     if found is None:
-        return [_call("searchEngine", query=errand.query, top_k=HITS)]
+        return [_call("searchEngine", query=task.query, top_k=HITS)]
     if seen.chunk_just_read is not None:
-        return _note_and_delete(seen.chunk_just_read, errand, failing)
-    unread = _unread(seen, found["hits"], errand, failing)
+        return _note_and_delete(seen.chunk_just_read, task, failing)
+    unread = _unread(seen, found["hits"], task, failing)
     if unread:
         return [_call("readChunk", chunk_id=unread[0])]
     if not _just_read_notes(seen):
         return [_call("readNote")]
-    return [_call("finish", answer=_answer(seen, errand, failing))]
+    return [_call("finish", answer=_answer(seen, task, failing))]
 
 
-def _unread(seen: _Seen, hits: Sequence[Mapping[str, Any]], errand: _Errand, failing: Failing) -> list[int]:
+def _unread(seen: _Seen, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failing: Failing) -> list[int]:
     """The chunks still to be read; none once a needle is found."""
     notes = seen.notes
     found = any(text != NOTHING for text in notes.values())
-    if (found and errand.kind == "needle") or (notes and failing is Failing.HASTY):
+    if (found and task.kind == "needle") or (notes and failing is Failing.HASTY):
         return []
     return [hit["chunk_id"] for hit in hits if f"chunk {hit['chunk_id']}" not in notes]
 
@@ -133,9 +133,9 @@ def _just_read_notes(seen: _Seen) -> bool:
     )
 
 
-def _note_and_delete(result: Mapping[str, Any], errand: _Errand, failing: Failing) -> list[dict[str, Any]]:
+def _note_and_delete(result: Mapping[str, Any], task: _DocumentTask, failing: Failing) -> list[dict[str, Any]]:
     message = result["message"]
-    facts = [match.group() for match in errand.fact.finditer(message["text"])]
+    facts = [match.group() for match in task.fact.finditer(message["text"])]
     note = _call("note", key=f"chunk {message['chunk_id']}", content=" ".join(facts) or NOTHING)
     if failing is Failing.FORGETS:
         return [note]
@@ -143,33 +143,33 @@ def _note_and_delete(result: Mapping[str, Any], errand: _Errand, failing: Failin
     return [note, _call("deleteContext", message_ids=ids)]
 
 
-def _answer(seen: _Seen, errand: _Errand, failing: Failing) -> str:
+def _answer(seen: _Seen, task: _DocumentTask, failing: Failing) -> str:
     told = (seen.last_message_with("notes") or {}).get("notes")
     notes = "\n".join(told.values()) if isinstance(told, dict) else "\n".join(seen.notes.values())
-    facts = {match.group(): match for match in errand.fact.finditer(notes)}.values()  # overlaps show some twice
+    facts = {match.group(): match for match in task.fact.finditer(notes)}.values()  # overlaps show some twice
     if not facts:
         return "unknown"
-    if errand.kind == "sum":
+    if task.kind == "sum":
         return str(sum(int(fact["crates"]) for fact in facts) + (failing is Failing.MISCOUNTS))
-    if errand.kind == "list":
+    if task.kind == "list":
         ships = sorted({fact["ship"] for fact in facts})
         return ", ".join(ships[1:] or ["none"] if failing is Failing.MISCOUNTS else ships)
     code = next(iter(facts))["code"]
     return code[::-1] if failing is Failing.MISCOUNTS else code
 
 
-def _errand(conversation: Conversation) -> _Errand | None:
+def _task_of(conversation: Conversation) -> _DocumentTask | None:
     asked = conversation.user_turns[0].text if conversation.user_turns else ""
     if found := _NEEDLE.search(asked):
         fact = rf"The access code of the {found['place']} archive is (?P<code>[\w-]+)\."
-        return _Errand(kind="needle", query=f"access code {found['place']} archive", fact=re.compile(fact))
+        return _DocumentTask(kind="needle", query=f"access code {found['place']} archive", fact=re.compile(fact))
     if found := _SUM.search(asked):
         fact = rf"Entry \d+: the {found['ship']} unloaded (?P<crates>\d+) crates of {found['good']}\."
         query = f"Entry {found['ship']} unloaded crates {found['good']}"
-        return _Errand(kind="sum", query=query, fact=re.compile(fact))
+        return _DocumentTask(kind="sum", query=query, fact=re.compile(fact))
     if found := _LIST.search(asked):
         fact = rf"Entry \d+: the (?P<ship>[\w ]+) unloaded \d+ crates of {found['good']}\."
-        return _Errand(kind="list", query=f"Entry unloaded crates {found['good']}", fact=re.compile(fact))
+        return _DocumentTask(kind="list", query=f"Entry unloaded crates {found['good']}", fact=re.compile(fact))
     return None
 
 

@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversa
 from slime_plugins.rollout_buffer.simulation.engine.document_policy import is_document_task, work_on_document
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, work_out, wrong_answer
 from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 
 __all__ = ["POLITE_REPLY", "Policy", "reply_to"]
 
@@ -20,31 +20,31 @@ POLITE_REPLY: Final = (
 
 
 class Policy(Protocol):
-    """Whatever writes the replies. ``luck.session`` begins with the caller's name for the conversation."""
+    """Whatever writes the replies. ``rng.session`` begins with the caller's name for the conversation."""
 
-    def __call__(self, conversation: Conversation, *, skill: float, luck: Luck) -> str:
+    def __call__(self, conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
         """The text of the next assistant turn."""
         ...
 
 
-def reply_to(conversation: Conversation, *, skill: float, luck: Luck) -> str:
-    """The text of the next assistant turn; the same conversation, skill and luck give the same text."""
+def reply_to(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
+    """The text of the next assistant turn; the same conversation, skill and rng give the same text."""
     if is_phone_task(conversation):
-        return play_phone(conversation, skill=skill, luck=luck)
+        return play_phone(conversation, skill=skill, rng=rng)
     if is_document_task(conversation):
-        return work_on_document(conversation, skill=skill, luck=luck)
+        return work_on_document(conversation, skill=skill, rng=rng)
     if is_calculator_task(conversation):
-        return use_calculator(conversation, skill=skill, luck=luck)
-    return _answer_question(conversation, skill=skill, luck=luck)
+        return use_calculator(conversation, skill=skill, rng=rng)
+    return _answer_question(conversation, skill=skill, rng=rng)
 
 
-def _answer_question(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+def _answer_question(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     asked = conversation.user_turns[-1].text if conversation.user_turns else ""
     question = read_question(asked)
     answer = solve(question) if question is not None else None
     if question is None or answer is None:
         return POLITE_REPLY
-    randomness = luck.about("math", asked)
+    randomness = rng.about("math", asked)
     if randomness.random() >= skill:
         answer = wrong_answer(answer, randomness)
     return work_out(question, answer, randomness)

@@ -6,12 +6,12 @@ import hashlib
 import random
 from dataclasses import dataclass
 
-__all__ = ["Luck"]
+__all__ = ["SessionRng"]
 
 
 @dataclass(frozen=True, slots=True)
-class Luck:
-    """The luck of one session. Siblings of a group have sessions of their own, so they err in different places."""
+class SessionRng:
+    """The rng of one session. Siblings of a group have sessions of their own, so they err in different places."""
 
     seed: int
     session: str

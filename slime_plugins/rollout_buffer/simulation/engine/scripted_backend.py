@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.simulation.engine.conversation import (
 )
 from slime_plugins.rollout_buffer.simulation.engine.generation import Generation, Pace, common_prefix
 from slime_plugins.rollout_buffer.simulation.engine.policy import Policy, reply_to
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 
 __all__ = ["MODEL_NAME", "ScriptedBackend", "image_token_count"]
@@ -202,7 +202,7 @@ class ScriptedBackend:
         prompt_ids = self._expanded(ids, image_tokens)
         check_length(len(prompt_ids), call.sampling.max_new_tokens, self.settings.context_length)
         conversation = read_conversation(self._backend.decode(ids, skip_special_tokens=False), images)
-        reply = self._policy(conversation, skill=self.settings.skill, luck=self._luck(call, rid))
+        reply = self._policy(conversation, skill=self.settings.skill, rng=self._luck(call, rid))
         planned = self._continued(self._encode(reply), conversation.begun_reply, reply, ids, call.sampling)
         kept, finish_reason = self._cut(planned, call.sampling)
         return _Plan(ids=kept, finish_reason=finish_reason, prompt_ids=prompt_ids, image_tokens=sum(image_tokens))
@@ -233,12 +233,12 @@ class ScriptedBackend:
         runs = ([token_id] * next(left, 1) if token_id == self._pad_id else [token_id] for token_id in ids)
         return list(itertools.chain.from_iterable(runs))
 
-    def _luck(self, call: GenerateCall, rid: str) -> Luck:
-        """Greedy requests have no luck of their own: the same prompt gets the same reply, whoever sends it."""
+    def _luck(self, call: GenerateCall, rid: str) -> SessionRng:
+        """Greedy requests have no rng of their own: the same prompt gets the same reply, whoever sends it."""
         if call.sampling.greedy:
-            return Luck(self.settings.seed, "")
+            return SessionRng(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)
-        return Luck(self.settings.seed, f"{owner}/{call.sampling.sampling_seed}")
+        return SessionRng(self.settings.seed, f"{owner}/{call.sampling.sampling_seed}")
 
     def _continued(self, reply_ids: list[int], begun: str, reply: str, ids: list[int], sampling: Sampling) -> list[int]:
         """What is still to be said of a reply whose beginning the prompt may hold already."""

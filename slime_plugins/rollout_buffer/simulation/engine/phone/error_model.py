@@ -10,8 +10,8 @@ from random import Random
 from typing import Any, Final, cast
 
 from slime_plugins.rollout_buffer.simulation.engine.phone.moves import Move, give_up, tap, terminate
-from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import Errand
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import TaskScript
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 
 __all__ = ["Flaw", "Mistakes", "Slip"]
 
@@ -40,30 +40,30 @@ class Slip(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistakes:
-    """The mistakes of one episode, drawn from its luck before it begins: asked again, they are the same."""
+    """The mistakes of one episode, drawn from its rng before it begins: asked again, they are the same."""
 
     flaw: Flaw | None
     flaw_step: int
     slip_share: float
-    luck: Luck
+    rng: SessionRng
 
     @classmethod
-    def drawn(cls, goal: str, errands: Sequence[Errand], *, skill: float, luck: Luck) -> Mistakes:
+    def drawn(cls, goal: str, scripts: Sequence[TaskScript], *, skill: float, rng: SessionRng) -> Mistakes:
         """Without skill every episode has a flaw, with full skill none has, and no turn slips."""
-        randomness = luck.about("flaw", goal)
+        randomness = rng.about("flaw", goal)
         flawed = randomness.random() >= skill
         flaw = randomness.choice(list(Flaw)) if flawed else None
-        if flaw is Flaw.MISREADS and not any(_given_words(errand) for errand in errands):
+        if flaw is Flaw.MISREADS and not any(_given_words(script) for script in scripts):
             flaw = Flaw.MISSES
         return cls(
-            flaw=flaw, flaw_step=randomness.choice((1, 2, 2, 3)), slip_share=SLIPS_PER_TURN * (1 - skill), luck=luck
+            flaw=flaw, flaw_step=randomness.choice((1, 2, 2, 3)), slip_share=SLIPS_PER_TURN * (1 - skill), rng=rng
         )
 
-    def misread(self, errands: Sequence[Errand]) -> Sequence[Errand]:
-        """The errands as they were understood."""
+    def misread(self, scripts: Sequence[TaskScript]) -> Sequence[TaskScript]:
+        """The scripts as they were understood."""
         if self.flaw is not Flaw.MISREADS:
-            return errands
-        return [_misread(errand, self.luck.about("misread", type(errand).__name__)) for errand in errands]
+            return scripts
+        return [_misread(script, self.rng.about("misread", type(script).__name__)) for script in scripts]
 
     def ending(self, step: int) -> Move | None:
         """The early end of an episode that is given up or believed to be done."""
@@ -85,7 +85,7 @@ class Mistakes:
 
     def slip(self, step: int) -> Slip | None:
         """What goes wrong with this turn's reply, if anything does."""
-        randomness = self.luck.about("slip", step)
+        randomness = self.rng.about("slip", step)
         return randomness.choice(list(Slip)) if randomness.random() < self.slip_share else None
 
     def slipped(self, slip: Slip, step: int) -> Move:
@@ -99,7 +99,7 @@ class Mistakes:
         return tap(self._beside(step), "I tap here to go on.", "Tapped the screen, and nothing has changed.")
 
     def _beside(self, step: int) -> tuple[int, int]:
-        randomness = self.luck.about("beside", step)
+        randomness = self.rng.about("beside", step)
         return randomness.randint(150, 850), randomness.randint(*STATUS_BAR_Y)
 
 
@@ -113,19 +113,19 @@ def call_text(move: Move, slip: Slip | None) -> str:
     return f"<tool_call>\n{call}\n</tool_call>\n"
 
 
-def _given_words(errand: Errand) -> list[str]:
-    """The names of the errand's fields that hold words to misread."""
-    return [name for name in errand.words if len(getattr(errand, name)) > 1]
+def _given_words(script: TaskScript) -> list[str]:
+    """The names of the script's fields that hold words to misread."""
+    return [name for name in script.words if len(getattr(script, name)) > 1]
 
 
-def _misread(errand: Errand, randomness: Random) -> Errand:
-    """The errand with one of its given words misspelt; as it is, if it has none."""
-    given = _given_words(errand)
+def _misread(script: TaskScript, randomness: Random) -> TaskScript:
+    """The script with one of its given words misspelt; as it is, if it has none."""
+    given = _given_words(script)
     if not given:
-        return errand
+        return script
     name = randomness.choice(given)
-    misspelt = {name: _swapped(getattr(errand, name), randomness)}
-    return cast("Errand", replace(cast("Any", errand), **misspelt))
+    misspelt = {name: _swapped(getattr(script, name), randomness)}
+    return cast("TaskScript", replace(cast("Any", script), **misspelt))
 
 
 def _swapped(text: str, randomness: Random) -> str:

@@ -1,4 +1,4 @@
-"""From the words of a task to the errands that do it."""
+"""From the words of a task to the scripts that do it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from slime_plugins.rollout_buffer.simulation.engine.phone.system_scripts import 
     Stopwatch,
     Switches,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import Errand
+from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import TaskScript
 
-__all__ = ["errands_for"]
+__all__ = ["scripts_for"]
 
 Slots = Mapping[str, str]
-Reading = Callable[[Slots], Sequence[Errand]]
+Reading = Callable[[Slots], Sequence[TaskScript]]
 
 
-def errands_for(goal: str) -> Sequence[Errand] | None:
+def scripts_for(goal: str) -> Sequence[TaskScript] | None:
     """What has to be done, in order; None for a goal that the policy does not understand."""
     for pattern, reading in _READINGS:
         match = pattern.search(goal)
@@ -56,30 +56,30 @@ def errands_for(goal: str) -> Sequence[Errand] | None:
     return None
 
 
-def _switches(slots: Slots) -> Sequence[Errand]:
+def _switches(slots: Slots) -> Sequence[TaskScript]:
     wanted = [(slots["first"], slots["first_state"] == "on")]
     if slots.get("second"):
         wanted.append((slots["second"], slots["second_state"] == "on"))
     return [Switches(wanted=tuple(wanted)), *([OpenApp(name=slots["app"])] if slots.get("app") else [])]
 
 
-def _contact(slots: Slots) -> Sequence[Errand]:
+def _contact(slots: Slots) -> Sequence[TaskScript]:
     first, _, last = slots["name"].partition(" ")
     return [AddContact(first=first, last=last, phone=slots["number"])]
 
 
-def _note_and_message(slots: Slots) -> Sequence[Errand]:
+def _note_and_message(slots: Slots) -> Sequence[TaskScript]:
     return [
         CreateNote(name=slots["name"], text=slots["text"]),
         SendMessage(number=slots["number"], text=slots["text"]),
     ]
 
 
-def _header(slots: Slots) -> Sequence[Errand]:
+def _header(slots: Slots) -> Sequence[TaskScript]:
     return [ChangeNote(name=slots["name"], new_name=slots["new_name"], text=slots["text"], keep_old_text=True)]
 
 
-def _replacement(slots: Slots) -> Sequence[Errand]:
+def _replacement(slots: Slots) -> Sequence[TaskScript]:
     return [ChangeNote(name=slots["name"], new_name=slots["new_name"], text=slots["text"], keep_old_text=False)]
 
 

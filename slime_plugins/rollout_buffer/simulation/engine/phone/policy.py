@@ -7,7 +7,7 @@ from random import Random
 
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.phone.error_model import Mistakes, Slip, call_text
-from slime_plugins.rollout_buffer.simulation.engine.phone.goals import errands_for
+from slime_plugins.rollout_buffer.simulation.engine.phone.goals import scripts_for
 from slime_plugins.rollout_buffer.simulation.engine.phone.moves import Move, give_up, terminate
 from slime_plugins.rollout_buffer.simulation.engine.phone.situation import (
     Situation,
@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer.simulation.engine.phone.situation import (
     read_situation,
     step_number,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import Errand, is_believed_done
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.phone.task_script import TaskScript, is_believed_done
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 
 __all__ = ["is_phone_task", "play_phone"]
 
@@ -33,35 +33,33 @@ def is_phone_task(conversation: Conversation) -> bool:
     return conversation.last_image is not None and read_goal(conversation) is not None
 
 
-def play_phone(conversation: Conversation, *, skill: float, luck: Luck) -> str:
+def play_phone(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """The reply to the latest screenshot: thinking, one ``mobile_use`` call, conclusion."""
     goal, step = read_goal(conversation) or "", step_number(conversation)
-    errands = errands_for(goal)
-    if errands is None:
-        return _reply(
-            give_up(f'I am a stand-in and know no way to do this: "{goal}".'), None, luck.about("words", step)
-        )
-    mistakes = Mistakes.drawn(goal, errands, skill=skill, luck=luck)
+    scripts = scripts_for(goal)
+    if scripts is None:
+        return _reply(give_up(f'I am a stand-in and know no way to do this: "{goal}".'), None, rng.about("words", step))
+    mistakes = Mistakes.drawn(goal, scripts, skill=skill, rng=rng)
     slip = mistakes.slip(step)
-    move = _move(conversation, errands, step, mistakes)
+    move = _move(conversation, scripts, step, mistakes)
     if slip in (Slip.STRAY_TAP, Slip.WAITS, Slip.UNKNOWN_ACTION):
         move = mistakes.slipped(slip, step)
-    return _reply(move, slip, luck.about("words", step))
+    return _reply(move, slip, rng.about("words", step))
 
 
-def _move(conversation: Conversation, errands: Sequence[Errand], step: int, mistakes: Mistakes) -> Move:
+def _move(conversation: Conversation, scripts: Sequence[TaskScript], step: int, mistakes: Mistakes) -> Move:
     try:
         situation = read_situation(conversation)
     except ValueError as error:
         return give_up(f"I cannot read the screenshot: {error}.")
-    return mistakes.ending(step) or _next_move(situation, errands, mistakes, step)
+    return mistakes.ending(step) or _next_move(situation, scripts, mistakes, step)
 
 
-def _next_move(situation: Situation, errands: Sequence[Errand], mistakes: Mistakes, step: int) -> Move:
+def _next_move(situation: Situation, scripts: Sequence[TaskScript], mistakes: Mistakes, step: int) -> Move:
     done = terminate("All that the user wanted is done.")
     if mistakes.flaw is not None and is_believed_done(situation):
         return done
-    moves = (errand.next_move(situation) for errand in mistakes.misread(errands))
+    moves = (script.next_move(situation) for script in mistakes.misread(scripts))
     move = next((move for move in moves if move is not None), done)
     return mistakes.spoiled(move, step)
 

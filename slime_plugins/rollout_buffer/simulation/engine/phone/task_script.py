@@ -1,6 +1,6 @@
-"""What an errand is: one kind of thing to do on the phone.
+"""What a script is: one kind of thing to do on the phone.
 
-An errand looks at the situation and names the next move; None when it is finished. It keeps no state of its own: what
+A script looks at the situation and names the next move; None when it is finished. It keeps no state of its own: what
 was done shows on the screen or was concluded in an earlier turn. So it goes on sensibly from wherever a mistake has
 left it.
 """
@@ -12,10 +12,10 @@ from typing import ClassVar, Protocol
 from slime_plugins.rollout_buffer.simulation.engine.phone.moves import BELIEF, Move
 from slime_plugins.rollout_buffer.simulation.engine.phone.situation import Situation
 
-__all__ = ["Errand", "is_believed_done"]
+__all__ = ["TaskScript", "is_believed_done"]
 
 
-class Errand(Protocol):
+class TaskScript(Protocol):
     """One thing to do. ``words`` names the fields whose text the user gave, and which can be misread."""
 
     words: ClassVar[tuple[str, ...]]
