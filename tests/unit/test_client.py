@@ -27,6 +27,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "cancel": (("a",), {}),
     "pause": (("a",), {}),
     "drain": (("a",), {}),
+    "mismatch": (("a",), {}),
+    "report_training": (("a", [{"uid": "u"}]), {"step": 1}),
     "resume": (("a",), {}),
     "deliveries": (("a",), {"limit": 3}),
     "delivery": (("d",), {"images": "hash"}),

@@ -208,7 +208,14 @@ def test_what_is_no_json_number_is_refused(client: FlaskClient, where: str, numb
     the_rest_goes_on(client)
 
 
-@pytest.mark.parametrize("number", ["1e308", "-1e308", "9" * 30, "18446744073709551615", "1e-320", "-0.0"])
+@pytest.mark.parametrize("number", ["1e308", "-3.5e38", "true", '"1"'])
+def test_a_reward_that_trainers_cannot_hold_is_refused(client: FlaskClient, number: str) -> None:
+    send(client, "/start_rollout", START)
+    item = json.dumps({**written("u"), "reward": "X"}).replace('"X"', number)
+    refused(client, "/buffer/write", item, "reward")
+
+
+@pytest.mark.parametrize("number", ["3.4e38", "-3.4e38", "9" * 30, "18446744073709551615", "1e-320", "-0.0"])
 def test_extreme_numbers_are_delivered_as_json(client: FlaskClient, number: str) -> None:
     send(client, "/start_rollout", {**START, "reward_range": [-1.7e308, 1.7e308]})
     item = json.dumps({**written("u", extra_info={"v": "X"}), "reward": "X"}).replace('"X"', number)
@@ -219,12 +226,12 @@ def test_extreme_numbers_are_delivered_as_json(client: FlaskClient, number: str)
 
 
 @pytest.mark.parametrize("changes", [{"normalize_rewards": True}, {"padding": "copy"}, {}])
-def test_rewards_whose_sum_no_float_holds_stop_nothing(client: FlaskClient, changes: dict[str, Any]) -> None:
-    extreme = {**START, "num_repeat_per_sample": 4, "reward_range": [-1.8e307 * 9, 1.7e308], **changes}
+def test_rewards_whose_sum_no_float_of_32_bits_holds_stop_nothing(client: FlaskClient, changes: dict[str, Any]) -> None:
+    extreme = {**START, "num_repeat_per_sample": 4, "reward_range": [-3.4e38, 3.4e38], **changes}
     assert send(client, "/start_rollout", {**extreme, "job_id": "big"})[0] == 200
     for name, rewards in {
-        "a": (1.7e308, 1.6e308, 1.5e308, 1.7e308),
-        "b": (-1.5e308, 1.7e308, -1.6e308, 1.7e308),
+        "a": (3.4e38, 3.2e38, 3.1e38, 3.4e38),
+        "b": (-3.1e38, 3.4e38, -3.2e38, 3.4e38),
     }.items():
         items = [written(f"{name}{at}", name, reward=reward) for at, reward in enumerate(rewards)]
         assert send(client, "/buffer/write", {"job_id": "big", "items": items})[0] == 200

@@ -123,7 +123,7 @@ async def test_a_broken_engine_is_an_error_and_no_reward() -> None:
 async def test_a_reward_that_is_no_number_breaks_the_contract() -> None:
     generator = FixedReward(float("nan"))
     await started(generator, ["Hi."])
-    with pytest.raises(GeneratorError, match="cannot be trained"):
+    with pytest.raises(GeneratorError, match="must be a finite number"):
         await generator.play(request(PROBLEM))
 
 
