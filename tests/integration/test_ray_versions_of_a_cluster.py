@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
-ROOM = "slime_plugins.rollout_buffer.generator.android_world"
 PRETEND = """
 import json, sys
 from ray._common.usage import usage_constants
@@ -44,7 +43,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     address_file = tmp_path / "address"
-    command = [sys.executable, "-m", f"{ROOM}.local_ray", "--num-cpus", "1", "--address-file", str(address_file)]
+    module = "slime_plugins.rollout_buffer.supervisor.local_ray"
+    command = [sys.executable, "-m", module, "--num-cpus", "1", "--address-file", str(address_file)]
     process = ChildProcess("ray", command, log_file=tmp_path / "ray.log")
     wait_until(address_file.exists, 120, "start of Ray")
     yield address_file.read_text(encoding="utf-8").strip()

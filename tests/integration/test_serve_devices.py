@@ -72,6 +72,7 @@ def test_jobs_share_phones_outlive_a_killed_runner_and_show_their_devices(
     buffer = start_buffer(
         "--ray-num-cpus", "2",
         "--android-config", str(config),
+        "--android", "device=simulated",
         "--android", "num_workers=2",
         "--android", "spare_devices=1",
         environment={"ROLLOUT_BUFFER_ANDROID_WORLD__SIMULATED_LATENCY_S": "0.2", "HF_HUB_OFFLINE": "1"},
