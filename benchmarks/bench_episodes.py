@@ -65,16 +65,16 @@ class RestlessPolicy:
     def __init__(self, bad: float) -> None:
         self._bad = bad
 
-    def __call__(self, conversation: Any, *, skill: float, luck: Any) -> str:
+    def __call__(self, conversation: Any, *, skill: float, rng: Any) -> str:
         """As ``Policy``."""
         from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
 
-        chance: random.Random = luck.about("restless", len(conversation.turns), conversation.turns[-1].text)
+        chance: random.Random = rng.about("restless", len(conversation.turns), conversation.turns[-1].text)
         if chance.random() < _SHARE_OF_IMAGE_TOKENS * self._bad:
             return _IMAGE_TOKENS
         if chance.random() < self._bad:
             return chance.choice(_BAD_REPLIES)
-        reply = reply_to(conversation, skill=skill, luck=luck)
+        reply = reply_to(conversation, skill=skill, rng=rng)
         return _wander(chance) if any(ending in reply for ending in ENDINGS) else reply
 
 

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device_actions import 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.types import Image
 from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
 from tests.android_world_player import SOLUTIONS
@@ -59,9 +59,9 @@ class Script:
     params: Mapping[str, Any]
     parts: Mapping[tuple[int, int], Sequence[Part]] = field(default_factory=dict)
 
-    def __call__(self, conversation: Conversation, *, skill: float, luck: Luck) -> str:
+    def __call__(self, conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
         """The next reply, as a ``Policy`` gives it. The session is the attempt's uid."""
-        _, _, position, slot, attempt = map(int, luck.session.split("/")[0].split("."))
+        _, _, position, slot, attempt = map(int, rng.session.split("/")[0].split("."))
         images = [image for turn in conversation.turns for image in turn.images]
         parts = [one for one in self.parts.get((position, slot), ()) if attempt <= one.attempts]
         now = next((one for one in parts if one.turn == len(images) - 1), None)

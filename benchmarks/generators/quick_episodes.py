@@ -42,11 +42,11 @@ class QuickEpisodes:
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
         """Returns a made-up trajectory; raises a device or set-up error for some attempts."""
-        luck = random.Random(episode.uid)
-        if luck.random() < FAILURE_SHARE:
-            kind = DeviceError if luck.random() < 0.7 else EnvironmentSetupError
+        rng = random.Random(episode.uid)
+        if rng.random() < FAILURE_SHARE:
+            kind = DeviceError if rng.random() < 0.7 else EnvironmentSetupError
             raise kind(f"made up: attempt {episode.attempt} of {episode.uid} broke")
-        return _made_up(episode, luck)
+        return _made_up(episode, rng)
 
     async def close(self) -> None:
         """Has nothing to give back."""
@@ -57,13 +57,13 @@ def create_generator() -> QuickEpisodes:
     return QuickEpisodes()
 
 
-def _made_up(episode: EpisodeRequest, luck: random.Random) -> Trajectory:
-    outcome, stop_reason = luck.choices(ENDS, weights=(60, 15, 20, 5))[0]
+def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
+    outcome, stop_reason = rng.choices(ENDS, weights=(60, 15, 20, 5))[0]
     equal = luck_of_group(episode).random() < 0.2
-    success = 0.0 if outcome is Outcome.TRUNCATED else float(equal or luck.random() < 0.6)
-    reward = 0.5 if equal else round(success * luck.uniform(0.2, 1.0) - (1.0 - success) * luck.uniform(0.0, 0.5), 4)
-    turns = luck.randint(1, 12)
-    images = _screenshots(episode, luck)
+    success = 0.0 if outcome is Outcome.TRUNCATED else float(equal or rng.random() < 0.6)
+    reward = 0.5 if equal else round(success * rng.uniform(0.2, 1.0) - (1.0 - success) * rng.uniform(0.0, 0.5), 4)
+    turns = rng.randint(1, 12)
+    images = _screenshots(episode, rng)
     return Trajectory(
         uid=episode.uid,
         instance_id=episode.instance.instance_id,
@@ -71,10 +71,10 @@ def _made_up(episode: EpisodeRequest, luck: random.Random) -> Trajectory:
         reward=reward,
         outcome=outcome,
         stop_reason=stop_reason,
-        generations=[_generation(at, luck) for at in range(turns)],
+        generations=[_generation(at, rng) for at in range(turns)],
         images=images,
         extra_info={"goal": "Turn the Wi-Fi off", "reward_breakdown": {"success": success, "steps": turns}},
-        timings_s={"acquire": luck.random(), "reset": 2.0, "generate": 1.5 * turns, "act": 4.0 * turns, "score": 0.3},
+        timings_s={"acquire": rng.random(), "reset": 2.0, "generate": 1.5 * turns, "act": 4.0 * turns, "score": 0.3},
     )
 
 
@@ -83,10 +83,10 @@ def luck_of_group(episode: EpisodeRequest) -> random.Random:
     return random.Random(f"{episode.instance.instance_id}/{episode.epoch}")
 
 
-def _screenshots(episode: EpisodeRequest, luck: random.Random) -> list[Image]:
+def _screenshots(episode: EpisodeRequest, rng: random.Random) -> list[Image]:
     if int(episode.instance.data["number"]) % SCREENSHOT_EVERY:
         return []
-    return [Image(data=b"\x89PNG\r\n\x1a\n" + luck.randbytes(SCREENSHOT_BYTES))]
+    return [Image(data=b"\x89PNG\r\n\x1a\n" + rng.randbytes(SCREENSHOT_BYTES))]
 
 
 def _messages(images: list[Image], turns: int) -> list[Message]:
@@ -96,11 +96,11 @@ def _messages(images: list[Image], turns: int) -> list[Message]:
     return [asked, *([said, {"role": "user", "content": "Done. What next?"}] * turns), said]
 
 
-def _generation(turn: int, luck: random.Random) -> Generation:
-    sampled = [luck.randint(300, 900) for _ in range(20)]
+def _generation(turn: int, rng: random.Random) -> Generation:
+    sampled = [rng.randint(300, 900) for _ in range(20)]
     return Generation(
         prompt_ids=list(range(100 + 40 * turn)),
         output_ids=sampled,
-        output_log_probs=[-luck.random() for _ in sampled],
-        weight_version=str(1 + luck.randint(0, 3)),
+        output_log_probs=[-rng.random() for _ in sampled],
+        weight_version=str(1 + rng.randint(0, 3)),
     )

@@ -98,7 +98,7 @@ class CrashTest:
     def __init__(self, folder: Path, *, kills: int, seed: int, minutes: float | None, without: Sequence[str]) -> None:
         self.kills = kills
         self.weights = {kind: weight for kind, weight in WEIGHTS.items() if kind not in without}
-        self.luck = random.Random(seed)
+        self.rng = random.Random(seed)
         self.deadline = None if minutes is None else time.monotonic() + minutes * 60
         port, gateway_port, engine_port = _free_port(), _free_port(), _free_port()
         self.plan = replace(
@@ -200,26 +200,26 @@ class CrashTest:
     def _kill_at_random(self) -> None:
         next_note = 25
         while self.killed.total() < self.kills and not self._is_late():
-            self._wait(self.luck.expovariate(1 / MEAN_SECONDS_BETWEEN_KILLS))
-            kind = self.luck.choices(list(self.weights), list(self.weights.values()))[0]
+            self._wait(self.rng.expovariate(1 / MEAN_SECONDS_BETWEEN_KILLS))
+            kind = self.rng.choices(list(self.weights), list(self.weights.values()))[0]
             victims = self.fleet.victims(kind)
             if not victims:
                 continue
-            self._kill(kind, *self.luck.choice(victims))
+            self._kill(kind, *self.rng.choice(victims))
             if self.killed.total() >= next_note:
                 _say(f"  {self.killed.total()} kills after {time.monotonic() - self.began:.0f} s")
                 next_note += 25
 
     def _kill(self, kind: str, name: str, pid: int) -> None:
         try:
-            self.fleet.kill(kind, name, pid, length_s=self.luck.choice(FREEZES_S))
+            self.fleet.kill(kind, name, pid, length_s=self.rng.choice(FREEZES_S))
         except ProcessLookupError:
             return
         self.killed[kind] += 1
         self.journal.note(kill=self.killed.total(), kind=kind, name=name, pid=pid)
         self.sampler.look()
         # Most of the time the buffer gets up first; now and then it is hit while it does.
-        if kind != "freeze" and name == "serve" and self.luck.random() < 0.7:
+        if kind != "freeze" and name == "serve" and self.rng.random() < 0.7:
             self.fleet.tend()
             self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "a restart")
 

@@ -81,14 +81,14 @@ def load_plan(path: str) -> Plan:
 
 def requests_of_writer(plan: Plan, writer: int) -> Iterator[list[dict[str, Any]]]:
     """Yields the requests of one writer in its order: one item or a few. Every group is filled by several writers."""
-    luck = random.Random(f"{plan.seed}/requests/{writer}")
+    rng = random.Random(f"{plan.seed}/requests/{writer}")
     batch: list[dict[str, Any]] = []
-    wanted = luck.choice((1, 1, 2, 3))
+    wanted = rng.choice((1, 1, 2, 3))
     for uid, instance_id in names_of_writer(plan, writer):
         batch.append(item(plan, uid, instance_id))
         if len(batch) >= wanted:
             yield batch
-            batch, wanted = [], luck.choice((1, 1, 2, 3))
+            batch, wanted = [], rng.choice((1, 1, 2, 3))
     if batch:
         yield batch
 
@@ -107,11 +107,11 @@ def names_of_writer(plan: Plan, writer: int) -> Iterator[tuple[str, str]]:
 
 def item(plan: Plan, uid: str, instance_id: str) -> dict[str, Any]:
     """Builds an item of 1 to about 200 KB; every third has a screenshot, and some share one."""
-    luck = random.Random(f"{plan.seed}/item/{uid}")
-    text = luck.randbytes(luck.choice((300, 2_000, 9_000, 30_000, 60_000))).hex()
+    rng = random.Random(f"{plan.seed}/item/{uid}")
+    text = rng.randbytes(rng.choice((300, 2_000, 9_000, 30_000, 60_000))).hex()
     content: list[dict[str, Any]] = [{"type": "text", "text": text}]
-    if luck.random() < 0.35:
-        content.append({"type": "image_url", "image_url": {"url": _screenshot(plan, luck, instance_id)}})
+    if rng.random() < 0.35:
+        content.append({"type": "image_url", "image_url": {"url": _screenshot(plan, rng, instance_id)}})
     messages = [{"role": "user", "content": content}, {"role": "assistant", "content": f"I am {uid}"}]
     return {
         "uid": uid,
@@ -122,9 +122,9 @@ def item(plan: Plan, uid: str, instance_id: str) -> dict[str, Any]:
     }
 
 
-def _screenshot(plan: Plan, luck: random.Random, instance_id: str) -> str:
-    shared = luck.random() < 0.3
-    pixels = random.Random(f"{plan.seed}/image/{instance_id}") if shared else luck
+def _screenshot(plan: Plan, rng: random.Random, instance_id: str) -> str:
+    shared = rng.random() < 0.3
+    pixels = random.Random(f"{plan.seed}/image/{instance_id}") if shared else rng
     data = PNG_HEAD + pixels.randbytes(pixels.choice((4_000, 40_000)))
     return "data:image/png;base64," + base64.b64encode(data).decode()
 

@@ -94,21 +94,21 @@ def test_attempts_that_agree_within_their_task_count_as_one() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    luck = random.Random(3)
+    rng = random.Random(3)
     held = 0
     for _ in range(400):
-        chances = [luck.betavariate(0.6, 0.9) for _ in range(40)]
-        solved = [sum(luck.random() < chance for _ in range(4)) / 4 for chance in chances]
+        chances = [rng.betavariate(0.6, 0.9) for _ in range(40)]
+        solved = [sum(rng.random() < chance for _ in range(4)) / 4 for chance in chances]
         estimate = mean_over_tasks(solved, 160)
         held += estimate.low <= 0.4 <= estimate.high
     assert 0.92 <= held / 400 <= 0.99
 
 
 def test_bootstrap_intervals_of_a_difference_hold_it_about_as_often_as_they_say() -> None:
-    luck = random.Random(4)
+    rng = random.Random(4)
     held = 0
     for seed in range(40):
-        differences = [luck.choice((-0.5, 0.0, 0.0, 0.5, 0.5)) for _ in range(60)]
+        differences = [rng.choice((-0.5, 0.0, 0.0, 0.5, 0.5)) for _ in range(60)]
         estimate = mean_difference(differences, seed)
         held += estimate.low <= 0.1 <= estimate.high
     assert held / 40 >= 0.85

@@ -76,7 +76,7 @@ class Sent:
 class Client:
     """Plays moves against a recording, as the gateway does, with an engine that samples at random."""
 
-    luck: random.Random
+    rng: random.Random
     recording: Recording = field(default_factory=Recording)
     sent: list[Sent] = field(default_factory=list)
     histories: list[list[dict[str, Any]]] = field(default_factory=lambda: [[]])
@@ -107,7 +107,7 @@ class Client:
         conversation = read_conversation(messages)
         key = digest(self.tools)
         prompt = await build_prompt(self.recording, key, conversation, chat, self.tools)
-        sampled = _sampled(self.luck)
+        sampled = _sampled(self.rng)
         self.sent.append(Sent(prompt.ids, sampled.output_ids, sampled.output_log_probs, prompt.images, messages))
         message = {"role": "assistant", "content": chat.text(sampled.output_ids)}
         self.recording.add(
@@ -139,20 +139,18 @@ def _new_messages(move: str, number: int, text: str) -> list[dict[str, Any]]:
     return [said, {"role": "assistant", "content": "made up"}, said] if move == "two" else [said]
 
 
-def _sampled(luck: random.Random) -> GenerateReply:
+def _sampled(rng: random.Random) -> GenerateReply:
     """Ids that no tokeniser would give for their text, or those that it gives; ended, or cut."""
-    if luck.random() < 0.4:
-        return _reply(
-            [*tokenizer.encode(luck.choice(["Very well.", "Answer one"]), add_special_tokens=False), END], luck
-        )
-    ids = [luck.randrange(300, 2000) for _ in range(luck.randrange(1, 6))]
-    if luck.random() < 0.7:
+    if rng.random() < 0.4:
+        return _reply([*tokenizer.encode(rng.choice(["Very well.", "Answer one"]), add_special_tokens=False), END], rng)
+    ids = [rng.randrange(300, 2000) for _ in range(rng.randrange(1, 6))]
+    if rng.random() < 0.7:
         ids.append(END)
-    return _reply(ids, luck)
+    return _reply(ids, rng)
 
 
-def _reply(ids: list[int], luck: random.Random) -> GenerateReply:
-    log_probs = tuple(-luck.random() for _ in ids)
+def _reply(ids: list[int], rng: random.Random) -> GenerateReply:
+    log_probs = tuple(-rng.random() for _ in ids)
     return GenerateReply(output_ids=tuple(ids), output_log_probs=log_probs, finish_reason="stop", weight_version="1")
 
 

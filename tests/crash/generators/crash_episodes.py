@@ -32,19 +32,19 @@ class CrashEpisodes:
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
         """Returns a trajectory, or raises what its name asks for."""
-        luck = random.Random(int(hashlib.sha256(episode.uid.encode()).hexdigest()[:16], 16))
-        await asyncio.sleep(luck.uniform(0.0, 0.08))
+        rng = random.Random(int(hashlib.sha256(episode.uid.encode()).hexdigest()[:16], 16))
+        await asyncio.sleep(rng.uniform(0.0, 0.08))
         name, slot = episode.instance.instance_id, episode.slot
-        if name.endswith("-dead") or (name.endswith("-short") and slot == 3) or luck.random() < 0.12:
+        if name.endswith("-dead") or (name.endswith("-short") and slot == 3) or rng.random() < 0.12:
             raise DeviceError(f"the device of {episode.uid} is gone")
-        return _trajectory(episode, luck)
+        return _trajectory(episode, rng)
 
     async def close(self) -> None:
         """Has nothing to give back."""
 
 
-def _trajectory(episode: EpisodeRequest, luck: random.Random) -> Trajectory:
-    text = {"type": "text", "text": luck.randbytes(luck.choice((200, 3_000, 40_000))).hex()}
+def _trajectory(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
+    text = {"type": "text", "text": rng.randbytes(rng.choice((200, 3_000, 40_000))).hex()}
     same = episode.instance.instance_id.endswith("-same")
     return Trajectory(
         uid=episode.uid,

@@ -15,7 +15,7 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.simulation.engine.conversation import read_conversation
 from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
-from slime_plugins.rollout_buffer.simulation.engine.rng import Luck
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.tools.generate_documents import KINDS, generate, main
 from tests.context_editing_player import Played, play, tokenizer
 
@@ -26,7 +26,7 @@ LINES = list(generate(12, (4_000, 12_000)))
 def policy(skill: float, seed: int = 0) -> Any:
     def say(request: GenerateRequest) -> str:
         conversation = read_conversation(tokenizer.decode(list(request.input_ids)), [])
-        return reply_to(conversation, skill=skill, luck=Luck(seed, request.session_id))
+        return reply_to(conversation, skill=skill, rng=SessionRng(seed, request.session_id))
 
     return say
 
