@@ -51,7 +51,7 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
 
 def speaks_for_its_rows() -> bool:
     """Tells whether this rank is the one of those that share its rows which has their advantages and reports them."""
-    from megatron.core import mpu  # type: ignore[import-not-found]
+    from megatron.core import mpu  # type: ignore[import-not-found]  # only where slime trains
 
     first = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0
     return bool(first and mpu.is_pipeline_last_stage() and mpu.get_context_parallel_world_size() == 1)

@@ -125,7 +125,9 @@ def test_servers_say_what_their_folders_lack(tmp_path: Path) -> None:
 
 def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
-    monkeypatch.delitem(sys.modules, "slime_plugins.rollout_buffer.embedded_engine.server", raising=False)
+    server = "slime_plugins.rollout_buffer.embedded_engine.server"
+    monkeypatch.delitem(sys.modules, server, raising=False)
+    monkeypatch.delattr(server, raising=False)  # where it is installed, an earlier test may have imported it
     result = run("engine", "--model", str(tmp_path))
     assert result.exit_code == 1
     assert "pip install 'slime-rollout-buffer[embedded-engine]'" in result.stderr

@@ -105,7 +105,12 @@ async def generate_history(
     return rows[-1] if evaluation else rows
 
 
-def build_env(sample: Sample, args: Any, *, kind: type[_Env] = AndroidWorldEnv) -> _Env:  # type: ignore[assignment]
+def build_env(
+    sample: Sample,
+    args: Any,
+    *,
+    kind: type[_Env] = AndroidWorldEnv,  # type: ignore[assignment]  # mypy takes no default for a type variable
+) -> _Env:
     """Returns the task of a Sample behind slime's environment interface, on a device of this process's pool.
 
     To be called on the event loop that plays. ``kind`` is a subclass of one's own.
@@ -374,7 +379,7 @@ def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> S
     filled.non_generation_time = row.non_generation_time
     known = execution_of(sample)
     # mypy: an agent rollout's index is a string, but here slime made the sample, and its indexes are numbers.
-    set_execution(filled, sample.index if known is None else known)  # type: ignore[arg-type]
+    set_execution(filled, sample.index if known is None else known)  # type: ignore[arg-type]  # slime numbers them: never None
     filled.multimodal_train_inputs = row.multimodal_train_inputs
     filled.multimodal_inputs = {"images": list(images)} if images else None
     return filled
