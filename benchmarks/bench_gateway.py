@@ -106,9 +106,8 @@ class Connection:
         return self
 
     async def post(self, path: str, body: bytes) -> bytes:
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        head += "Content-Type: application/json\r\n\r\n"
         self._writer.write(head.encode() + body)
         answer = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         content = await self._reader.readexactly(int(answer.split(b"content-length:")[1].split(b"\r\n")[0]))
