@@ -3,7 +3,7 @@
     python -m benchmarks.bench_scheduler --json scheduler.json
 
 One job of 512 episodes on 256 devices. Devices take 3 to 7 s for an action, the engine 1 to 3 s for a reply, all scaled
-down by the same factor; both only wait. Everything between is real: runner, leases and registry of the device pool,
+down by the same factor; both only wait. Everything between is real: runner, leases and manager of the device pool,
 prompts, tokens, screenshots over HTTP to an engine in another process, and the durable store. Contenders take turns
 within each round:
 
@@ -48,9 +48,9 @@ from transformers import AutoTokenizer
 from benchmarks.latencies import Latencies
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
-from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
+from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
@@ -183,7 +183,7 @@ class Pool:
 
 
 class Worker:
-    """A device worker of the registry, and its calls, in this process."""
+    """A device worker of the manager, and its calls, in this process."""
 
     def __init__(self, device: Clockwork) -> None:
         self._device = device
@@ -243,7 +243,7 @@ def run_runner(bench: Bench) -> None:
             needs_ray=False,
             reward_range=(-1.0, 2.0),
             functions=DEFAULT_FUNCTIONS,
-            create_generator=lambda: AndroidWorldGenerator(bench.registry_pool()),
+            create_generator=lambda: AndroidWorldGenerator(bench.manager_pool()),
         )
         asyncio.run(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run())
         played = buffer.describe(buffer.job_by_key(job.key))["slots"]
@@ -403,11 +403,11 @@ class Bench:
         """New devices."""
         return [Clockwork(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
 
-    def registry_pool(self) -> RegistryDevicePool:
+    def manager_pool(self) -> ManagedDevicePool:
         """The project's pool over devices of this process."""
         settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])
-        registry = DeviceRegistry(lambda *_: Worker(Clockwork(self.latencies, self.screenshots, self.span)))
-        return RegistryDevicePool(registry, settings.for_devices(), owner="bench")
+        manager = DeviceManager(lambda *_: Worker(Clockwork(self.latencies, self.screenshots, self.span)))
+        return ManagedDevicePool(manager, settings.for_devices(), owner="bench")
 
     def context(self, engine: Any) -> GeneratorContext:
         """What a runner would give its generator."""

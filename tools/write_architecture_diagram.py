@@ -104,11 +104,11 @@ BOXES: Mapping[str, Box] = {
         x=432, y=504, width=360, height=104,
         modules=(f"{BUFFER}/runner", f"{BUFFER}/generator", f"{BUFFER}/engine", f"{BUFFER}/rules/groups.py"),
     ),
-    "registry": Box(
-        title="device registry",
+    "manager": Box(
+        title="device manager",
         says="who has which device",
         x=946, y=340, width=178, height=84,
-        modules=(f"{BUFFER}/devices/registry.py",),
+        modules=(f"{BUFFER}/devices/device_manager.py",),
     ),
     "devices": Box(
         title="device worker",

@@ -22,8 +22,8 @@ import pytest
 import pytest_asyncio
 
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.devices.factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
+from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
@@ -42,7 +42,7 @@ NAMED = (
     "slime.utils.mask_utils:MultiTurnLossMaskGenerator",
     "slime_plugins.rollout_buffer.cli.app:main",
     "slime_plugins.rollout_buffer.generator.android_world_generator:create_generator",
-    "slime_plugins.rollout_buffer.devices.factory:create_device_pool",
+    "slime_plugins.rollout_buffer.devices.pool_factory:create_device_pool",
     "slime_plugins.rollout_buffer.devices.device_process:main",
 )
 TASK = "SystemWifiTurnOff"

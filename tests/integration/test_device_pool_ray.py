@@ -21,10 +21,10 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
+    MANAGER_NAME,
     NAMESPACE,
-    REGISTRY_NAME,
     RayDevicePool,
-    _RemoteRegistry,
+    _RemoteDeviceManager,
 )
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
@@ -104,9 +104,9 @@ def is_alive(process: str) -> bool:
     return Path(f"/proc/{process}").exists()
 
 
-def kill_registry() -> None:
+def kill_manager() -> None:
     ray = importlib.import_module("ray")
-    ray.kill(ray.get_actor(REGISTRY_NAME, namespace=NAMESPACE), no_restart=False)
+    ray.kill(ray.get_actor(MANAGER_NAME, namespace=NAMESPACE), no_restart=False)
 
 
 async def until_gone(process: str) -> None:
@@ -285,13 +285,13 @@ async def test_a_runner_that_leaves_while_it_waits_takes_no_device_along(cluster
             await device.reset("Solved", 0)
 
 
-async def test_a_registry_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
+async def test_a_manager_that_dies_comes_back_with_fresh_devices(cluster: str) -> None:
     began: list[str] = []
 
     async def episode() -> None:
         async with await pool.acquire() as device:
             began.append((await device.reset("Solved", 0)).details["pid"])
-            kill_registry()
+            kill_manager()
             await asyncio.sleep(60)
 
     async with pool_at(cluster) as pool:
@@ -383,12 +383,12 @@ def request_for(task_name: str) -> EpisodeRequest:
 async def test_an_actor_whose_cluster_was_left_is_a_typed_error(cluster: str) -> None:
     import ray
 
-    registry = _RemoteRegistry(cluster, "")
-    await registry.configure(settings().model_dump(mode="json"))
+    manager = _RemoteDeviceManager(cluster, "")
+    await manager.configure(settings().model_dump(mode="json"))
     await asyncio.to_thread(ray.shutdown)
 
     with pytest.raises(DeviceError, match="has left the cluster"):
-        await registry.renew("somebody", [1])
+        await manager.renew("somebody", [1])
     assert not ray.is_initialized()  # a call without a cluster must not start one
 
 

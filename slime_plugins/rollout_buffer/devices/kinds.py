@@ -1,5 +1,7 @@
-"""Kinds of devices: each is a function, known by its address. Called in the device worker, so that what a kind imports
-is loaded there and nowhere else."""
+"""Kinds of devices: each is a function, and its address ``module:function`` is all that registers it.
+
+Called in the device worker, so that what a kind imports is loaded there and nowhere else.
+"""
 
 from __future__ import annotations
 

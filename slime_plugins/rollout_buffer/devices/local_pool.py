@@ -1,6 +1,6 @@
 """The device pool without Ray: each device in a thread of this process. For tests and debugging.
 
-It is the same registry and the same client as in production; only the way of a call to its device is shorter. A hung
+It is the same manager and the same client as in production; only the way of a call to its device is shorter. A hung
 device cannot be killed here, only abandoned: its thread stays until the process ends.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.leased_device import device_died
-from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
-from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
+from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 
@@ -26,16 +26,16 @@ __all__ = ["LocalDevicePool"]
 _WATCH_S = 1.0
 
 
-class LocalDevicePool(RegistryDevicePool):
+class LocalDevicePool(ManagedDevicePool):
     """A ``DevicePool`` whose devices are threads; they end with it."""
 
     def __init__(self, settings: DevicePoolSettings, *, owner: str = "local") -> None:
-        registry = DeviceRegistry(_launch, name=f"local-{os.getpid()}")
-        super().__init__(registry, settings, owner=owner)
+        manager = DeviceManager(_launch, name=f"local-{os.getpid()}")
+        super().__init__(manager, settings, owner=owner)
 
 
 class _WorkerThread:
-    """A device worker in a daemon thread; both the registry's ``Worker`` and the episode's ``DeviceCalls``."""
+    """A device worker in a daemon thread; both the manager's ``Worker`` and the episode's ``DeviceCalls``."""
 
     def __init__(self, settings: DevicePoolSettings, index: int) -> None:
         self._worker = DeviceWorker(settings, index)

@@ -1,6 +1,6 @@
 """The runner's side of the device pool: waits in line for devices, keeps its leases alive, gives devices back.
 
-However many episodes wait, the registry sees one request and one renewal of this runner at a time.
+However many episodes wait, the manager sees one request and one renewal of this runner at a time.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.devices.device_manager import Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, LeasedDevice, LeaseReport
-from slime_plugins.rollout_buffer.devices.registry import Grant
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["DevicePool", "RegistryCalls", "RegistryDevicePool"]
+__all__ = ["DeviceManagerCalls", "DevicePool", "ManagedDevicePool"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,47 +59,47 @@ class DevicePool(Protocol):
         ...
 
 
-class RegistryCalls(Protocol):
-    """A ``DeviceRegistry``, wherever it is. Its calls raise ``DeviceError`` when it cannot be reached."""
+class DeviceManagerCalls(Protocol):
+    """A ``DeviceManager``, wherever it is. Its calls raise ``DeviceError`` when it cannot be reached."""
 
     async def configure(self, settings: Mapping[str, Any]) -> None:
-        """As ``DeviceRegistry.configure``."""
+        """As ``DeviceManager.configure``."""
         ...
 
     async def ready(self, wait_s: float) -> str:
-        """As ``DeviceRegistry.ready``."""
+        """As ``DeviceManager.ready``."""
         ...
 
     async def acquire(self, owner: str, purpose: Purpose, wanted: int, wait_s: float) -> list[Grant]:
-        """As ``DeviceRegistry.acquire``."""
+        """As ``DeviceManager.acquire``."""
         ...
 
     async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
-        """As ``DeviceRegistry.renew``."""
+        """As ``DeviceManager.renew``."""
         ...
 
     async def release(self, lease_id: int, report: LeaseReport) -> None:
-        """As ``DeviceRegistry.release``."""
+        """As ``DeviceManager.release``."""
         ...
 
     async def leave(self, owner: str) -> None:
-        """As ``DeviceRegistry.leave``."""
+        """As ``DeviceManager.leave``."""
         ...
 
     async def snapshot(self) -> dict[str, Any]:
-        """As ``DeviceRegistry.snapshot``."""
+        """As ``DeviceManager.snapshot``."""
         ...
 
     async def close(self) -> None:
-        """Lets go of the registry; what it means for the devices is the registry's owner's to say."""
+        """Lets go of the manager; what it means for the devices is the manager's owner's to say."""
         ...
 
 
-class RegistryDevicePool:
-    """The ``DevicePool`` over any registry. ``owner`` tells runners apart in the registry's eyes and in its logs."""
+class ManagedDevicePool:
+    """The ``DevicePool`` over any manager. ``owner`` tells runners apart in the manager's eyes and in its logs."""
 
-    def __init__(self, registry: RegistryCalls, settings: DevicePoolSettings, *, owner: str) -> None:
-        self._registry = registry
+    def __init__(self, manager: DeviceManagerCalls, settings: DevicePoolSettings, *, owner: str) -> None:
+        self._manager = manager
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
         self._lines = {purpose: _Line(purpose) for purpose in Purpose}
@@ -117,7 +117,7 @@ class RegistryDevicePool:
         self._background.append(asyncio.create_task(self._keep_leases()))
 
     async def _until_ready(self) -> str:
-        """Returns "" once a device can be used, or why none can. A registry that dies meanwhile comes back.
+        """Returns "" once a device can be used, or why none can. A manager that dies meanwhile comes back.
 
         The time runs while nothing happens: a farm that goes on making and booting devices is waited for.
         """
@@ -126,9 +126,9 @@ class RegistryDevicePool:
         seen = -1
         while True:
             try:
-                await self._registry.configure(self._host_settings())
-                why_not = await self._registry.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
-                farm = await self._registry.snapshot() if why_not else {}
+                await self._manager.configure(self._host_settings())
+                why_not = await self._manager.ready(min(max(deadline - now(), 0.0), _LONG_POLL_S))
+                farm = await self._manager.snapshot() if why_not else {}
                 if not why_not or farm.get("hopeless"):
                     return why_not
                 states = Counter(str(device["state"]) for device in farm["devices"])
@@ -140,7 +140,7 @@ class RegistryDevicePool:
             except DeviceError as error:
                 if error.detail.get("fault") != DIED or now() >= deadline:
                     raise
-                logger.warning("the device registry died while its devices came up, trying again: %s", error)
+                logger.warning("the device manager died while its devices came up, trying again: %s", error)
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING) -> LeasedDevice:
@@ -160,14 +160,14 @@ class RegistryDevicePool:
 
     async def counters(self) -> list[dict[str, Any]]:
         """As ``DevicePool.counters``."""
-        snapshot = await self._registry.snapshot()
+        snapshot = await self._manager.snapshot()
         devices: list[dict[str, Any]] = snapshot["devices"]
         return devices
 
     async def snapshot(self) -> dict[str, Any]:
         """As ``DevicePool.snapshot``."""
         waiting = {line.purpose.value: line.count() for line in self._lines.values()}
-        return await self._registry.snapshot() | {"episodes_waiting": waiting}
+        return await self._manager.snapshot() | {"episodes_waiting": waiting}
 
     async def close(self) -> None:
         """As ``DevicePool.close``."""
@@ -181,7 +181,7 @@ class RegistryDevicePool:
             await asyncio.wait(self._farewells, timeout=_GOODBYE_TIMEOUT_S)
         if started:
             await self._leave()
-        await self._registry.close()
+        await self._manager.close()
 
     # ---- waiting in line ---------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class RegistryDevicePool:
         while True:
             wanted = await line.somebody()
             try:
-                grants = await self._registry.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S)
+                grants = await self._manager.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S)
             except DeviceError as error:
                 await self._recover(error)
                 continue
@@ -219,13 +219,13 @@ class RegistryDevicePool:
         place.cancel()
 
     async def _recover(self, error: DeviceError) -> None:
-        """After losing the registry: tells the new one our settings. Episodes wait on; their own deadline counts."""
-        logger.warning("the device registry does not answer, trying again: %s", error)
+        """After losing the manager: tells the new one our settings. Episodes wait on; their own deadline counts."""
+        logger.warning("the device manager does not answer, trying again: %s", error)
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
-            await self._registry.configure(self._host_settings())
+            await self._manager.configure(self._host_settings())
         except DeviceError as still:
-            logger.warning("the device registry is still away: %s", still)
+            logger.warning("the device manager is still away: %s", still)
 
     # ---- holding and giving back -------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class RegistryDevicePool:
         while True:
             await asyncio.sleep(self._settings.lease_timeout_s / 3)
             try:
-                lost = await self._registry.renew(self._owner, list(self._held))
+                lost = await self._manager.renew(self._owner, list(self._held))
             except DeviceError as error:
                 logger.warning("leases could not be renewed: %s", error)
                 continue
@@ -248,16 +248,16 @@ class RegistryDevicePool:
         if self._held.pop(held.lease_id, None) is None:
             return
         self._watches.pop(held.lease_id).cancel()
-        self._say(self._registry.release(held.lease_id, held.report()))
+        self._say(self._manager.release(held.lease_id, held.report()))
 
     async def _leave(self) -> None:
         """Leaves the line: what was asked for last would otherwise be lent to nobody, until its lease ends."""
         try:
             async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
-                await self._registry.leave(self._owner)
+                await self._manager.leave(self._owner)
         except (DeviceError, TimeoutError) as error:
             logger.warning(
-                "the device registry heard no goodbye, what it lends to this runner comes back late: %s", error
+                "the device manager heard no goodbye, what it lends to this runner comes back late: %s", error
             )
 
     def _say(self, farewell: Coroutine[Any, Any, None]) -> None:

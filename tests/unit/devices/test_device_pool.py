@@ -1,4 +1,4 @@
-"""Leases, the registry and the pool, all in one process: who gets a device, and what happens when one breaks."""
+"""Leases, the manager and the pool, all in one process: who gets a device, and what happens when one breaks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slime_plugins.rollout_buffer.devices import pool as pool_client
-from slime_plugins.rollout_buffer.devices.factory import create_device_pool
+from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant, Purpose
 from slime_plugins.rollout_buffer.devices.lease_table import LeaseTable
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice, LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
-from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
+from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
+from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.ray_cluster.placement import why_no_node_fits
-from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
@@ -138,7 +138,7 @@ def test_a_device_cannot_be_added_twice() -> None:
         table.add("device-0")
 
 
-# ---- the registry ----------------------------------------------------------------------------------------------------
+# ---- the manager ----------------------------------------------------------------------------------------------------
 
 
 class FakeWorker:
@@ -165,112 +165,112 @@ class FakeWorker:
 
 
 @asynccontextmanager
-async def registry_of_fakes(
+async def manager_of_fakes(
     make: Callable[[int, int], FakeWorker] = FakeWorker, **changes: Any
-) -> AsyncIterator[tuple[DeviceRegistry, list[FakeWorker]]]:
+) -> AsyncIterator[tuple[DeviceManager, list[FakeWorker]]]:
     workers: list[FakeWorker] = []
 
     def launch(_settings: DevicePoolSettings, index: int, workers_before: int) -> FakeWorker:
         workers.append(make(index, workers_before))
         return workers[-1]
 
-    registry = DeviceRegistry(launch, clock=asyncio.get_running_loop().time)
-    await registry.configure(settings(**changes).model_dump(mode="json"))
+    manager = DeviceManager(launch, clock=asyncio.get_running_loop().time)
+    await manager.configure(settings(**changes).model_dump(mode="json"))
     await turns()  # every fake boots and settles
     try:
-        yield registry, workers
+        yield manager, workers
     finally:
-        await registry.close()
+        await manager.close()
 
 
-async def test_a_registry_that_knows_no_settings_says_so_instead_of_letting_runners_wait() -> None:
-    registry = DeviceRegistry(lambda _settings, index, before: FakeWorker(index, before))
+async def test_a_manager_that_knows_no_settings_says_so_instead_of_letting_runners_wait() -> None:
+    manager = DeviceManager(lambda _settings, index, before: FakeWorker(index, before))
     with pytest.raises(DeviceError, match="was not told its settings"):
-        await registry.acquire("a", Purpose.TRAINING, 1, 60)
+        await manager.acquire("a", Purpose.TRAINING, 1, 60)
 
 
 @in_virtual_time
 async def test_a_runner_gets_at_most_what_it_wants_and_at_least_one() -> None:
-    async with registry_of_fakes(num_workers=3) as (registry, _):
-        first = await registry.acquire("a", Purpose.TRAINING, 2, 5)
-        second = await registry.acquire("b", Purpose.TRAINING, 5, 5)
+    async with manager_of_fakes(num_workers=3) as (manager, _):
+        first = await manager.acquire("a", Purpose.TRAINING, 2, 5)
+        second = await manager.acquire("b", Purpose.TRAINING, 5, 5)
         assert (len(first), len(second)) == (2, 1)
-        assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
+        assert await manager.acquire("b", Purpose.TRAINING, 1, 0.01) == []
 
 
 async def test_two_waiting_runners_share_what_comes_free() -> None:
-    async with registry_of_fakes(num_workers=4) as (registry, _):
-        held = await registry.acquire("a", Purpose.TRAINING, 4, 5)
+    async with manager_of_fakes(num_workers=4) as (manager, _):
+        held = await manager.acquire("a", Purpose.TRAINING, 4, 5)
         greedy, modest = (
-            asyncio.create_task(registry.acquire("a", Purpose.TRAINING, 4, 5)),
-            asyncio.create_task(registry.acquire("b", Purpose.TRAINING, 4, 5)),
+            asyncio.create_task(manager.acquire("a", Purpose.TRAINING, 4, 5)),
+            asyncio.create_task(manager.acquire("b", Purpose.TRAINING, 4, 5)),
         )
         await asyncio.sleep(0)
         for grant in held[:2]:
-            await registry.release(grant.lease_id, LeaseReport())
+            await manager.release(grant.lease_id, LeaseReport())
         (got,) = await modest
         assert got.device_id in {held[0].device_id, held[1].device_id}
         greedy.cancel()
 
 
 async def test_a_device_that_fails_too_often_in_a_row_gets_a_new_worker() -> None:
-    async with registry_of_fakes(num_workers=1, max_consecutive_faults=2) as (registry, workers):
+    async with manager_of_fakes(num_workers=1, max_consecutive_faults=2) as (manager, workers):
         for fault in ("error", None, "error", "error"):
-            (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+            (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
             assert len(workers) == 1
-            await registry.release(grant.lease_id, LeaseReport(fault=fault))
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+            await manager.release(grant.lease_id, LeaseReport(fault=fault))
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
         assert grant.calls == (0, 1)
         assert workers[0].killed
 
 
 @pytest.mark.parametrize("fault", ["hung", "died"])
 async def test_a_hung_or_dead_device_is_replaced_at_once(fault: str) -> None:
-    async with registry_of_fakes(num_workers=1) as (registry, _):
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
-        await registry.release(grant.lease_id, LeaseReport(fault=fault))
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+    async with manager_of_fakes(num_workers=1) as (manager, _):
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
+        await manager.release(grant.lease_id, LeaseReport(fault=fault))
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
         assert grant.calls == (0, 1)
 
 
 async def test_a_device_that_does_not_settle_is_replaced() -> None:
-    async with registry_of_fakes(num_workers=1) as (registry, workers):
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+    async with manager_of_fakes(num_workers=1) as (manager, workers):
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
         workers[0].settle_error = DeviceError("gone")
-        await registry.release(grant.lease_id, LeaseReport())
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+        await manager.release(grant.lease_id, LeaseReport())
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
         assert grant.calls == (0, 1)
 
 
 @in_virtual_time
 async def test_what_a_silent_runner_holds_goes_to_the_next_and_its_late_release_is_ignored() -> None:
-    async with registry_of_fakes(num_workers=1, lease_timeout_s=0.1) as (registry, _):
-        (lost,) = await registry.acquire("silent", Purpose.TRAINING, 1, 5)
-        (grant,) = await registry.acquire("next", Purpose.TRAINING, 1, 5)
+    async with manager_of_fakes(num_workers=1, lease_timeout_s=0.1) as (manager, _):
+        (lost,) = await manager.acquire("silent", Purpose.TRAINING, 1, 5)
+        (grant,) = await manager.acquire("next", Purpose.TRAINING, 1, 5)
         assert grant.lease_id > lost.lease_id
-        assert await registry.renew("silent", [lost.lease_id]) == [lost.lease_id]
-        await registry.release(lost.lease_id, LeaseReport())
-        assert await registry.renew("next", [grant.lease_id]) == []
-        assert (await registry.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
+        assert await manager.renew("silent", [lost.lease_id]) == [lost.lease_id]
+        await manager.release(lost.lease_id, LeaseReport())
+        assert await manager.renew("next", [grant.lease_id]) == []
+        assert (await manager.snapshot())["devices"][0]["failures"] == {"lease_expired": 1}
 
 
 async def test_who_leaves_waits_no_more_and_holds_nothing() -> None:
-    async with registry_of_fakes(num_workers=2) as (registry, _):
-        (kept,) = await registry.acquire("leaves", Purpose.TRAINING, 1, 5)
-        (given_back,) = await registry.acquire("leaves", Purpose.TRAINING, 1, 5)
-        waits = [asyncio.create_task(registry.acquire("leaves", purpose, 9, 60)) for purpose in Purpose]
+    async with manager_of_fakes(num_workers=2) as (manager, _):
+        (kept,) = await manager.acquire("leaves", Purpose.TRAINING, 1, 5)
+        (given_back,) = await manager.acquire("leaves", Purpose.TRAINING, 1, 5)
+        waits = [asyncio.create_task(manager.acquire("leaves", purpose, 9, 60)) for purpose in Purpose]
         await turns()
-        stays = asyncio.create_task(registry.acquire("stays", Purpose.TRAINING, 9, 60))
-        await registry.leave("leaves")
-        await registry.release(given_back.lease_id, LeaseReport())
+        stays = asyncio.create_task(manager.acquire("stays", Purpose.TRAINING, 9, 60))
+        await manager.leave("leaves")
+        await manager.release(given_back.lease_id, LeaseReport())
         assert await asyncio.gather(*waits) == [[], []]
-        got = await stays + await registry.acquire("stays", Purpose.TRAINING, 1, 5)
+        got = await stays + await manager.acquire("stays", Purpose.TRAINING, 1, 5)
         assert {grant.device_id for grant in got} == {kept.device_id, given_back.device_id}
-        assert await registry.renew("leaves", [kept.lease_id]) == [kept.lease_id]
-        assert (await registry.snapshot())["runners_waiting"] == {"training": 0, "evaluation": 0}
+        assert await manager.renew("leaves", [kept.lease_id]) == [kept.lease_id]
+        assert (await manager.snapshot())["runners_waiting"] == {"training": 0, "evaluation": 0}
 
 
-class DyingRegistry(DeviceRegistry):
+class DyingManager(DeviceManager):
     """Dies in the first calls of ``ready``, as an actor does whose process was killed, and has forgotten all then."""
 
     def __init__(self, *deaths: DeviceError) -> None:
@@ -289,37 +289,35 @@ class DyingRegistry(DeviceRegistry):
 
 
 @in_virtual_time
-async def test_a_registry_that_dies_while_a_runner_starts_costs_time_and_not_the_job() -> None:
-    registry = DyingRegistry(device_died("killed"), device_died("killed again"))
-    pool = RegistryDevicePool(registry, settings(), owner="job")
+async def test_a_manager_that_dies_while_a_runner_starts_costs_time_and_not_the_job() -> None:
+    manager = DyingManager(device_died("killed"), device_died("killed again"))
+    pool = ManagedDevicePool(manager, settings(), owner="job")
     await pool.start()
-    assert registry.configured == 3
+    assert manager.configured == 3
     await pool.close()
 
 
 @in_virtual_time
-async def test_a_registry_that_dies_for_ever_or_cannot_be_reached_is_an_error() -> None:
-    lasting = RegistryDevicePool(
-        DyingRegistry(*[device_died("killed")] * 1000), settings(boot_timeout_s=30), owner="job"
-    )
+async def test_a_manager_that_dies_for_ever_or_cannot_be_reached_is_an_error() -> None:
+    lasting = ManagedDevicePool(DyingManager(*[device_died("killed")] * 1000), settings(boot_timeout_s=30), owner="job")
     with pytest.raises(DeviceError, match="killed"):
         await lasting.start()
-    unreachable = DyingRegistry(DeviceError("the Ray cluster cannot be used"))
+    unreachable = DyingManager(DeviceError("the Ray cluster cannot be used"))
     with pytest.raises(DeviceError, match="cannot be used"):
-        await RegistryDevicePool(unreachable, settings(), owner="job").start()
+        await ManagedDevicePool(unreachable, settings(), owner="job").start()
     assert unreachable.configured == 1
 
 
-async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_registry_that_is_gone() -> None:
+async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_manager_that_is_gone() -> None:
     said: list[str] = []
 
-    class Noting(DeviceRegistry):
+    class Noting(DeviceManager):
         async def leave(self, owner: str) -> None:
             said.append(owner)
             raise DeviceError("gone")
 
-    registry = Noting(lambda _settings, index, before: FakeWorker(index, before))
-    pool = RegistryDevicePool(registry, settings(), owner="job")
+    manager = Noting(lambda _settings, index, before: FakeWorker(index, before))
+    pool = ManagedDevicePool(manager, settings(), owner="job")
     await pool.close()
     assert said == []
     await pool.start()
@@ -330,11 +328,11 @@ async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_registry_that_
 
 @in_virtual_time
 async def test_renewed_leases_outlive_their_time() -> None:
-    async with registry_of_fakes(num_workers=1, lease_timeout_s=0.2) as (registry, _):
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 1, 5)
+    async with manager_of_fakes(num_workers=1, lease_timeout_s=0.2) as (manager, _):
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 1, 5)
         for _ in range(6):
             await asyncio.sleep(0.06)
-            assert await registry.renew("a", [grant.lease_id]) == []
+            assert await manager.renew("a", [grant.lease_id]) == []
 
 
 @in_virtual_time
@@ -343,24 +341,24 @@ async def test_a_device_that_does_not_boot_is_tried_again_and_says_why() -> None
         async def boot(self) -> str:
             raise DeviceError("no kernel")
 
-    async with registry_of_fakes(NeverBoots, num_workers=1) as (registry, workers):
-        assert await registry.ready(20) == "no kernel"
+    async with manager_of_fakes(NeverBoots, num_workers=1) as (manager, workers):
+        assert await manager.ready(20) == "no kernel"
         assert len(workers) == 2
         assert workers[0].killed
 
 
 async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_back() -> None:
-    async with registry_of_fakes(num_workers=2) as (registry, workers):
-        grants = await registry.acquire("a", Purpose.TRAINING, 2, 5)
-        await registry.configure(settings(num_workers=2).model_dump(mode="json"))
+    async with manager_of_fakes(num_workers=2) as (manager, workers):
+        grants = await manager.acquire("a", Purpose.TRAINING, 2, 5)
+        await manager.configure(settings(num_workers=2).model_dump(mode="json"))
         assert len(workers) == 2
-        await registry.configure(settings(num_workers=1, device_options={"toasted": False}).model_dump(mode="json"))
+        await manager.configure(settings(num_workers=1, device_options={"toasted": False}).model_dump(mode="json"))
         for grant in grants:
-            await registry.release(grant.lease_id, LeaseReport())
-        (grant,) = await registry.acquire("a", Purpose.TRAINING, 2, 5)
+            await manager.release(grant.lease_id, LeaseReport())
+        (grant,) = await manager.acquire("a", Purpose.TRAINING, 2, 5)
         assert grant.calls == (0, 1)
         assert [worker.killed for worker in workers] == [True, True, False]
-        assert len((await registry.snapshot())["devices"]) == 1
+        assert len((await manager.snapshot())["devices"]) == 1
 
 
 @in_virtual_time
@@ -377,22 +375,22 @@ async def test_new_settings_end_the_boots_and_pauses_of_wrong_ones_and_what_was_
                 await asyncio.sleep(60)
             return "here"
 
-    registry = DeviceRegistry(
+    manager = DeviceManager(
         lambda wanted, index, before: NeedsJpeg(index, before, wanted), clock=asyncio.get_running_loop().time
     )
     try:
-        await registry.configure(
+        await manager.configure(
             settings(num_workers=2, boot_timeout_s=60, device_options={"toasted": True}).model_dump(mode="json")
         )
         await asyncio.sleep(1.1)
-        assert "no toaster" in str((await registry.snapshot())["devices"])
-        await registry.configure(settings(num_workers=2, device_options={"toasted": False}).model_dump(mode="json"))
-        assert await registry.ready(5) == ""
+        assert "no toaster" in str((await manager.snapshot())["devices"])
+        await manager.configure(settings(num_workers=2, device_options={"toasted": False}).model_dump(mode="json"))
+        assert await manager.ready(5) == ""
         await turns()
-        assert await states_of(registry) == ["ready", "ready"]
-        assert "no toaster" not in str((await registry.snapshot())["devices"])
+        assert await states_of(manager) == ["ready", "ready"]
+        assert "no toaster" not in str((await manager.snapshot())["devices"])
     finally:
-        await registry.close()
+        await manager.close()
 
 
 class SlowWorker(FakeWorker):
@@ -417,12 +415,12 @@ class SlowWorker(FakeWorker):
 async def test_boots_take_turns_and_files_that_are_made_first_do_not_count_as_boots() -> None:
     SlowWorker.booting = SlowWorker.most = 0
     changes = {"num_workers": 64, "boots_at_once": 8, "boot_timeout_s": 130, "prepare": "made:elsewhere"}
-    async with registry_of_fakes(SlowWorker, **changes) as (registry, workers):
-        assert await states_of(registry) == ["preparing"] * 64
+    async with manager_of_fakes(SlowWorker, **changes) as (manager, workers):
+        assert await states_of(manager) == ["preparing"] * 64
         await asyncio.sleep(601)
-        assert await states_of(registry) == ["booting"] * 64
+        assert await states_of(manager) == ["booting"] * 64
         await asyncio.sleep(8 * 120 + 10)
-        assert await states_of(registry) == ["ready"] * 64
+        assert await states_of(manager) == ["ready"] * 64
     assert (len(workers), SlowWorker.most) == (64, 8)
 
 
@@ -439,9 +437,9 @@ async def test_a_runner_waits_while_the_farm_gets_on_and_no_longer() -> None:
 
     loop = asyncio.get_running_loop()
     for kind, waits_s in ((SlowWorker, (700, 760)), (Stuck, (700, 1500))):
-        registry = DeviceRegistry(functools.partial(launched, kind), clock=loop.time)
+        manager = DeviceManager(functools.partial(launched, kind), clock=loop.time)
         wanted = settings(num_workers=2, boot_timeout_s=130, prepare="made:elsewhere")
-        pool, began = RegistryDevicePool(registry, wanted, owner="job"), loop.time()
+        pool, began = ManagedDevicePool(manager, wanted, owner="job"), loop.time()
         if kind is Stuck:
             with pytest.raises(DeviceError, match="not up within 130 s"):
                 await pool.start()
@@ -449,14 +447,14 @@ async def test_a_runner_waits_while_the_farm_gets_on_and_no_longer() -> None:
             await pool.start()
         assert waits_s[0] <= loop.time() - began <= waits_s[1]
         await pool.close()
-        await registry.close()
+        await manager.close()
 
 
 async def test_more_workers_are_added_to_those_at_work() -> None:
-    async with registry_of_fakes(num_workers=1) as (registry, _):
-        await registry.acquire("a", Purpose.TRAINING, 1, 5)
-        await registry.configure(settings(num_workers=2).model_dump(mode="json"))
-        (grant,) = await registry.acquire("b", Purpose.TRAINING, 2, 5)
+    async with manager_of_fakes(num_workers=1) as (manager, _):
+        await manager.acquire("a", Purpose.TRAINING, 1, 5)
+        await manager.configure(settings(num_workers=2).model_dump(mode="json"))
+        (grant,) = await manager.acquire("b", Purpose.TRAINING, 2, 5)
         assert grant.device_id == "device-1"
 
 
@@ -466,64 +464,64 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def states_of(registry: DeviceRegistry) -> list[str]:
-    return [device["state"] for device in (await registry.snapshot())["devices"]]
+async def states_of(manager: DeviceManager) -> list[str]:
+    return [device["state"] for device in (await manager.snapshot())["devices"]]
 
 
-async def play(registry: DeviceRegistry, count: int = 1, **report: Any) -> list[Any]:
+async def play(manager: DeviceManager, count: int = 1, **report: Any) -> list[Any]:
     """Lends ``count`` devices, gives them back, and returns which workers they were."""
-    grants = await registry.acquire("a", Purpose.TRAINING, count, 5)
+    grants = await manager.acquire("a", Purpose.TRAINING, count, 5)
     for grant in grants:
-        await registry.release(grant.lease_id, LeaseReport(**report))
+        await manager.release(grant.lease_id, LeaseReport(**report))
     await turns()
     return [grant.calls for grant in grants]
 
 
 @in_virtual_time
 async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> None:
-    async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.1) as (registry, workers):
-        await play(registry, fault="error", error="adb is offline")
-        assert sorted(await states_of(registry)) == ["quarantined", "ready"]
-        (resting,) = [each for each in (await registry.snapshot())["devices"] if each["state"] == "quarantined"]
+    async with manager_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.1) as (manager, workers):
+        await play(manager, fault="error", error="adb is offline")
+        assert sorted(await states_of(manager)) == ["quarantined", "ready"]
+        (resting,) = [each for each in (await manager.snapshot())["devices"] if each["state"] == "quarantined"]
         assert (resting["last_error"], resting["quarantines"], resting["replacements"]) == ("adb is offline", 1, 0)
-        assert await play(registry, 2) == [(1, 0)]
+        assert await play(manager, 2) == [(1, 0)]
         await asyncio.sleep(0.15)
-        assert await states_of(registry) == ["ready", "ready"]
+        assert await states_of(manager) == ["ready", "ready"]
         assert [worker.killed for worker in workers] == [False, False]
-        assert await play(registry) == [(1, 0)]
-        assert await play(registry, fault="error") == [(0, 0)]
+        assert await play(manager) == [(1, 0)]
+        assert await play(manager, fault="error") == [(0, 0)]
         assert [worker.killed for worker in workers] == [True, False, False]
-        assert await states_of(registry) == ["ready", "ready"]
+        assert await states_of(manager) == ["ready", "ready"]
 
 
 @in_virtual_time
 async def test_a_device_that_fails_its_probe_gets_a_new_worker() -> None:
-    async with registry_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.05) as (registry, workers):
-        await play(registry, fault="error")
+    async with manager_of_fakes(num_workers=2, max_consecutive_faults=1, quarantine_s=0.05) as (manager, workers):
+        await play(manager, fault="error")
         workers[0].settle_error = DeviceError("still offline")
         await asyncio.sleep(0.1)
         await turns()
         assert workers[0].killed
-        assert await states_of(registry) == ["ready", "ready"]
+        assert await states_of(manager) == ["ready", "ready"]
 
 
 @in_virtual_time
 async def test_a_device_whose_new_worker_hangs_too_rests_before_the_next() -> None:
-    async with registry_of_fakes(num_workers=2, quarantine_s=0.1) as (registry, _):
-        held = await registry.acquire("keeps the other", Purpose.TRAINING, 1, 5)
-        assert await play(registry, fault="hung") == [(1, 0)]
-        assert await states_of(registry) == ["leased", "ready"]
-        assert await play(registry, fault="hung") == [(1, 1)]
-        assert await states_of(registry) == ["leased", "quarantined"]
+    async with manager_of_fakes(num_workers=2, quarantine_s=0.1) as (manager, _):
+        held = await manager.acquire("keeps the other", Purpose.TRAINING, 1, 5)
+        assert await play(manager, fault="hung") == [(1, 0)]
+        assert await states_of(manager) == ["leased", "ready"]
+        assert await play(manager, fault="hung") == [(1, 1)]
+        assert await states_of(manager) == ["leased", "quarantined"]
         await asyncio.sleep(0.15)
-        assert await play(registry) == [(1, 2)]
+        assert await play(manager) == [(1, 2)]
         assert held[0].device_id == "device-0"
 
 
 async def test_at_most_half_of_the_farm_rests() -> None:
-    async with registry_of_fakes(num_workers=4, max_consecutive_faults=1, quarantine_s=60) as (registry, _):
-        await play(registry, 4, fault="error")
-        assert sorted(await states_of(registry)) == ["quarantined", "quarantined", "ready", "ready"]
+    async with manager_of_fakes(num_workers=4, max_consecutive_faults=1, quarantine_s=60) as (manager, _):
+        await play(manager, 4, fault="error")
+        assert sorted(await states_of(manager)) == ["quarantined", "quarantined", "ready", "ready"]
 
 
 @in_virtual_time
@@ -536,22 +534,22 @@ async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> Non
                 await booting.wait()
             return "here"
 
-    async with registry_of_fakes(BootsOnceThenSlowly, num_workers=2, spare_devices=1) as (registry, _):
-        assert await states_of(registry) == ["ready"] * 3
-        first, second = await registry.acquire("a", Purpose.TRAINING, 5, 5)
-        assert await registry.acquire("b", Purpose.TRAINING, 1, 0.01) == []
-        waiting = asyncio.create_task(registry.acquire("b", Purpose.TRAINING, 2, 5))
+    async with manager_of_fakes(BootsOnceThenSlowly, num_workers=2, spare_devices=1) as (manager, _):
+        assert await states_of(manager) == ["ready"] * 3
+        first, second = await manager.acquire("a", Purpose.TRAINING, 5, 5)
+        assert await manager.acquire("b", Purpose.TRAINING, 1, 0.01) == []
+        waiting = asyncio.create_task(manager.acquire("b", Purpose.TRAINING, 2, 5))
         await turns()
-        await registry.release(first.lease_id, LeaseReport(fault="died"))
+        await manager.release(first.lease_id, LeaseReport(fault="died"))
         await turns(2)
         (third,) = waiting.result()
         await turns()
-        assert sorted(await states_of(registry)) == ["booting", "leased", "leased"]
-        await registry.release(second.lease_id, LeaseReport())
-        await registry.release(third.lease_id, LeaseReport())
+        assert sorted(await states_of(manager)) == ["booting", "leased", "leased"]
+        await manager.release(second.lease_id, LeaseReport())
+        await manager.release(third.lease_id, LeaseReport())
         booting.set()
         await turns()
-        assert await states_of(registry) == ["ready"] * 3
+        assert await states_of(manager) == ["ready"] * 3
 
 
 async def test_old_devices_are_recycled_one_after_the_other() -> None:
@@ -563,35 +561,35 @@ async def test_old_devices_are_recycled_one_after_the_other() -> None:
                 await booting.wait()
             return "here"
 
-    async with registry_of_fakes(BootsOnceThenSlowly, num_workers=3, recycle_after_episodes=2) as (registry, workers):
-        await play(registry, 3)
-        await play(registry, 3)
-        assert sorted(await states_of(registry)) == ["ready", "ready", "recycling"]
+    async with manager_of_fakes(BootsOnceThenSlowly, num_workers=3, recycle_after_episodes=2) as (manager, workers):
+        await play(manager, 3)
+        await play(manager, 3)
+        assert sorted(await states_of(manager)) == ["ready", "ready", "recycling"]
         assert [worker.killed for worker in workers] == [True, False, False, False]
         booting.set()
         await turns()
         for _ in range(10):
-            await play(registry)
-            assert (await states_of(registry)).count("recycling") <= 1
+            await play(manager)
+            assert (await states_of(manager)).count("recycling") <= 1
         assert all(worker.killed for worker in workers[:3])
-        counted = (await registry.snapshot())["devices"]
+        counted = (await manager.snapshot())["devices"]
         assert sum(device["recyclings"] for device in counted) == len(workers) - 3
         assert sum(device["replacements"] for device in counted) == 0
 
 
 async def test_a_lease_that_nobody_used_is_no_episode() -> None:
-    async with registry_of_fakes(num_workers=1, recycle_after_episodes=1) as (registry, workers):
-        await play(registry, called=False)
+    async with manager_of_fakes(num_workers=1, recycle_after_episodes=1) as (manager, workers):
+        await play(manager, called=False)
         assert len(workers) == 1
-        assert (await registry.snapshot())["devices"][0]["episodes"] == 0
+        assert (await manager.snapshot())["devices"][0]["episodes"] == 0
 
 
 async def test_the_snapshot_says_who_has_what_and_who_waits() -> None:
-    async with registry_of_fakes(num_workers=1) as (registry, _):
-        await registry.acquire("training-job", Purpose.TRAINING, 1, 5)
-        waiting = asyncio.create_task(registry.acquire("evaluation-job", Purpose.EVALUATION, 1, 5))
+    async with manager_of_fakes(num_workers=1) as (manager, _):
+        await manager.acquire("training-job", Purpose.TRAINING, 1, 5)
+        waiting = asyncio.create_task(manager.acquire("evaluation-job", Purpose.EVALUATION, 1, 5))
         await turns()
-        snapshot = await registry.snapshot()
+        snapshot = await manager.snapshot()
         assert (snapshot["pool"], snapshot["may_be_lent"]) == ("local", 1)
         assert snapshot["runners_waiting"] == {"training": 0, "evaluation": 1}
         (device,) = snapshot["devices"]
@@ -600,18 +598,18 @@ async def test_the_snapshot_says_who_has_what_and_who_waits() -> None:
 
 
 async def test_an_evaluation_gets_its_share_from_a_training_run_that_wants_everything() -> None:
-    async with registry_of_fakes(num_workers=8, evaluation_share=0.25) as (registry, _):
-        held = {"training": await registry.acquire("t", Purpose.TRAINING, 99, 5), "evaluation": []}
+    async with manager_of_fakes(num_workers=8, evaluation_share=0.25) as (manager, _):
+        held = {"training": await manager.acquire("t", Purpose.TRAINING, 99, 5), "evaluation": []}
         assert len(held["training"]) == 8
-        asking = {purpose: asyncio.create_task(registry.acquire(purpose.value, purpose, 99, 60)) for purpose in Purpose}
+        asking = {purpose: asyncio.create_task(manager.acquire(purpose.value, purpose, 99, 60)) for purpose in Purpose}
         for _ in range(60):
             giver = max(held, key=lambda name: (len(held[name]), name))
-            await registry.release(held[giver].pop(0).lease_id, LeaseReport())
+            await manager.release(held[giver].pop(0).lease_id, LeaseReport())
             await turns()
             for purpose, task in list(asking.items()):
                 if task.done():
                     held[purpose.value] += task.result()
-                    asking[purpose] = asyncio.create_task(registry.acquire(purpose.value, purpose, 99, 60))
+                    asking[purpose] = asyncio.create_task(manager.acquire(purpose.value, purpose, 99, 60))
                     await turns(2)
         assert {name: len(grants) for name, grants in held.items()} == {"training": 6, "evaluation": 2}
         for task in asking.values():
@@ -782,9 +780,9 @@ async def test_the_event_loop_goes_on_while_a_device_hangs() -> None:
 def test_no_pool_module_blocks_the_loop_or_sends_calls_through_a_pool_of_threads() -> None:
     folder = Path(pool_client.__file__).parent
     found = [
-        f"{room}: {ast.unparse(node)}"
-        for room in ("ray_cluster/pool", "registry", "pool", "leased_device", "local_pool")
-        for node in ast.walk(ast.parse((folder / f"{room}.py").read_text(encoding="utf-8")))
+        f"{module}: {ast.unparse(node)}"
+        for module in ("ray_cluster/pool", "device_manager", "pool", "leased_device", "local_pool")
+        for node in ast.walk(ast.parse((folder / f"{module}.py").read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in BLOCKING.get(ast.unparse(node.value), ANYBODYS)
     ]
     # Joining and leaving the cluster happens once per runner, and looking at its nodes once per boot.

@@ -48,7 +48,7 @@ def after(*history: LeaseReport, record: HealthRecord | None = None) -> HealthRe
 
 
 def looked_after(record: HealthRecord, care: Care) -> HealthRecord:
-    """What the registry makes of a record once the device got what it needs."""
+    """What the manager makes of a record once the device got what it needs."""
     if care is Care.QUARANTINE:
         return record.after_rest()
     if care is Care.LEND:

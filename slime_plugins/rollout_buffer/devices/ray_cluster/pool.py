@@ -1,7 +1,7 @@
 """The device pool on Ray. The only file that imports Ray, and only when a pool is used.
 
-One detached ``DeviceRegistry`` actor per cluster keeps detached device workers, one device each; all have names in one
-namespace. Both outlive the runner that started them, and the next one finds them there. A registry that dies is
+One detached ``DeviceManager`` actor per cluster keeps detached device workers, one device each; all have names in one
+namespace. Both outlive the runner that started them, and the next one finds them there. A manager that dies is
 restarted by Ray and begins by ending the workers of its earlier life: the episodes on them cost one attempt each.
 
 How to sign in to the cluster Ray takes from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH``, when it is imported.
@@ -22,13 +22,13 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager, Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.interface import Action, Observation
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
-from slime_plugins.rollout_buffer.devices.pool import RegistryDevicePool
+from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.devices.ray_cluster.placement import in_words, why_no_node_fits
 from slime_plugins.rollout_buffer.devices.ray_cluster.versions import own_versions, version_refusal
-from slime_plugins.rollout_buffer.devices.registry import DeviceRegistry, Grant
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
@@ -38,7 +38,8 @@ __all__ = ["RayDevicePool", "try_cluster"]
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "rollout_buffer_devices"
-REGISTRY_NAME = "device_registry"
+MANAGER_NAME = "device_registry"
+"""Spelled as earlier versions spell it, so that one of them that still runs on a cluster is met, and refused."""
 WORKER_NAME_PREFIX = "device_worker"
 _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
@@ -46,19 +47,19 @@ _WATCH = "watch"
 _CALL_TIMEOUT_S = 60.0
 
 
-class RayDevicePool(RegistryDevicePool):
+class RayDevicePool(ManagedDevicePool):
     """A ``DevicePool`` whose devices are Ray actors, shared with every other runner on the same cluster."""
 
     def __init__(self, settings: DevicePoolSettings, *, ray_address: str, owner: str) -> None:
         _import_ray()
-        super().__init__(_RemoteRegistry(ray_address, settings.farm), settings, owner=owner)
+        super().__init__(_RemoteDeviceManager(ray_address, settings.farm), settings, owner=owner)
 
 
 # ---- on the runner ---------------------------------------------------------------------------------------------------
 
 
-class _RemoteRegistry:
-    """``RegistryCalls`` by Ray. Connects at the first ``configure``, and again at the next one after a failure."""
+class _RemoteDeviceManager:
+    """``DeviceManagerCalls`` by Ray. Connects at the first ``configure``, and again at the next one after a failure."""
 
     def __init__(self, ray_address: str, farm: str) -> None:
         self._ray_address = ray_address
@@ -89,30 +90,27 @@ class _RemoteRegistry:
         await _ask(self._actor.release, lease_id, report, timeout_s=_CALL_TIMEOUT_S)
 
     async def leave(self, owner: str) -> None:
-        # A registry of an earlier version, on a cluster that outlived an upgrade, knows no goodbye.
-        method = getattr(self._actor, "leave", None)
-        if method is not None:
-            await _ask(method, owner, timeout_s=_CALL_TIMEOUT_S)
+        await _ask(self._actor.leave, owner, timeout_s=_CALL_TIMEOUT_S)
 
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
-            raise DeviceError("the device registry is not connected yet")
+            raise DeviceError("the device manager is not connected yet")
         return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))
 
     async def close(self) -> None:
-        """Disconnects this process; registry and devices stay for the next runner."""
+        """Disconnects this process; manager and devices stay for the next runner."""
         connected_here, self._connected_here = self._connected_here, False
         if connected_here:
             await asyncio.to_thread(_import_ray().shutdown)
 
     def _connect(self) -> None:
-        """Joins the cluster and finds the registry, or starts it. Blocks; belongs in a thread."""
+        """Joins the cluster and finds the manager, or starts it. Blocks; belongs in a thread."""
         ray = _import_ray()
         with _said_of_the_cluster(ray, self._ray_address):
             if not ray.is_initialized():
                 _join_cluster(ray, self._ray_address)
                 self._connected_here = True
-            self._actor = _find_registry(ray, self._farm)
+            self._actor = _find_manager(ray, self._farm)
 
 
 class _RemoteDevice:
@@ -132,12 +130,8 @@ class _RemoteDevice:
         return cast("float", await _ask(self._actor.score, lease_id))
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
-        # An actor of an earlier version, on a cluster that outlived an upgrade, cannot be watched.
-        method = getattr(self._actor, "lost", None)
-        if method is None:
-            await asyncio.sleep(wait_s)
-            return ""
-        return cast("str", await _ask(method.options(concurrency_group=_WATCH), lease_id, wait_s))
+        watch = self._actor.lost.options(concurrency_group=_WATCH)
+        return cast("str", await _ask(watch, lease_id, wait_s))
 
 
 async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
@@ -148,7 +142,7 @@ async def _ask(method: Any, *arguments: Any, timeout_s: float | None = None) -> 
         async with asyncio.timeout(timeout_s):
             return await reference
     except TimeoutError as timeout:
-        raise DeviceError(f"the device registry did not answer within {timeout_s} s") from timeout
+        raise DeviceError(f"the device manager did not answer within {timeout_s} s") from timeout
     except ray.exceptions.RayTaskError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, EpisodeError):
@@ -209,26 +203,26 @@ def _python_path() -> str:
     return os.pathsep.join(part for part in (str(_IMPORT_ROOT), inherited) if part)
 
 
-def _find_registry(ray: Any, farm: str) -> Any:
-    """Returns the farm's registry, which is started if there is none.
+def _find_manager(ray: Any, farm: str) -> Any:
+    """Returns the farm's manager, which is started if there is none.
 
     Raises:
-        DeviceError: the one on this cluster was started by a version that names its settings otherwise.
+        DeviceError: the one on this cluster was started by a version whose records are others.
     """
-    registry = _get_or_start_registry(ray, farm)
-    if not hasattr(registry, "takes_kinds"):
+    manager = _get_or_start_manager(ray, farm)
+    if not hasattr(manager, "is_device_manager"):
         raise DeviceError(
-            "the device registry on this cluster was started by an earlier version: restart the cluster, "
+            "the device manager on this cluster was started by an earlier version: restart the cluster, "
             "so that its devices are started anew"
         )
-    return registry
+    return manager
 
 
-def _get_or_start_registry(ray: Any, farm: str) -> Any:
+def _get_or_start_manager(ray: Any, farm: str) -> Any:
     return (
-        ray.remote(_RegistryActor)
+        ray.remote(_DeviceManagerActor)
         .options(
-            name=_name_in(farm, REGISTRY_NAME),
+            name=_name_in(farm, MANAGER_NAME),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -254,15 +248,15 @@ def _import_ray() -> Any:
 # ---- in the cluster --------------------------------------------------------------------------------------------------
 
 
-class _RegistryActor(DeviceRegistry):
-    """The registry as a detached actor. Its coroutines make it one that serves many calls at once."""
+class _DeviceManagerActor(DeviceManager):
+    """The manager as a detached actor. Its coroutines make it one that serves many calls at once."""
 
     def __init__(self, farm: str) -> None:
         _end_workers_of_an_earlier_life(farm)
         super().__init__(_RemoteWorker, name=_name_in(farm, "ray"))
 
-    async def takes_kinds(self) -> bool:
-        """Tells that this registry takes ``DevicePoolSettings``; those of earlier versions lack the method."""
+    async def is_device_manager(self) -> bool:
+        """Tells that this actor answers with records of this version; those of earlier ones lack the method."""
         return True
 
 
@@ -276,7 +270,7 @@ class _WorkerActor(DeviceWorker):
 
 
 class _RemoteWorker:
-    """The registry's handle on one device worker: ``Worker`` by Ray."""
+    """The manager's handle on one device worker: ``Worker`` by Ray."""
 
     def __init__(self, settings: DevicePoolSettings, index: int, workers_before: int) -> None:
         resources = settings.resources_per_worker
@@ -340,9 +334,9 @@ def _name_in(farm: str, name: str) -> str:
 
 
 def _end_workers_of_an_earlier_life(farm: str) -> None:
-    """Ends workers that a registry before this one left behind: nobody knows any more who holds them."""
+    """Ends workers that a manager before this one left behind: nobody knows any more who holds them."""
     ray = _import_ray()
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == NAMESPACE and entry["name"].startswith(_name_in(farm, WORKER_NAME_PREFIX)):
-            logger.warning("ending %s of an earlier registry", entry["name"])
+            logger.warning("ending %s of an earlier manager", entry["name"])
             ray.kill(ray.get_actor(entry["name"], namespace=NAMESPACE), no_restart=True)

@@ -31,10 +31,10 @@ from slime.rollout.agent_rollout_versions import execution_of, set_execution
 from slime.utils.mask_generator import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.devices.factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
+from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.engine.base import Engine, EngineSettings
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import EpisodeError

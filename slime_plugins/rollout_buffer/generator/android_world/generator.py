@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.devices.factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
+from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, read_task

@@ -1,4 +1,4 @@
-"""Which pool the settings ask for."""
+"""Chooses the device pool that the settings ask for: in this process, or on a Ray cluster."""
 
 from __future__ import annotations
 

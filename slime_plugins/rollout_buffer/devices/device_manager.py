@@ -1,6 +1,6 @@
-"""The keeper of all devices: brings them up, lends them, takes them back, and looks after those that fail.
+"""The manager of all devices: brings them up, lends them, takes them back, and looks after those that fail.
 
-One registry per Ray cluster (a detached actor) or per process (the local pool). It knows nothing of Ray: whoever makes
+One manager per Ray cluster (a detached actor) or per process (the local pool). It knows nothing of Ray: whoever makes
 it passes a ``Launcher``. Everything here runs on one event loop and never blocks it.
 
     preparing ──▶ booting ──▶ ready ──▶ leased ──▶ checking ──▶ ready
@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-__all__ = ["DeviceRegistry", "Grant", "Launcher", "Worker"]
+__all__ = ["DeviceManager", "Grant", "Launcher", "Worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ _HOPELESS_BOOTS = 2
 
 
 class Worker(Protocol):
-    """One device worker, as its registry sees it."""
+    """One device worker, as its manager sees it."""
 
     @property
     def calls(self) -> Any:
-        """What an episode calls the device through; it must survive the way from the registry to the runner."""
+        """What an episode calls the device through; it must survive the way from the manager to the runner."""
         ...
 
     async def prepare(self) -> None:
@@ -117,7 +117,7 @@ class _Waiter:
     answer: asyncio.Future[list[Grant]]
 
 
-class DeviceRegistry:
+class DeviceManager:
     """Lends devices to runners, fairly among them; a runner that falls silent loses what it holds.
 
     ``launch`` starts workers, ``clock`` returns seconds and never goes back. ``name`` tells this farm from others.
@@ -128,7 +128,7 @@ class DeviceRegistry:
         self._launch = launch
         self._clock = clock
         self._settings: DevicePoolSettings | None = None
-        # Starting from the wall clock, ids grow also from one life of the registry to the next.
+        # Starting from the wall clock, ids grow also from one life of the manager to the next.
         self._table = LeaseTable(lease_timeout_s=60.0, first_lease_id=time.time_ns())
         self._slots: dict[str, _Slot] = {}
         self._waiters: dict[Claimant, _Waiter] = {}
@@ -174,7 +174,7 @@ class DeviceRegistry:
         more.
 
         Raises:
-            DeviceError: nobody has configured the registry since it was started, perhaps after a crash.
+            DeviceError: nobody has configured the manager since it was started, perhaps after a crash.
         """
         self._current()
         claimant = Claimant(owner=owner, purpose=purpose)
@@ -237,7 +237,7 @@ class DeviceRegistry:
         }
 
     async def close(self) -> None:
-        """Ends all workers. A registry is not used again after this."""
+        """Ends all workers. A manager is not used again after this."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -308,7 +308,7 @@ class DeviceRegistry:
 
     def _current(self) -> DevicePoolSettings:
         if self._settings is None:
-            raise DeviceError("the device registry has just started and was not told its settings yet")
+            raise DeviceError("the device manager has just started and was not told its settings yet")
         return self._settings
 
     def _devices_wanted(self) -> int:
@@ -528,4 +528,4 @@ class DeviceRegistry:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("the device registry broke", exc_info=task.exception())
+            logger.error("the device manager broke", exc_info=task.exception())
