@@ -24,7 +24,6 @@ from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableErr
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
-from slime_plugins.rollout_buffer.rules import groups as group_rules
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.causes import (
     CANCELLED,
@@ -37,7 +36,15 @@ from slime_plugins.rollout_buffer.rules.causes import (
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
-from slime_plugins.rollout_buffer.state import attempts, deliveries, job_lookup, job_start, large_starts, leases
+from slime_plugins.rollout_buffer.state import (
+    attempts,
+    deliveries,
+    delivery_meta,
+    job_lookup,
+    job_start,
+    large_starts,
+    leases,
+)
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
@@ -422,17 +429,9 @@ class Buffer:
 
     def empty_meta_info(self, job: JobRecord | None) -> dict[str, Any]:
         """Returns what a poll is told that gets nothing."""
-        statistics = group_rules.summarize_rewards(
-            samples=0, groups=0, total=0.0, square_total=0.0, low=None, high=None
-        )
-        about: dict[str, Any] = {"finished_groups": [], "delivery_id": None, "exhausted": False, "outcomes": {}}
-        if job is None:
-            return {**statistics, **about}
         with self.store.read() as connection:
-            now = job_rows.get_job(connection, job.key)
-            exhausted = deliveries.is_exhausted(connection, now)
-        about_job = {"job_id": job.job_id, "job_state": now.state.value, "job_cause": now.cause}
-        return {**statistics, **about, "exhausted": exhausted, **about_job}
+            now = None if job is None else job_rows.get_job(connection, job.key)
+            return delivery_meta.empty_meta_info(connection, now)
 
     def polled(self, job: JobRecord) -> None:
         """Notes that a trainer asked for a job's data; a job that had paused itself goes on."""
@@ -498,6 +497,10 @@ class Buffer:
             if not group.members:
                 self._leave_out(group.key)
             yield from group.members
+
+    def with_inline_images(self, body: bytes) -> bytes:
+        """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
+        return b"".join(self.contents.inlined(body))
 
     def _leave_out(self, group_key: int) -> None:
         """Fails a group that was to be delivered; the delivery goes on also when that cannot be written."""

@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
-from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_trainer
+from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_training_reports
 from slime_plugins.rollout_buffer.server.http import (
     IdConverter,
     ServerContext,
@@ -53,7 +53,7 @@ def create_app(settings: ServeSettings) -> Flask:
     app.register_blueprint(routes)
     app.register_blueprint(routes_inspect.routes)
     app.register_blueprint(routes_dashboard.routes)
-    app.register_blueprint(routes_trainer.routes)
+    app.register_blueprint(routes_training_reports.routes)
     app.register_error_handler(Exception, error_reply)
     return app
 

@@ -1,6 +1,6 @@
 """What all routes share: the context of a process, the token, reading bodies, writing replies, errors as replies.
 
-Route files (``server``, ``server_inspect`` …) import from here and never from each other.
+The files of routes import from here and never from each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.routing import PathConverter
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings, read_token
 from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
@@ -29,12 +29,10 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.observability.liveness import supervisors_heartbeat
 from slime_plugins.rollout_buffer.protocol.auth import check_access
 from slime_plugins.rollout_buffer.protocol.hosts import check_host
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
-from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
 from slime_plugins.rollout_buffer.storage.store import Store
 
 __all__ = [
@@ -46,7 +44,6 @@ __all__ = [
     "as_response",
     "check_before_route",
     "check_request",
-    "delivery_chunks",
     "error_answer",
     "error_reply",
     "json_object",
@@ -56,13 +53,8 @@ __all__ = [
     "the_buffer",
     "the_context",
     "the_inspection",
-    "with_inline_images",
 ]
 
-"""The name under which the supervisor's heartbeat is stored."""
-
-CHUNK_BYTES = 512 * 1024
-"""A reply goes out in about such parts."""
 RETRY_AFTER_S = 2
 """When to come again to a server that could not do it now."""
 LOG_INTERVAL_S = 5.0
@@ -241,39 +233,3 @@ def json_object(content: bytes | bytearray, what: str = "the body") -> dict[str,
     if not isinstance(body, dict):
         raise InvalidPayloadError(f"{what} must be a JSON object")
     return body
-
-
-def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, acknowledged: Any) -> Iterator[Part]:
-    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once.
-
-    What is said of the groups comes after them: who takes no dummies learns only by reading which groups are short.
-    """
-    meta_info = dict(delivery.meta_info)
-    if acknowledged is not None:
-        meta_info["acknowledged"] = acknowledged
-    head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
-    pieces: list[bytes | memoryview] = [head, b',"data":{"data":[']
-    separator, size = b"", 0
-    short_groups: list[ShortGroup] = []
-    inline_images = poll.images == "inline"
-    if poll.knows_dummies:
-        members = buffer.delivered_pieces(delivery, inline_images=inline_images)
-    else:
-        members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)
-    for light, body in members:
-        item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
-        for piece in item:
-            pieces.append(piece)
-            size += len(piece)
-            if size >= CHUNK_BYTES:
-                yield pieces
-                pieces, size = [], 0
-        separator = b","
-    if short_groups:
-        meta_info["short_groups"] = short_groups
-    yield [*pieces, b'],"meta_info":', orjson.dumps(meta_info), b"}}"]
-
-
-def with_inline_images(buffer: Buffer, body: bytes) -> bytes:
-    """Puts the screenshots that a payload names by hash into it, for clients that know only data URIs."""
-    return b"".join(buffer.contents.inlined(body))

@@ -16,14 +16,13 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
     Answer,
     as_response,
-    delivery_chunks,
     json_reply,
     the_buffer,
     the_inspection,
-    with_inline_images,
 )
 
 __all__ = ["routes"]
@@ -61,7 +60,7 @@ def trajectory(uid: str) -> Response:
     """Returns one trajectory as it is stored: messages, generations, rewards, timings."""
     query = request_models.parse(TrajectoryQuery, request.args.to_dict())
     found = the_inspection().trajectory(uid, query.job_id)
-    body = with_inline_images(the_buffer(), found.body) if query.images == "inline" else found.body
+    body = the_buffer().with_inline_images(found.body) if query.images == "inline" else found.body
     return Response(orjson.dumps(found.light)[:-1] + b"," + body[1:], mimetype="application/json")
 
 

@@ -7,13 +7,11 @@ so that it can be delivered again exactly as it was: to the same poll under the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
-from slime_plugins.rollout_buffer.rules import groups as group_rules
-from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.state.delivery_meta import meta_info_of
 from slime_plugins.rollout_buffer.state.leases import (
     all_still_waiting,
     expire_leases,
@@ -23,14 +21,13 @@ from slime_plugins.rollout_buffer.state.leases import (
     renew_lease,
 )
 from slime_plugins.rollout_buffer.state.staleness import drop_stale_groups, note_trainers_version, stale_groups
-from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, portion_rows
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
-from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
+from slime_plugins.rollout_buffer.types import DeliveryState
 
-__all__ = ["Delivery", "is_exhausted", "take"]
+__all__ = ["Delivery", "take"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,10 +109,7 @@ def _new_delivery(
     for group in ready:
         group_rows.update_group(connection, group.key, state=handed_out(poll).value, delivery_key=delivery.key)
     delivery_rows.insert_delivery_groups(connection, delivery.key, [group.key for group in ready])
-    meta_info = {
-        **_meta_info(connection, job, delivery.key, delivery.delivery_id, ready),
-        "stale_groups": [group.key for group in ready if group.key in stale],
-    }
+    meta_info = meta_info_of(connection, job, delivery.key, delivery.delivery_id, ready, stale)
     delivery_rows.set_meta_info(connection, delivery.key, meta_info)
     return replace(delivery, meta_info=meta_info)
 
@@ -142,43 +136,6 @@ def _insert(
 def _waited_s(now: float, job: JobRecord) -> float:
     """How long the trainer has polled in vain until now."""
     return 0.0 if job.waiting_since is None else max(0.0, now - job.waiting_since)
-
-
-def _meta_info(
-    connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord]
-) -> dict[str, Any]:
-    ended = portion_rows.report_in(connection, job.key, key)
-    sums, outcomes = portion_rows.sum_unreported(connection, job.key, key)
-    statistics = group_rules.summarize_rewards(
-        samples=sums.samples,
-        groups=sums.groups,
-        total=sums.total,
-        square_total=sums.square_total,
-        low=sums.low,
-        high=sums.high,
-    )
-    return {
-        **statistics,
-        **job.meta_info,
-        "finished_groups": [*ended, *(group.instance_id for group in ready)],
-        "delivery_id": delivery_id,
-        "job_id": job.job_id,
-        "outcomes": outcomes,
-        "weight_version": job.weight_version,
-        "exhausted": is_exhausted(connection, job, but_for=key),
-    }
-
-
-def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None = None) -> bool:
-    """Nothing will ever be ready again, but for what a delivery that is just made holds itself.
-
-    What is leased to somebody may come back. A job without input may still get items until somebody ends it.
-    """
-    if not job.has_input and job.state in job_rules.OPEN_STATES:
-        return False
-    if delivery_rows.has_groups(connection, job.key, GroupState.OPEN, GroupState.READY):
-        return False
-    return all(delivery.key == but_for for delivery in delivery_rows.leased_deliveries(connection, job.key))
 
 
 def _group_limit(poll: PollPayload, job: JobRecord) -> int | None:

@@ -1,4 +1,4 @@
-"""Routes of what a trainer says of the rows that it trained, and what that shows."""
+"""Routes of training reports: what a trainer computed of the rows that it trained, and the mismatch that shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.state.trainer_reports import keep_report
 
 __all__ = ["routes"]
 
-routes = Blueprint("rollout_buffer_trainer", __name__)
+routes = Blueprint("rollout_buffer_training_reports", __name__)
 
 
 @routes.post("/jobs/<id:job_id>/trainer_rows")

@@ -1,0 +1,49 @@
+"""The reply that carries a delivery, to a poll or to who looks at an earlier one: JSON, written item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.server.http import Part
+from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
+
+__all__ = ["delivery_chunks"]
+
+CHUNK_BYTES = 512 * 1024
+"""A reply goes out in about such parts."""
+
+
+def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, acknowledged: Any) -> Iterator[Part]:
+    """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once.
+
+    What is said of the groups comes after them: who takes no dummies learns only by reading which groups are short.
+    """
+    meta_info = dict(delivery.meta_info)
+    if acknowledged is not None:
+        meta_info["acknowledged"] = acknowledged
+    head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
+    pieces: list[bytes | memoryview] = [head, b',"data":{"data":[']
+    separator, size = b"", 0
+    short_groups: list[ShortGroup] = []
+    inline_images = poll.images == "inline"
+    if poll.knows_dummies:
+        members = buffer.delivered_pieces(delivery, inline_images=inline_images)
+    else:
+        members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)
+    for light, body in members:
+        item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
+        for piece in item:
+            pieces.append(piece)
+            size += len(piece)
+            if size >= CHUNK_BYTES:
+                yield pieces
+                pieces, size = [], 0
+        separator = b","
+    if short_groups:
+        meta_info["short_groups"] = short_groups
+    yield [*pieces, b'],"meta_info":', orjson.dumps(meta_info), b"}}"]

@@ -1,0 +1,71 @@
+"""What a poll is told beside its groups: the ``meta_info`` of a delivery, and of a reply that brings none.
+
+The keys are ``protocol.reply_models.MetaInfo``. Rules on an open transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.groups import summarize_rewards
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, portion_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import GroupState
+
+__all__ = ["empty_meta_info", "is_exhausted", "meta_info_of"]
+
+
+def meta_info_of(
+    connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord], stale: set[int]
+) -> dict[str, Any]:
+    """Returns what the new delivery ``key`` of the ``ready`` groups says; ``stale`` are keys of groups of old weights.
+
+    Its statistics are of everything that was played since the last delivery, filtered groups too.
+    """
+    ended = portion_rows.report_in(connection, job.key, key)
+    sums, outcomes = portion_rows.sum_unreported(connection, job.key, key)
+    statistics = summarize_rewards(
+        samples=sums.samples,
+        groups=sums.groups,
+        total=sums.total,
+        square_total=sums.square_total,
+        low=sums.low,
+        high=sums.high,
+    )
+    return {
+        **statistics,
+        **job.meta_info,
+        "finished_groups": [*ended, *(group.instance_id for group in ready)],
+        "delivery_id": delivery_id,
+        "job_id": job.job_id,
+        "outcomes": outcomes,
+        "weight_version": job.weight_version,
+        "exhausted": is_exhausted(connection, job, but_for=key),
+        "stale_groups": [group.key for group in ready if group.key in stale],
+    }
+
+
+def empty_meta_info(connection: Connection, job: JobRecord | None) -> dict[str, Any]:
+    """Returns what a poll is told that gets nothing; ``job`` None when it named none and none is open."""
+    statistics = summarize_rewards(samples=0, groups=0, total=0.0, square_total=0.0, low=None, high=None)
+    about: dict[str, Any] = {"finished_groups": [], "delivery_id": None, "exhausted": False, "outcomes": {}}
+    if job is None:
+        return {**statistics, **about}
+    about_job = {"job_id": job.job_id, "job_state": job.state.value, "job_cause": job.cause}
+    return {**statistics, **about, "exhausted": is_exhausted(connection, job), **about_job}
+
+
+def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None = None) -> bool:
+    """Nothing will ever be ready again, but for what a delivery that is just made holds itself.
+
+    What is leased to somebody may come back. A job without input may still get items until somebody ends it.
+    """
+    if not job.has_input and job.state in job_rules.OPEN_STATES:
+        return False
+    if delivery_rows.has_groups(connection, job.key, GroupState.OPEN, GroupState.READY):
+        return False
+    return all(delivery.key == but_for for delivery in delivery_rows.leased_deliveries(connection, job.key))
