@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.protocol.query_params import GroupPageQuery, OverviewQuery, SeriesQuery
-from slime_plugins.rollout_buffer.redaction import redacted
-from slime_plugins.rollout_buffer.reporting.diagnosis import JobSnapshot, explain_group, explain_job, explain_service
+from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
+from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot, take_snapshot
 from slime_plugins.rollout_buffer.reporting.time_series import (
     SUMMED_S,
     is_crowded,
@@ -28,18 +27,15 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
     span_of,
 )
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
-from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
-from slime_plugins.rollout_buffer.rules.services import DEVICES, RUNNER
-from slime_plugins.rollout_buffer.state.device_reports import report_of_job
+from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, service_rows
+from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, EngineTrouble, GroupState
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState
 
 __all__ = ["Views"]
 
-FAILURES_WITHIN_S = 600.0
 NEWEST_TRAJECTORIES = 200
 MOST_ATTEMPTS_SHOWN = 1000
 
@@ -123,47 +119,7 @@ class Views:
         }
 
     def _snapshot(self, connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float) -> JobSnapshot:
-        beat = service_rows.heartbeat(connection, self._supervisor)
-        bare = JobSnapshot(
-            state=job.state,
-            cause=Cause(job.cause_code, job.cause),
-            has_runner=job.has_runner,
-            has_input=job.has_input,
-            group_size=job.group_size,
-            engine_url=redacted(job.engine_url or ""),
-            groups=groups,
-            supervisor_age_s=None if beat is None else abs(now - beat[0]),
-            began_s=max(0.0, now - max(job.created_at, job.updated_at)),
-            poll_age_s=_age(now, job.last_poll_at),
-            max_groups_ahead=job.settings.max_groups_ahead,
-            pause_when_idle_s=job.settings.pause_when_idle_s,
-            commonest_causes=group_rows.commonest_causes(connection, job.key),
-            stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
-            max_weight_version_lag=job.settings.max_weight_version_lag,
-            trainer_run=job.trainer_run,
-            weight_version=job.weight_version,
-            lone_versions=job.lone_versions,
-            lone_version=job.lone_version,
-            refused_items=job.refused_items,
-            last_refusal=job.last_refusal,
-        )
-        if job.state not in OPEN_STATES:
-            return bare
-        running, oldest = _running(connection, job.key)
-        failures, last_failure = _failures(connection, job.key, now - FAILURES_WITHIN_S)
-        return replace(
-            bare,
-            running_attempts=running,
-            oldest_running_s=_age(now, oldest),
-            trajectory_age_s=_age(now, _last_written(connection, job.key)),
-            recent_failures=failures,
-            last_failure=last_failure,
-            all_failed=_all_failed(connection, job.key),
-            trainer_waits_s=_age(now, job.waiting_since),
-            disk_free_bytes=shutil.disk_usage(self.store.data_dir).free,
-            devices=_devices(connection, job.key, now),
-            engine=_engine(connection, job.key, now),
-        )
+        return take_snapshot(connection, job, groups, now, self.store.data_dir)
 
     def series(self, job_id: str, query: SeriesQuery) -> dict[str, Any]:
         """Returns what happened to a job over time, in columns of one entry per bucket.
@@ -339,79 +295,12 @@ def _newest(connection: Connection, job_key: int) -> dict[str, Any]:
     return _as_dict(connection.execute(query, (job_key, NEWEST_TRAJECTORIES)).fetchone())
 
 
-def _last_written(connection: Connection, job_key: int) -> float | None:
-    query = (
-        "SELECT created_at FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? "
-        "ORDER BY key DESC LIMIT 1"
-    )
-    row = connection.execute(query, (job_key,)).fetchone()
-    return None if row is None else float(row[0])
-
-
-def _running(connection: Connection, job_key: int) -> tuple[int, float | None]:
-    query = (
-        "SELECT count(*), min(started_at) FROM attempts INDEXED BY attempts_running "
-        "JOIN groups ON groups.key = group_key WHERE attempts.state = 'running' AND job_key = ?"
-    )
-    row = connection.execute(query, (job_key,)).fetchone()
-    return int(row[0]), row[1]
-
-
-def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[str, int], str]:
-    found = (
-        "FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
-        "WHERE attempts.state = 'failed' AND ended_at >= ? AND job_key = ?"
-    )
-    counted = connection.execute(f"SELECT error_code, count(*) {found} GROUP BY error_code", (since, job_key))
-    failures = {str(row[0]): int(row[1]) for row in counted}
-    if not failures:
-        return {}, ""
-    query = f"SELECT error_message {found} ORDER BY ended_at DESC LIMIT 1"
-    return failures, str(connection.execute(query, (since, job_key)).fetchone()[0] or "")
-
-
-def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
-    """How the attempts of a job failed of which none brought a trajectory; None when one did, or none failed."""
-    states = {state for state, _ in attempt_rows.attempts_by_error(connection, job_key)}
-    if AttemptState.FINISHED in states or AttemptState.FAILED not in states:
-        return None
-    return attempt_rows.failed_attempts(connection, job_key)
-
-
-def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
-    """What the job's runner said of its engine, if that was just now."""
-    beat = service_rows.heartbeat(connection, RUNNER.of_job(job_key))
-    if beat is None or RUNNER.is_silent(abs(now - beat[0])):
-        return EngineReport()
-    engine = beat[1]["engine"]
-    return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})
-
-
 def _engine_reply(report: EngineReport) -> dict[str, Any]:
     """A report as JSON, empty when nobody knows; ``says`` and ``updating`` are what earlier clients read."""
     if report == EngineReport():
         return {}
     updating = report.code is EngineTrouble.UPDATING
     return {**asdict(report), "says": report.message, "updating": updating}
-
-
-def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
-    """Counts the devices that the job's runner spoke of lately by what they are at."""
-    farm = report_of_job(connection, job_key, now)
-    if farm is None or DEVICES.is_silent(farm["age_s"]):
-        return {}
-    states = Counter(str(device["state"]) for device in farm["devices"])
-    return {
-        "total": sum(states.values()),
-        "busy": states["leased"],
-        "broken": states["quarantined"],
-        "starting": states["preparing"] + states["booting"] + states["recycling"],
-        "waiting": sum(farm.get("episodes_waiting", {}).values()),
-    }
-
-
-def _age(now: float, at: float | None) -> float | None:
-    return None if at is None else max(0.0, now - at)
 
 
 def _float(text: str) -> float:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
-from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
+from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
-from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
+from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
-__all__ = ["Explanation", "JobSnapshot", "Severity", "explain_group", "explain_job", "explain_service"]
+__all__ = ["Explanation", "Severity", "explain_group", "explain_job", "explain_service"]
 
 QUIET_AFTER_S = 60.0
 """A job whose last trajectory is younger moves, whatever else is to be said of it."""
@@ -25,9 +24,6 @@ START_TIMEOUT_S = 120.0
 LONG_EPISODE_S = 600.0
 FAILURES_WORTH_SAYING = 3
 LITTLE_DISK_BYTES = 2_000_000_000
-
-
-_NO_REPORT = EngineReport()
 
 
 class Severity(StrEnum):
@@ -52,59 +48,6 @@ class Explanation:
         """Returns it as JSON has it; ``says`` is the name that ``message`` had before."""
         message = {"message": self.message, "says": self.message}
         return {"code": self.code, "severity": self.severity.value, **message, "advice": self.advice}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobSnapshot:
-    """What is known of a job at one moment. Ages are in seconds; None means that it never happened or is not known.
-
-    ``devices`` has ``total`` and, where known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait
-    for one); it is empty when nobody knows.
-    """
-
-    state: JobState
-    cause: Cause = NO_CAUSE
-    has_runner: bool = True
-    has_input: bool = True
-    group_size: int = 1
-    engine_url: str = ""
-    groups: Mapping[str, int] = field(default_factory=dict)
-    supervisor_age_s: float | None = None
-    began_s: float = 0.0
-    """Since the job was started or resumed, or its present runner began."""
-    running_attempts: int = 0
-    oldest_running_s: float | None = None
-    trajectory_age_s: float | None = None
-    recent_failures: Mapping[str, int] = field(default_factory=dict)
-    """Failed attempts of the last ten minutes, by error code."""
-    last_failure: str = ""
-    all_failed: FailedAttempts | None = None
-    """How its attempts failed, when none ever brought a trajectory."""
-    poll_age_s: float | None = None
-    trainer_waits_s: float | None = None
-    """How long a trainer has polled in vain; None when none waits."""
-    max_groups_ahead: int | None = None
-    pause_when_idle_s: float | None = None
-    disk_free_bytes: int | None = None
-    devices: Mapping[str, Any] = field(default_factory=dict)
-    engine: EngineReport = _NO_REPORT
-    commonest_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
-    """Why most groups were filtered, and why most failed."""
-    stale_groups: int = 0
-    """Groups that were dropped because their weights were too old."""
-    max_weight_version_lag: int | None = None
-    trainer_run: int = 1
-    weight_version: int | None = None
-    lone_versions: int = 0
-    """How often a weight version was named that is absurdly far ahead; ``lone_version`` is the last of them."""
-    lone_version: int | None = None
-    refused_items: int = 0
-    """Written items that the job's ``reward_range`` refused; ``last_refusal`` says it of the last."""
-    last_refusal: str = ""
-
-    def count(self, *states: GroupState) -> int:
-        """Counts groups in the states."""
-        return sum(self.groups.get(state.value, 0) for state in states)
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:

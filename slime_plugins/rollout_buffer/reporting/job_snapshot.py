@@ -1,0 +1,196 @@
+"""One moment of a job, as plain numbers: what ``diagnosis`` reasons on, and how it is read from the store."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
+from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
+from slime_plugins.rollout_buffer.rules.services import DEVICES, RUNNER, SUPERVISOR
+from slime_plugins.rollout_buffer.state.device_reports import report_of_job
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, service_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, EngineTrouble, GroupState, JobState
+
+__all__ = ["JobSnapshot", "take_snapshot"]
+
+FAILURES_WITHIN_S = 600.0
+
+_NO_REPORT = EngineReport()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSnapshot:
+    """What is known of a job at one moment. Ages are in seconds; None means that it never happened or is not known.
+
+    ``devices`` has ``total`` and, where known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait
+    for one); it is empty when nobody knows.
+    """
+
+    state: JobState
+    cause: Cause = NO_CAUSE
+    has_runner: bool = True
+    has_input: bool = True
+    group_size: int = 1
+    engine_url: str = ""
+    groups: Mapping[str, int] = field(default_factory=dict)
+    supervisor_age_s: float | None = None
+    began_s: float = 0.0
+    """Since the job was started or resumed, or its present runner began."""
+    running_attempts: int = 0
+    oldest_running_s: float | None = None
+    trajectory_age_s: float | None = None
+    recent_failures: Mapping[str, int] = field(default_factory=dict)
+    """Failed attempts of the last ten minutes, by error code."""
+    last_failure: str = ""
+    all_failed: FailedAttempts | None = None
+    """How its attempts failed, when none ever brought a trajectory."""
+    poll_age_s: float | None = None
+    trainer_waits_s: float | None = None
+    """How long a trainer has polled in vain; None when none waits."""
+    max_groups_ahead: int | None = None
+    pause_when_idle_s: float | None = None
+    disk_free_bytes: int | None = None
+    devices: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineReport = _NO_REPORT
+    commonest_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
+    """Why most groups were filtered, and why most failed."""
+    stale_groups: int = 0
+    """Groups that were dropped because their weights were too old."""
+    max_weight_version_lag: int | None = None
+    trainer_run: int = 1
+    weight_version: int | None = None
+    lone_versions: int = 0
+    """How often a weight version was named that is absurdly far ahead; ``lone_version`` is the last of them."""
+    lone_version: int | None = None
+    refused_items: int = 0
+    """Written items that the job's ``reward_range`` refused; ``last_refusal`` says it of the last."""
+    last_refusal: str = ""
+
+    def count(self, *states: GroupState) -> int:
+        """Counts groups in the states."""
+        return sum(self.groups.get(state.value, 0) for state in states)
+
+
+def take_snapshot(
+    connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float, data_dir: Path
+) -> JobSnapshot:
+    """Returns what is known of a job in this transaction; ``groups`` counts its groups by state.
+
+    Of a job that is over, neither attempts nor devices nor the engine are looked up.
+    """
+    beat = service_rows.heartbeat(connection, SUPERVISOR.name)
+    bare = JobSnapshot(
+        state=job.state,
+        cause=Cause(job.cause_code, job.cause),
+        has_runner=job.has_runner,
+        has_input=job.has_input,
+        group_size=job.group_size,
+        engine_url=redacted(job.engine_url or ""),
+        groups=groups,
+        supervisor_age_s=None if beat is None else abs(now - beat[0]),
+        began_s=max(0.0, now - max(job.created_at, job.updated_at)),
+        poll_age_s=_age(now, job.last_poll_at),
+        max_groups_ahead=job.settings.max_groups_ahead,
+        pause_when_idle_s=job.settings.pause_when_idle_s,
+        commonest_causes=group_rows.commonest_causes(connection, job.key),
+        stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
+        max_weight_version_lag=job.settings.max_weight_version_lag,
+        trainer_run=job.trainer_run,
+        weight_version=job.weight_version,
+        lone_versions=job.lone_versions,
+        lone_version=job.lone_version,
+        refused_items=job.refused_items,
+        last_refusal=job.last_refusal,
+    )
+    if job.state not in OPEN_STATES:
+        return bare
+    running, oldest = _running(connection, job.key)
+    failures, last_failure = _failures(connection, job.key, now - FAILURES_WITHIN_S)
+    return replace(
+        bare,
+        running_attempts=running,
+        oldest_running_s=_age(now, oldest),
+        trajectory_age_s=_age(now, _last_written(connection, job.key)),
+        recent_failures=failures,
+        last_failure=last_failure,
+        all_failed=_all_failed(connection, job.key),
+        trainer_waits_s=_age(now, job.waiting_since),
+        disk_free_bytes=shutil.disk_usage(data_dir).free,
+        devices=_devices(connection, job.key, now),
+        engine=_engine(connection, job.key, now),
+    )
+
+
+def _last_written(connection: Connection, job_key: int) -> float | None:
+    query = (
+        "SELECT created_at FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? "
+        "ORDER BY key DESC LIMIT 1"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return None if row is None else float(row[0])
+
+
+def _running(connection: Connection, job_key: int) -> tuple[int, float | None]:
+    query = (
+        "SELECT count(*), min(started_at) FROM attempts INDEXED BY attempts_running "
+        "JOIN groups ON groups.key = group_key WHERE attempts.state = 'running' AND job_key = ?"
+    )
+    row = connection.execute(query, (job_key,)).fetchone()
+    return int(row[0]), row[1]
+
+
+def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[str, int], str]:
+    found = (
+        "FROM attempts INDEXED BY attempts_failed JOIN groups ON groups.key = group_key "
+        "WHERE attempts.state = 'failed' AND ended_at >= ? AND job_key = ?"
+    )
+    counted = connection.execute(f"SELECT error_code, count(*) {found} GROUP BY error_code", (since, job_key))
+    failures = {str(row[0]): int(row[1]) for row in counted}
+    if not failures:
+        return {}, ""
+    query = f"SELECT error_message {found} ORDER BY ended_at DESC LIMIT 1"
+    return failures, str(connection.execute(query, (since, job_key)).fetchone()[0] or "")
+
+
+def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
+    """How the attempts of a job failed of which none brought a trajectory; None when one did, or none failed."""
+    states = {state for state, _ in attempt_rows.attempts_by_error(connection, job_key)}
+    if AttemptState.FINISHED in states or AttemptState.FAILED not in states:
+        return None
+    return attempt_rows.failed_attempts(connection, job_key)
+
+
+def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
+    """What the job's runner said of its engine, if that was just now."""
+    beat = service_rows.heartbeat(connection, RUNNER.of_job(job_key))
+    if beat is None or RUNNER.is_silent(abs(now - beat[0])):
+        return EngineReport()
+    engine = beat[1]["engine"]
+    return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})
+
+
+def _devices(connection: Connection, job_key: int, now: float) -> dict[str, int]:
+    """Counts the devices that the job's runner spoke of lately by what they are at."""
+    farm = report_of_job(connection, job_key, now)
+    if farm is None or DEVICES.is_silent(farm["age_s"]):
+        return {}
+    states = Counter(str(device["state"]) for device in farm["devices"])
+    return {
+        "total": sum(states.values()),
+        "busy": states["leased"],
+        "broken": states["quarantined"],
+        "starting": states["preparing"] + states["booting"] + states["recycling"],
+        "waiting": sum(farm.get("episodes_waiting", {}).values()),
+    }
+
+
+def _age(now: float, at: float | None) -> float | None:
+    return None if at is None else max(0.0, now - at)
