@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -36,6 +37,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
+from slime_plugins.rollout_buffer.rules.services import ENGINE
 from slime_plugins.rollout_buffer.state import (
     attempts,
     deliveries,
@@ -69,6 +71,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     AckResult,
     AttemptState,
+    EngineReport,
     GroupState,
     Instance,
     JobState,
@@ -568,6 +571,10 @@ class Buffer:
         """Says that a process lives, and what it knows."""
         with self.store.write() as connection:
             service_rows.beat(connection, name, pid, self._clock(), dict(detail))
+
+    def report_engine(self, job_key: int, pid: int, report: EngineReport) -> None:
+        """Keeps how the engine of a job is, as the process sees it that asks it for tokens."""
+        self.beat(ENGINE.of_job(job_key), pid, {"engine": asdict(report)})
 
     def remove_heartbeat(self, name: str) -> None:
         """Says that a process ended in order."""

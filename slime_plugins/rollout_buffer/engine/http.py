@@ -121,13 +121,13 @@ class HttpEngine:
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
-    def report(self) -> EngineReport:
-        """Says how the engine is: nothing is wrong while nobody waits for it."""
+    def report(self, *, unasked: bool = False) -> EngineReport:
+        """Says how the engine is: nothing is wrong while nobody waits for it, unless ``unasked`` is given."""
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
         is_updating = self._refusal == ABORTED
         held_after_abort = bool(self._in_flight) and is_updating
-        if self._refused_since is not None and (self._waiting or held_after_abort):
+        if self._refused_since is not None and (self._waiting or held_after_abort or unasked):
             code = EngineTrouble.UPDATING if is_updating else EngineTrouble.REFUSES
             since_s = now - self._refused_since
             return EngineReport(url=url, code=code, message=self._refusal, since_s=since_s, waiting=waiting)

@@ -10,13 +10,16 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine
+from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.report_pacer import ReportPacer
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
 from slime_plugins.rollout_buffer.gateway.messages import digest
 from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 __all__ = ["JobBackend", "JobBackends"]
 
@@ -56,6 +59,8 @@ class JobBackend:
     def __init__(self, job: JobRecord, engine: Engine, tokenizer: Any) -> None:
         settings = JobSettings.model_validate(dict(job.settings.kept))
         self.engine = engine
+        self._watch = EngineWatch(engine) if isinstance(engine, HttpEngine) else None
+        self._reports = ReportPacer()
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
         self.is_pinned = settings.options.get(PIN_OPTION) is True
@@ -84,6 +89,25 @@ class JobBackend:
                 self._chats.popitem(last=False)
         return self._chats[key]
 
+    def due_report(self) -> EngineReport | None:
+        """Returns how the engine is, if that should be kept now.
+
+        An engine that was away when it was asked last counts as away although nobody asks any more: agents give up
+        sooner than engines come back. It is then asked now and then, in the background.
+        """
+        if not isinstance(self.engine, HttpEngine) or self._watch is None:
+            return None
+        report = self.engine.report()
+        if report.code is EngineTrouble.NONE and self.engine.is_away and not self._watch.has_recovered():
+            report = self.engine.report(unasked=True)
+        return report if self._reports.is_due(report) else None
+
+    async def close(self) -> None:
+        """Closes the engine."""
+        if self._watch is not None:
+            await self._watch.close()
+        await self.engine.close()
+
 
 class JobBackends:
     """The backends of all jobs that have sessions, made when first asked for."""
@@ -94,19 +118,27 @@ class JobBackends:
         """``connect`` is called as ``make_engine`` is, with an address, ``tokenizer`` and ``tokenizer_path``."""
         self._connect, self._load = connect, load
         self._backends: dict[int, JobBackend] = {}
-        self._opening = asyncio.Lock()
+        self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open(self, job: JobRecord) -> JobBackend:
-        """Returns the backend of a job.
+        """Returns the backend of a job. While it is made, only those wait who ask for the same one.
 
         Raises:
             ConflictError: the job names no engine or no tokenizer, or one that does not load.
         """
-        async with self._opening:
-            if job.key not in self._backends:
-                self._backends[job.key] = await self._make(job)
-            return self._backends[job.key]
+        if (backend := self._backends.get(job.key)) is not None:
+            return backend
+        if (making := self._making.get(job.key)) is None:
+            making = self._making[job.key] = asyncio.create_task(self._keep_made(job))
+        return await asyncio.shield(making)
+
+    async def _keep_made(self, job: JobRecord) -> JobBackend:
+        try:
+            backend = self._backends[job.key] = await self._make(job)
+            return backend
+        finally:
+            del self._making[job.key]
 
     def engine_moved(self, job: JobRecord) -> None:
         """Follows a trainer that came back under another address."""
@@ -114,10 +146,15 @@ class JobBackends:
         if backend is not None and job.engine_url and isinstance(backend.engine, HttpEngine):
             backend.engine.set_base_url(job.engine_url)
 
+    def due_reports(self) -> dict[int, EngineReport]:
+        """How the engines of jobs are, by the jobs' keys, where that should be kept now."""
+        reports = {key: backend.due_report() for key, backend in self._backends.items()}
+        return {key: report for key, report in reports.items() if report is not None}
+
     async def keep_only(self, job_keys: set[int]) -> None:
         """Closes the backends of all other jobs."""
         for key in self._backends.keys() - job_keys:
-            await self._backends.pop(key).engine.close()
+            await self._backends.pop(key).close()
 
     async def _make(self, job: JobRecord) -> JobBackend:
         path = job.settings.tokenizer_path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -337,7 +338,7 @@ class Gateway:
             await asyncio.sleep(SWEEP_INTERVAL_S)
 
     async def sweep(self) -> None:
-        """Gives up sessions that expired, drops those whose attempt was ended by others, follows moved engines."""
+        """Gives up sessions that expired, drops those whose attempt was ended by others, looks at the engines."""
         now = time.monotonic()
         for session in tuple(self._sessions.values()):
             if not session.closing.locked() and session.is_expired(now, self.settings.session_timeout_s):
@@ -350,6 +351,8 @@ class Gateway:
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)
+        for job_key, report in self.backends.due_reports().items():
+            await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
         await self.backends.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
         if now - self._settled_at > SETTLE_INTERVAL_S:
             self._settled_at = now

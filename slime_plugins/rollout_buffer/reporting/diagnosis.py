@@ -182,7 +182,7 @@ def _nothing_open(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _external(at: JobSnapshot) -> Iterator[Explanation]:
-    if not _recent(at.trajectory_age_s):
+    if not _recent(at.trajectory_age_s) and at.engine.code is EngineTrouble.NONE:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
@@ -285,9 +285,11 @@ def _commonest(at: JobSnapshot, state: GroupState) -> str:
 
 def _troubles(at: JobSnapshot) -> Iterator[Explanation]:
     """What keeps episodes from ending, or makes them fail."""
-    if at.state is not JobState.RUNNING or not at.has_runner or not at.count(GroupState.OPEN):
+    if at.state is not JobState.RUNNING or not at.count(GroupState.OPEN):
         return
     yield from _engine_trouble(at)
+    if not at.has_runner:
+        return
     yield from _device_trouble(at)
     yield from _failures(at)
     if at.disk_free_bytes is not None and at.disk_free_bytes < LITTLE_DISK_BYTES:
@@ -314,7 +316,7 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
     engine = at.engine
     if engine.code is EngineTrouble.NONE:
         return
-    held = f", {engine.waiting} requests are held" if engine.waiting else ""
+    held = f", {_held(engine.waiting)}" if engine.waiting else ""
     for_long = f" for {_span(engine.since_s)}" if engine.since_s is not None else ""
     if engine.code is EngineTrouble.UPDATING:
         yield Explanation(
@@ -325,17 +327,21 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
         )
         return
     long = (engine.since_s or 0.0) > QUIET_AFTER_S
+    away = _AWAY if at.has_runner else _AWAY_FROM_GATEWAY
     standing = Severity.STOPPED if long else Severity.WAIT
     yield Explanation(
         code="no_engine",
         severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else standing,
         message=f"The engine at {engine.url} {engine.message}{for_long}{held}.",
-        advice=_SILENT if engine.code is EngineTrouble.SILENT else _AWAY,
+        advice=_SILENT if engine.code is EngineTrouble.SILENT else away,
     )
 
 
 _AWAY_IS = "Is it up, and is the address right as seen from the buffer host?"
 _AWAY = f"{_AWAY_IS} Episodes wait for it, none is lost."
+_AWAY_FROM_GATEWAY = (
+    f"{_AWAY_IS} Turns of open sessions wait for it; an agent that gives up sooner may ask again in its session."
+)
 _SILENT = (
     "It holds requests while its weights are updated. When that takes minutes, look at its log. No episode is lost."
 )
@@ -537,6 +543,10 @@ def _and(words: Sequence[str]) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"1 {what} was" if count == 1 else f"{count} {what}s were"
+
+
+def _held(requests: int) -> str:
+    return "1 request is held" if requests == 1 else f"{requests} requests are held"
 
 
 def _wait(count: int) -> str:

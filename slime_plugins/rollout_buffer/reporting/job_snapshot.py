@@ -12,7 +12,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
-from slime_plugins.rollout_buffer.rules.services import DEVICES, RUNNER, SUPERVISOR
+from slime_plugins.rollout_buffer.rules.services import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.state.device_reports import report_of_job
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -169,9 +169,9 @@ def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
 
 
 def _engine(connection: Connection, job_key: int, now: float) -> EngineReport:
-    """What the job's runner said of its engine, if that was just now."""
-    beat = service_rows.heartbeat(connection, RUNNER.of_job(job_key))
-    if beat is None or RUNNER.is_silent(abs(now - beat[0])):
+    """What the job's runner, or the gateway, said of its engine, if that was just now."""
+    beat = service_rows.heartbeat(connection, ENGINE.of_job(job_key))
+    if beat is None or ENGINE.is_silent(abs(now - beat[0])):
         return EngineReport()
     engine = beat[1]["engine"]
     return EngineReport(**{**engine, "code": EngineTrouble(engine["code"])})

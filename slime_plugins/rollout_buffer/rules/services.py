@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEVICES", "RUNNER", "SUPERVISOR", "Service"]
+__all__ = ["DEVICES", "ENGINE", "SUPERVISOR", "Service"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,8 @@ class Service:
 
 
 SUPERVISOR = Service(name="supervisor", beats_every_s=2.0, silent_after_s=15.0)
-RUNNER = Service(name="runner:", beats_every_s=3.0, silent_after_s=15.0)
-"""How a job's engine is, for as long as it is not well."""
+ENGINE = Service(name="runner:", beats_every_s=3.0, silent_after_s=15.0)
+"""How a job's engine is, for as long as it is not well: its runner says so, or the gateway. Earlier
+data directories have it under this name."""
 DEVICES = Service(name="devices of job ", beats_every_s=5.0, silent_after_s=60.0)
 """How the devices of a job are."""

@@ -14,15 +14,13 @@ import contextlib
 import contextvars
 import hashlib
 import logging
-import math
 import os
 import random
 import threading
-import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
 
@@ -31,6 +29,7 @@ from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.report_pacer import ReportPacer
 from slime_plugins.rollout_buffer.errors import (
     EngineAwayError,
     EngineError,
@@ -51,14 +50,12 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
-from slime_plugins.rollout_buffer.rules.services import RUNNER
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import (
-    EngineTrouble,
     EpisodeRequest,
     Instance,
     JobState,
@@ -163,8 +160,7 @@ class JobRunner:
         self._may_play = asyncio.Event()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._engine: HttpEngine | None = None
-        self._engine_reported_at = -math.inf
-        self._engine_was_away = False
+        self._engine_reports = ReportPacer()
         self._engine_watch: EngineWatch | None = None
         self._streak = _FailureStreak()
 
@@ -577,14 +573,8 @@ class JobRunner:
 
     async def _report_engine(self) -> None:
         """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
-        if self._engine is None or time.monotonic() - self._engine_reported_at < RUNNER.beats_every_s:
-            return
-        report = self._engine.report()
-        in_trouble = report.code is not EngineTrouble.NONE
-        if in_trouble or self._engine_was_away:
-            self._engine_reported_at, self._engine_was_away = time.monotonic(), in_trouble
-            detail = {"engine": asdict(report)}
-            await self._stored(self._buffer.beat, RUNNER.of_job(self._job.key), os.getpid(), detail)
+        if self._engine is not None and self._engine_reports.is_due(report := self._engine.report()):
+            await self._stored(self._buffer.report_engine, self._job.key, os.getpid(), report)
 
     def _set_pause(self, state: JobState) -> None:
         if state is JobState.PAUSED:

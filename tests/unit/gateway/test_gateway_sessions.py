@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import openai
 import pytest
 from aiohttp import web
 
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import GroupState
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
@@ -92,6 +95,28 @@ async def test_a_job_without_an_engine_and_an_unknown_one_are_refused_with_a_sen
     assert (await gateway.call("POST", "/sessions", {"job_id": "no such"})).status == 404
     assert (await gateway.call("POST", "/sessions", {"job": "x"})).status == 400
     assert slots(gateway.buffer, job)["open"] == 1
+
+
+async def test_a_tokenizer_that_loads_for_long_and_in_vain_holds_up_no_other_job(tmp_path: Path) -> None:
+    may_fail, asked = threading.Event(), threading.Event()
+
+    def load(path: str) -> Any:
+        if path == str(DEMO_TOKENIZER_PATH):
+            return tokenizer
+        asked.set()
+        assert may_fail.wait(60)
+        raise ConfigError("the hub cannot be asked")
+
+    async with gateway_on(tmp_path, talkative(), load=load) as gateway:
+        slow = start_session_job(gateway.buffer, job_id="slow", tokenizer_path="our/model")
+        opening = [asyncio.create_task(gateway.call("POST", "/sessions", {"job_id": slow.job_id})) for _ in range(3)]
+        assert await asyncio.to_thread(asked.wait, 60)
+        opened = await gateway.open(start_session_job(gateway.buffer, job_id="quick"))
+        assert (await gateway.chat(opened, [USER])).status == 200
+        may_fail.set()
+        refused = await asyncio.gather(*opening)
+        assert {reply.status for reply in refused} == {409}
+        assert "takes no sessions: the hub cannot be asked" in refused[0].body["error"]["message"]
 
 
 async def test_paused_and_cancelled_jobs_hand_out_no_slots(gateway: GatewayUnderTest) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slime_plugins.rollout_buffer.rules.services import DEVICES, RUNNER, SUPERVISOR, Service
+from slime_plugins.rollout_buffer.rules.services import DEVICES, ENGINE, SUPERVISOR, Service
 
 
-@pytest.mark.parametrize("service", [SUPERVISOR, RUNNER, DEVICES])
+@pytest.mark.parametrize("service", [SUPERVISOR, ENGINE, DEVICES])
 def test_a_service_may_miss_some_beats_before_it_counts_as_silent(service: Service) -> None:
     assert service.silent_after_s >= 3 * service.beats_every_s
     assert not service.is_silent(service.silent_after_s)
@@ -17,4 +17,4 @@ def test_a_service_may_miss_some_beats_before_it_counts_as_silent(service: Servi
 
 
 def test_names_are_those_of_earlier_data_directories() -> None:
-    assert (SUPERVISOR.name, RUNNER.of_job(7), DEVICES.of_job(7)) == ("supervisor", "runner:7", "devices of job 7")
+    assert (SUPERVISOR.name, ENGINE.of_job(7), DEVICES.of_job(7)) == ("supervisor", "runner:7", "devices of job 7")

@@ -1,0 +1,101 @@
+"""What is said of a gateway's job whose engine is gone: that it is the engine, for as long as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from slime_plugins.rollout_buffer.engine import circuit_breaker, report_pacer
+from slime_plugins.rollout_buffer.engine.base import EngineSettings
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.services import ENGINE, SUPERVISOR
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job
+
+USER: Any = {"role": "user", "content": "What is 2 + 2?"}
+PATIENT = EngineSettings(patience_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_pacer, "ENGINE", replace(ENGINE, beats_every_s=0.0))
+    monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.0)
+
+
+@asynccontextmanager
+async def engine_at(port: int) -> AsyncIterator[None]:
+    """An engine that answers every turn with one token."""
+
+    async def generate(_: web.Request) -> web.Response:
+        meta = {"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 500, None]]}
+        return web.json_response({"output_ids": [500], "meta_info": meta})
+
+    application = web.Application()
+    application.router.add_post("/generate", generate)
+    async with TestServer(application, port=port):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A gateway's job and what people are told of it."""
+
+    gateway: GatewayUnderTest
+    job: JobRecord
+
+    async def until(self, code: str) -> dict[str, Any]:
+        """Waits until the most pressing sentence has this code, and returns all that is told."""
+        views = Views(self.gateway.buffer.store, SUPERVISOR.name)
+        async with asyncio.timeout(60):
+            while True:
+                self.gateway.buffer.beat(SUPERVISOR.name, os.getpid(), {})
+                await self.gateway.gateway.sweep()
+                found = views.explanation(self.job.job_id)
+                if found["explanation"][0]["code"] == code:
+                    return found
+                await asyncio.sleep(0.01)
+
+
+async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_until_it_is_back(tmp_path: Path) -> None:
+    port = unused_port()
+    url = f"http://127.0.0.1:{port}"
+    async with gateway_on(tmp_path, lambda _: SglangEngine(url, PATIENT)) as gateway:
+        told = Told(gateway, start_session_job(gateway.buffer, remote_engine_url=url))
+        async with engine_at(port):
+            opened = await gateway.open(told.job)
+            assert (await gateway.chat(opened, [USER])).status == 200
+            assert (await told.until("external_waits"))["engine"] == {}
+
+        asking = asyncio.create_task(gateway.chat(opened, [USER]))
+        waits = await told.until("no_engine")
+        assert f"The engine at {url} cannot be reached" in waits["explanation"][0]["message"]
+        assert "1 request is held" in waits["explanation"][0]["message"]
+        assert "external_waits" not in [one["code"] for one in waits["explanation"]]
+
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        while (await told.until("no_engine"))["engine"]["waiting"]:
+            pass
+        assert f"The engine at {url} cannot be reached" in (await told.until("no_engine"))["explanation"][0]["message"]
+
+        async with engine_at(port):
+            await told.until("external_waits")
+            assert (await gateway.chat(opened, [USER])).status == 200
+
+
+async def test_what_was_never_asked_is_not_said_to_be_away(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    async with gateway_on(tmp_path, lambda _: SglangEngine(url, PATIENT)) as gateway:
+        told = Told(gateway, start_session_job(gateway.buffer, remote_engine_url=url))
+        await gateway.open(told.job)
+        assert (await told.until("external_waits"))["engine"] == {}
