@@ -8,12 +8,18 @@ job or a request names never brings code.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["load_tokenizer"]
+__all__ = ["hub_trouble", "load_tokenizer"]
+
+HUB_TIMEOUT_S: Final = 5.0
+"""How long the model hub may take to say that it has a file. Libraries try for most of a minute, for each file anew."""
+_OFFLINE: Final = "the hub is not asked from here, and it is not in the cache"
+_FILES: Final = ("tokenizer_config.json", "tokenizer.json")
 
 
 def load_tokenizer(
@@ -25,8 +31,8 @@ def load_tokenizer(
     ``HF_HUB_OFFLINE``.
 
     Raises:
-        ConfigError: there is no such folder, and the name cannot be had. What is wrong with a folder comes through as
-            transformers says it.
+        ConfigError: there is no such folder, and the name cannot be had: found out within ``HUB_TIMEOUT_S`` where the
+            hub cannot be reached. What is wrong with a folder comes through as transformers says it.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
@@ -37,14 +43,64 @@ def load_tokenizer(
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trusted, local_files_only=True)
     offline = _is_offline() if download is None else not download
     options = {} if revision is None else {"revision": revision}
+    trouble = _OFFLINE if offline else _trouble_of_asking(str(path), revision)
+    cached_only = bool(trouble)
     try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=trusted, local_files_only=offline, **options)
+        return AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=trusted, local_files_only=cached_only, **options
+        )
     except (OSError, ValueError) as error:
-        why = "the hub is not asked from here, and it is not in the cache" if offline else "the hub does not give it"
+        why = trouble or "the hub does not give it"
         raise ConfigError(
             f"the tokenizer {path} is no folder of this host, and as a name of the model hub it cannot be had ({why}): "
             "put the trainer's tokenizer into a folder of this host"
         ) from error
+
+
+def hub_trouble(name: str) -> str:
+    """Returns why a name of the model hub cannot be loaded here; empty when it can. Takes ``HUB_TIMEOUT_S`` at most.
+
+    The hub is asked for nothing that is in the cache.
+    """
+    if _is_cached(name):
+        return ""
+    return _OFFLINE if _is_offline() else _trouble_of_asking(name, None)
+
+
+def _is_cached(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in _FILES)
+    except HFValidationError:
+        return False
+
+
+def _trouble_of_asking(name: str, revision: str | None) -> str:
+    """What the hub says against a name, or that it says nothing; in a thread, as looking up its host has no timeout."""
+    heard: list[str] = []
+    asking = threading.Thread(target=lambda: heard.append(_ask(name, revision)), name="model hub", daemon=True)
+    asking.start()
+    asking.join(HUB_TIMEOUT_S)
+    return heard[0] if heard else f"the hub did not answer within {HUB_TIMEOUT_S:g} s, and it is not in the cache"
+
+
+def _ask(name: str, revision: str | None) -> str:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, _FILES[0], revision=revision), timeout=HUB_TIMEOUT_S)
+    except EntryNotFoundError:
+        return ""  # the model is there, and some have their tokenizer in other files
+    except HFValidationError:
+        return "it is no name that the hub could have"
+    except RepositoryNotFoundError:
+        return "the hub does not have it, or not for everybody"
+    except Exception as error:  # noqa: BLE001 - each release of the library raises its own kind for a broken network
+        return f"the hub cannot be asked, and it is not in the cache: {type(error).__name__}: {str(error)[:200]}"
+    return ""
 
 
 def _is_offline() -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 
+from slime_plugins.rollout_buffer import tokenizer_loading
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
+from slime_plugins.rollout_buffer.tokenizer_loading import hub_trouble, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2] / "slime_plugins" / "rollout_buffer"
 
@@ -58,3 +61,62 @@ def test_nobody_else_lets_a_tokenizer_run_code() -> None:
         name for name, source in sources.items() if "AutoTokenizer" in source and "trust_remote_code=" in source
     }
     assert trusting == {"tokenizer_loading.py"}
+
+
+class TestAHubThatIsNotThere:
+    """Names of the model hub where nobody answers: refused in seconds, and what is cached is loaded all the same."""
+
+    @pytest.fixture(autouse=True)
+    def _hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def test_a_name_is_refused_with_what_the_network_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _hub_raises(monkeypatch, ConnectionError("no route to host"))
+        with pytest.raises(ConfigError, match=r"the hub cannot be asked.*no route to host"):
+            load_tokenizer("nobody/has-this")
+        assert "no route to host" in hub_trouble("nobody/has-this")
+
+    def test_a_hub_that_says_nothing_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hold = threading.Event()
+        monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: hold.wait(60))
+        monkeypatch.setattr(tokenizer_loading, "HUB_TIMEOUT_S", 0.05)
+        try:
+            assert "did not answer within" in hub_trouble("nobody/has-this")
+            with pytest.raises(ConfigError, match="did not answer within"):
+                load_tokenizer("nobody/has-this")
+        finally:
+            hold.set()
+
+    def test_what_is_cached_is_asked_of_nobody_at_a_start_and_loads_without_the_hub(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = tmp_path / "hub" / "models--our--model"
+        shutil.copytree(DEMO_TOKENIZER_PATH, model / "snapshots" / "abc")
+        (model / "snapshots" / "abc" / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text("abc", encoding="utf-8")
+        asked = _hub_raises(monkeypatch, ConnectionError("no route to host"))
+        assert hub_trouble("our/model") == ""
+        assert asked == []
+        assert len(load_tokenizer("our/model")) == len(load_tokenizer(DEMO_TOKENIZER_PATH))
+
+    def test_a_model_without_the_file_that_is_asked_for_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _hub_raises(monkeypatch, EntryNotFoundError("tokenizer_config.json"))
+        assert hub_trouble("our/model") == ""
+
+    def test_what_can_be_no_name_is_refused_as_one(self) -> None:
+        assert "no name" in hub_trouble("a/b/c/../d")
+
+
+def _hub_raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[str]:
+    """Makes every question to the hub fail; returns the list of what is asked."""
+    asked: list[str] = []
+
+    def ask(url: str, **_: object) -> None:
+        asked.append(url)
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", ask)
+    return asked

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.tokenizer_loading import hub_trouble
 
 __all__ = ["check_tokenizer"]
 
@@ -21,9 +22,11 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
     ``roots`` are the data roots. ``allowed`` has folders that it may be or lie under, and names of the model hub.
 
     Raises:
-        InvalidPayloadError: it is neither; nothing is said of folders outside.
+        InvalidPayloadError: it is neither, and nothing is said of folders outside; or it is an allowed name that cannot
+            be had here, which is found out within ``HUB_TIMEOUT_S``.
     """
     if named in allowed and not _is_path(named):
+        _check_hub_name(named)
         return
     folders = [Path(one).expanduser().resolve() for one in allowed if _is_path(one)]
     try:
@@ -39,6 +42,15 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
         f"tokenizer_path {named} is not {what} that jobs may use on the buffer host: put the trainer's tokenizer under "
         f"{places}, or start serve with --allow-tokenizer {named}"
     )
+
+
+def _check_hub_name(named: str) -> None:
+    trouble = "" if Path(named).is_dir() else hub_trouble(named)
+    if trouble:
+        raise InvalidPayloadError(
+            f"tokenizer_path {named} cannot be loaded on the buffer host: {trouble}. Put the trainer's tokenizer into "
+            "a folder of that host, or load it there once while the hub can be reached"
+        )
 
 
 def _is_path(named: str) -> bool:

@@ -13,6 +13,19 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 
 
+@pytest.fixture(autouse=True)
+def _cached_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache on this host has one model."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    snapshot = cache / "models--Qwen--Qwen3-8B" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "tokenizer_config.json").write_text("{}", encoding="utf-8")
+    refs = cache / "models--Qwen--Qwen3-8B" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc", encoding="utf-8")
+
+
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     """A data root with a model, a folder of models that was allowed, and one that nobody spoke of."""
@@ -67,6 +80,11 @@ def test_what_is_there_outside_is_not_told_from_what_is_not(top: Path) -> None:
             check(top, str(top / "secret" / name))
         said.append(refusal.value.message.replace(name, "X"))
     assert said[0] == said[1]
+
+
+def test_an_allowed_name_that_cannot_be_had_here_is_refused_at_once(top: Path) -> None:
+    with pytest.raises(InvalidPayloadError, match=r"Qwen/Absent cannot be loaded .*: the hub is not asked"):
+        check_tokenizer("Qwen/Absent", [top / "root"], ["Qwen/Absent"])
 
 
 def test_a_job_is_held_to_it(make_client: Callable[..., FlaskClient], top: Path) -> None:
