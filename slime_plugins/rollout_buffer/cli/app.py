@@ -1,4 +1,4 @@
-"""The command line: one app, whose larger commands have files of their own. Exit codes: see ``cli_common``."""
+"""The command line: one app, whose larger commands have files of their own. Exit codes: see ``cli/common.py``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """An ``Engine`` over ``POST /chat/completions``: any OpenAI-compatible server, for evaluations.
 
 Such a server gives no token ids and, of most models, no log-probs of them. What it says is enough to measure a policy
-and not enough to train one: a trajectory that was played with it has its messages and no generations (``is_exact``
-says so, and the runner leaves them out).
+and not enough to train one: a trajectory that was played with it has its messages and no generations:
+the runner leaves them out.
 """
 
 from __future__ import annotations

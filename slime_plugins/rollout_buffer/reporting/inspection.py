@@ -57,7 +57,7 @@ class JobCounts:
     late: int
     damaged: int
     measures: dict[str, dict[str, float]]
-    """By what was measured and statistic, as ``series.job_measures``."""
+    """By what was measured and statistic, as ``time_series.job_measures``."""
     deliveries: dict[str, int]
     poll_age_s: float | None
     """Seconds since a trainer last asked; None when none ever did."""

@@ -190,7 +190,7 @@ def change_job(job_id: str, verb: str) -> Response:
 
 @routes.post("/jobs/<id:job_id>/drain")
 def drain_job(job_id: str) -> Response:
-    """Pauses a job so that nothing begins any more; what still runs is in ``attempts.running`` of the reply."""
+    """Pauses a job so that nothing begins any more; the reply's ``attempts`` count what still runs."""
     payload = request_models.parse(DrainPayload, read_body())
     buffer = the_buffer()
     return json_reply(buffer.describe(buffer.drain_job(job_id, stop=payload.stop)))

@@ -5,7 +5,7 @@ The owner is a digest of what the record is: of a screenshot's hash, or of a tra
 record with another one, however whole, is not what was written there. Each process appends to a pack of its own, which
 it holds locked for as long as it lives; a full one is sealed (read-only). A number that a pack had is never another's.
 Appends that wait at the same time share one fsync. A pack knows nothing of rows: what no row names is cut off by
-``mending``.
+``state/recovery.py``.
 """
 
 from __future__ import annotations

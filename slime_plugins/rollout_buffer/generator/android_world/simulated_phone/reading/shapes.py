@@ -158,7 +158,7 @@ def _ink_dots(colors: NDArray[np.uint8], tile: Surface) -> NDArray[np.bool_]:
 
 
 def _name_of_trimmed(dots: NDArray[np.bool_]) -> str | None:
-    """As ``_name_of`` for a picture cut to its ink; where in the 32x32 it stood is not known."""
+    """Names a picture by its ink alone; where in the 32x32 it stood is not known."""
     candidates = {}
     for name, known in _trimmed_arrays().items():
         if abs(known.shape[0] - dots.shape[0]) <= 1 and abs(known.shape[1] - dots.shape[1]) <= 1:
