@@ -14,9 +14,9 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.rules.jobs import attempt_uid
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by_error
@@ -288,7 +288,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
         return any((name, slot) == place for name, slot, _ in self.running)
 
     def _trajectory(self, name: str, slot: int, number: int, reward: float) -> Trajectory:
-        uid = attempt_uid(self.job.key, 0, NAMES.index(name), slot, number)
+        uid = str(AttemptUid(job_key=self.job.key, epoch=0, position=NAMES.index(name), slot=slot, attempt=number))
         return Trajectory(
             uid=uid,
             instance_id=name,

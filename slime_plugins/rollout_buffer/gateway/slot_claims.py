@@ -16,6 +16,7 @@ import orjson
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
@@ -50,7 +51,7 @@ class SlotClaim:
     @property
     def uid(self) -> str:
         """The name of the attempt and of its trajectory, unique in the whole store."""
-        return job_rules.attempt_uid(self.group.job_key, self.group.epoch, self.group.position, self.slot, self.attempt)
+        return self.group.attempt_uid(self.slot, self.attempt)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,16 +136,17 @@ class SlotClaims:
 
     def state_of(self, uid: str) -> ClaimState | None:
         """Returns how the claim of that name stands; None when there never was one."""
-        numbers = uid.split(".")
-        if len(numbers) != 5 or not all(number.isascii() and number.isdigit() for number in numbers):
+        named = AttemptUid.parse(uid)
+        if named is None:
             return None
-        job_key, epoch, position, slot, attempt = (min(int(number), 2**53) for number in numbers)
         with self._buffer.store.read() as connection:
-            group = attempt_rows.find_group(connection, job_key, epoch, position)
-            found = None if group is None else attempt_rows.find_attempt(connection, group.key, slot, attempt)
+            group = attempt_rows.find_group(connection, named.job_key, named.epoch, named.position)
+            if group is None:
+                return None
+            found = attempt_rows.find_attempt(connection, group.key, named.slot, named.attempt)
             if found is None:
                 return None
-            return _claim_state(uid, job_rows.get_job(connection, job_key).job_id, found)
+            return _claim_state(uid, job_rows.get_job(connection, named.job_key).job_id, found)
 
     def running(self, claims: list[SlotClaim]) -> list[bool]:
         """Tells of each claim whether its attempt still runs; a cancelled job's do not."""

@@ -13,7 +13,6 @@ __all__ = [
     "FINAL_STATES",
     "OPEN_STATES",
     "FailedAttempts",
-    "attempt_uid",
     "ending_of",
     "next_state",
 ]
@@ -85,8 +84,3 @@ def ending_of(
 
 def _counted(most: CountedCause) -> str:
     return f"{most.cause.message} ({most.count} of them)"
-
-
-def attempt_uid(job_key: int, epoch: int, position: int, slot: int, attempt: int) -> str:
-    """Names the trajectory of one attempt; unique in the whole store."""
-    return f"{job_key}.{epoch}.{position}.{slot}.{attempt}"

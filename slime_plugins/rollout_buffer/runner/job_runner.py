@@ -48,7 +48,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
-from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES, attempt_uid
+from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.state.device_reports import keep_report
@@ -414,7 +414,7 @@ class JobRunner:
 
     def _episode_request(self, record: GroupRecord, slot: int, attempt: int, instance: Instance) -> EpisodeRequest:
         return EpisodeRequest(
-            uid=attempt_uid(self._job.key, record.epoch, record.position, slot, attempt),
+            uid=record.attempt_uid(slot, attempt),
             job_id=self._job.job_id,
             instance=instance,
             epoch=record.epoch,

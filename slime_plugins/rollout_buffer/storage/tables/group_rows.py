@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, PlannedGroup
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -29,6 +30,11 @@ class GroupRecord:
     opened_at: float | None
     last_write_at: float | None
     delivery_key: int | None
+
+    def attempt_uid(self, slot: int, attempt: int) -> str:
+        """Returns the name of an attempt at one of its slots, and of the trajectory that it may bring."""
+        uid = AttemptUid(job_key=self.job_key, epoch=self.epoch, position=self.position, slot=slot, attempt=attempt)
+        return str(uid)
 
 
 def insert_instances(connection: Connection, job_key: int, lines: Iterable[tuple[int, str, bytes]]) -> None:
