@@ -36,7 +36,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Emul
     values = make_sdk(tmp_path / "sdk") | {"adb_path": str(ADB), "base_adb_server_port": free_port()}
     program = f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -m tests.adb_emulator "$@"\n'
     Path(str(values["emulator_path"])).write_text(program)
-    settings = AndroidWorldSettings.model_validate(values | {"boot_timeout_s": 120, "boot_attempts": 1})
+    settings = AndroidWorldSettings.model_validate(values | {"boot_timeout_s": 120})
     with ExitStack() as running:
         found = []
         for index in range(NEIGHBOURS):

@@ -33,6 +33,7 @@ from slime_plugins.rollout_buffer.devices.health_policy import (
     may_recycle,
     may_rest,
 )
+from slime_plugins.rollout_buffer.devices.kinds import is_misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import Lease, LeaseTable
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
@@ -45,9 +46,7 @@ logger = logging.getLogger(__name__)
 
 LEASE_EXPIRED = "lease_expired"
 BOOT_FAILED = "boot_failed"
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
-_HOPELESS_BOOTS = 2
+_LONGEST_PAUSE = 16
 
 
 class Worker(Protocol):
@@ -137,6 +136,7 @@ class DeviceManager:
         self._changed = asyncio.Event()
         self._outdated = asyncio.Event()
         self._boot_turns = asyncio.Semaphore(1)
+        self._next_boot_at = clock()
         self._progress = 0
 
     # ---- what runners call -------------------------------------------------------------------------------------------
@@ -426,9 +426,7 @@ class DeviceManager:
             worker.kill()
             self._notify()
             failures += 1
-            wanted_still = slot.settings == self._settings
-            pause_s = backoff_s(failures, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
-            await self._pause(pause_s if wanted_still else 0.0)
+            await self._pause(_pause_after(failures, slot.settings) if slot.settings == self._settings else 0.0)
 
     async def _is_prepared(self, slot: _Slot, worker: Worker) -> bool:
         """Waits until what the device needs is there; false as in ``_finishes``."""
@@ -446,6 +444,7 @@ class DeviceManager:
             slot.place = await worker.boot()
 
         async with self._boot_turns:
+            await self._pause(self._until_the_next_boot_s())
             if slot.settings != self._settings:
                 return False
             self._progress += 1
@@ -467,18 +466,27 @@ class DeviceManager:
             worker.kill()
             raise
         except Exception as error:  # noqa: BLE001 - any failure to boot is noted, shown to runners, and tried again
-            self._note_failed_boot(slot, str(error) or f"not up within {slot.settings.boot_timeout_s:g} s")
+            self._note_failed_boot(slot, error)
             return False
         finally:
             doing.cancel()
             outdated.cancel()
         return doing.done() and not doing.cancelled()
 
-    def _note_failed_boot(self, slot: _Slot, why: str) -> None:
-        slot.last_error = why
+    def _note_failed_boot(self, slot: _Slot, error: Exception) -> None:
+        slot.last_error = str(error) or f"not up within {slot.settings.boot_timeout_s:g} s"
         slot.failed_boots += 1
+        if is_misconfigured(error):  # no further attempt will mend it; they go on in case somebody does
+            slot.failed_boots = max(slot.failed_boots, slot.settings.boot_attempts)
         slot.counters.count_failure(BOOT_FAILED)
-        logger.warning("%s does not boot: %s", slot.device_id, why)
+        logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
+
+    def _until_the_next_boot_s(self) -> float:
+        """Returns how long this boot waits, so that boots begin ``boot_stagger_s`` apart."""
+        now = self._clock()
+        begins = max(now, self._next_boot_at)
+        self._next_boot_at = begins + self._current().boot_stagger_s
+        return begins - now
 
     def _begin_anew(self) -> None:
         """Ends all pauses and boots under other settings, and forgets what was wrong with those."""
@@ -500,7 +508,7 @@ class DeviceManager:
             worker.kill()
 
     def _is_hopeless(self) -> bool:
-        return all(slot.failed_boots >= _HOPELESS_BOOTS for slot in self._slots.values())
+        return all(slot.failed_boots >= slot.settings.boot_attempts for slot in self._slots.values())
 
     def _why_no_device(self) -> str:
         errors = sorted({slot.last_error for slot in self._slots.values() if slot.last_error})
@@ -529,3 +537,10 @@ class DeviceManager:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("the device manager broke", exc_info=task.exception())
+
+
+def _pause_after(failures: int, settings: DevicePoolSettings) -> float:
+    """Returns how long a device waits after so many failed boots in a row: longer once its attempts are used up."""
+    first_s = settings.boot_pause_s
+    beyond = max(failures - settings.boot_attempts, 0)
+    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_LONGEST_PAUSE * first_s))

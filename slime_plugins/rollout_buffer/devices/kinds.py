@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from slime_plugins.rollout_buffer.devices.interface import Device
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 
-__all__ = ["DeviceKind", "create_device", "load_kind"]
+__all__ = ["DeviceKind", "create_device", "is_misconfigured", "load_kind", "misconfigured"]
+
+_MISCONFIGURED = "misconfigured"
 
 
 class DeviceKind(Protocol):
@@ -47,3 +49,16 @@ def load_kind(address: str) -> Any:
         return getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the device factory {address} cannot be loaded: {error}") from error
+
+
+def misconfigured(message: str) -> DeviceError:
+    """Returns the error of a device that no further attempt brings up, because its settings or its host lack something.
+
+    Says the same as a ``ConfigError``, in a form that calls of devices may raise.
+    """
+    return DeviceError(message, {"fault": _MISCONFIGURED})
+
+
+def is_misconfigured(error: Exception) -> bool:
+    """Tells whether the error, which may come from another process, is one of ``misconfigured``."""
+    return isinstance(error, DeviceError) and error.detail.get("fault") == _MISCONFIGURED

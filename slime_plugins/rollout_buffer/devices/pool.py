@@ -134,7 +134,7 @@ class ManagedDevicePool:
                 states = Counter(str(device["state"]) for device in farm["devices"])
                 if farm["progress"] != seen or states["preparing"]:
                     seen, deadline = farm["progress"], now() + self._settings.boot_timeout_s
-                    logger.info("waiting for the first device: %s", _counted(states))
+                    logger.info("waiting for the first device: %s%s", _counted(states), _trouble_of(farm["devices"]))
                 if now() >= deadline:
                     return why_not
             except DeviceError as error:
@@ -276,6 +276,12 @@ class ManagedDevicePool:
 
 def _counted(states: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+def _trouble_of(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Says what most of the devices that have failed so far have failed with; "" while none has."""
+    errors = Counter(str(device["last_error"]) for device in devices if device["last_error"])
+    return "".join(f"; {count} failed: {error}" for error, count in errors.most_common(1))
 
 
 class _Line:

@@ -44,6 +44,9 @@ class FarmSettings(SettingsSection):
     resources_per_worker: WorkerResources = WorkerResources()
 
     boots_at_once: int = Field(default=16, ge=1)
+    boot_stagger_s: float = Field(default=0, ge=0)
+    boot_attempts: int = Field(default=10, ge=1)
+    boot_pause_s: float = Field(default=10, ge=0)
     boot_timeout_s: float = Field(default=300, gt=0)
     acquire_timeout_s: float = Field(default=3600, gt=0)
     reset_timeout_s: float = Field(default=300, gt=0)

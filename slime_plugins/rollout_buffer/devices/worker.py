@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.interface import Action, Device, Observation, ReportsLoss
-from slime_plugins.rollout_buffer.devices.kinds import create_device, load_kind
+from slime_plugins.rollout_buffer.devices.kinds import create_device, load_kind, misconfigured
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
-from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
 
 __all__ = ["DeviceWorker"]
 
@@ -105,6 +105,8 @@ class DeviceWorker:
             return call()
         except EpisodeError:
             raise
+        except ConfigError as error:
+            raise misconfigured(f"device {self._index} cannot be made: {error.message}") from error
         except Exception as error:  # the boundary to devices: emulators, adb and phones of any make
             logger.exception("device %d broke", self._index)
             raise DeviceError(f"device {self._index} broke: {type(error).__name__}: {error}") from error

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slime_plugins.rollout_buffer.devices import pool as pool_client
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant, Purpose
+from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import LeaseTable
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice, LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
@@ -335,16 +337,71 @@ async def test_renewed_leases_outlive_their_time() -> None:
             assert await manager.renew("a", [grant.lease_id]) == []
 
 
-@in_virtual_time
-async def test_a_device_that_does_not_boot_is_tried_again_and_says_why() -> None:
-    class NeverBoots(FakeWorker):
-        async def boot(self) -> str:
-            raise DeviceError("no kernel")
+class NeverBoots(FakeWorker):
+    """Notes when it is asked to boot, and does not."""
 
+    times: list[float]
+
+    async def boot(self) -> str:
+        self.times.append(asyncio.get_running_loop().time())
+        raise self.error
+
+    error = DeviceError("no kernel")
+
+
+@in_virtual_time
+async def test_a_device_that_does_not_boot_is_tried_ten_times_with_ten_seconds_between_and_says_why() -> None:
+    NeverBoots.times = []
     async with manager_of_fakes(NeverBoots, num_workers=1) as (manager, workers):
-        assert await manager.ready(20) == "no kernel"
-        assert len(workers) == 2
-        assert workers[0].killed
+        assert await manager.ready(3600) == "no kernel"
+        assert np.diff(NeverBoots.times) == pytest.approx([10] * 9)
+        assert all(worker.killed for worker in workers)
+        assert (await manager.snapshot())["hopeless"]
+        await asyncio.sleep(3600)  # and goes on, ever less often
+        later = np.diff(NeverBoots.times[9:])
+        assert later[:5] == pytest.approx([10, 20, 40, 80, 160])
+        assert later[5:] == pytest.approx([160] * len(later[5:]))
+
+
+@in_virtual_time
+async def test_a_farm_whose_settings_are_wrong_is_given_up_at_once() -> None:
+    class Misconfigured(NeverBoots):
+        error = misconfigured("there is no virtual device Base")
+
+    NeverBoots.times = []
+    pool = ManagedDevicePool(
+        DeviceManager(functools.partial(launched, Misconfigured)), settings(num_workers=3), owner="job"
+    )
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeviceError, match="there is no virtual device Base"):
+        await pool.start()
+    assert asyncio.get_running_loop().time() - began < 10
+    await pool.close()
+
+
+@in_virtual_time
+async def test_boots_begin_apart_from_one_another() -> None:
+    NeverBoots.times = []
+    async with manager_of_fakes(NeverBoots, num_workers=8, boots_at_once=8, boot_stagger_s=2, boot_attempts=1):
+        await asyncio.sleep(17)
+        assert np.diff(NeverBoots.times[:8]) == pytest.approx([2] * 7)
+
+
+@in_virtual_time
+async def test_a_runner_that_waits_says_for_what(caplog: pytest.LogCaptureFixture) -> None:
+    class SecondBoots(FakeWorker):
+        async def boot(self) -> str:
+            if self.calls[1] == 0:
+                raise DeviceError("no room on the disk")
+            return await super().boot()
+
+    manager = DeviceManager(functools.partial(launched, SecondBoots))
+    pool = ManagedDevicePool(manager, settings(num_workers=2, boot_pause_s=30), owner="job")
+    with caplog.at_level("INFO"):
+        await pool.start()
+    assert "waiting for the first device: 2 booting; 2 failed: no room on the disk" in caplog.messages
+    await pool.close()
+    await manager.close()
 
 
 async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_back() -> None:
@@ -436,9 +493,9 @@ async def test_a_runner_waits_while_the_farm_gets_on_and_no_longer() -> None:
             return "never"
 
     loop = asyncio.get_running_loop()
-    for kind, waits_s in ((SlowWorker, (700, 760)), (Stuck, (700, 1500))):
+    for kind, waits_s in ((SlowWorker, (700, 760)), (Stuck, (700, 4000))):
         manager = DeviceManager(functools.partial(launched, kind), clock=loop.time)
-        wanted = settings(num_workers=2, boot_timeout_s=130, prepare="made:elsewhere")
+        wanted = settings(num_workers=2, boot_timeout_s=130, boot_attempts=5, prepare="made:elsewhere")
         pool, began = ManagedDevicePool(manager, wanted, owner="job"), loop.time()
         if kind is Stuck:
             with pytest.raises(DeviceError, match="not up within 130 s"):

@@ -25,6 +25,7 @@ from typing import Any, cast
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager, Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.interface import Action, Observation
+from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.pool import ManagedDevicePool
 from slime_plugins.rollout_buffer.devices.ray_cluster.placement import in_words, why_no_node_fits
@@ -308,7 +309,7 @@ class _RemoteWorker:
         """Returns where the actor is; one that no node can ever hold is refused at once instead of waited for."""
         why_not = why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes))
         if why_not:
-            raise DeviceError(why_not)
+            raise misconfigured(why_not)
         try:
             async with asyncio.timeout(self._patience_s):
                 return cast("str", await _ask(self._actor.place))

@@ -82,6 +82,7 @@ KEY_OF_A_FARM = "num_workers"
 DEFAULTS_OF_REAL_DEVICES: Mapping[str, Any] = {
     "num_workers": 64,
     "resources_per_worker": {"num_cpus": 4, "memory": 8 * 1024**3},
+    "boot_stagger_s": 1,
 }
 
 
@@ -117,7 +118,6 @@ class AndroidWorldSettings(FarmSettings):
 
     suite_seed: int = 30
     android_world_python: str = ""
-    boot_attempts: int = Field(default=2, ge=1)
     clones_at_once: int = Field(default=4, ge=1)
     clone_s_per_gb: float = Field(default=120, gt=0)
     avd_name: str = "AndroidWorldAvd"

@@ -350,7 +350,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Androi
     monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
     values = make_sdk(tmp_path / "sdk")
     Path(values["emulator_path"]).write_text(NOTING.format(folder=tmp_path))
-    yield AndroidWorldSettings.model_validate({**values, "boot_timeout_s": 3, "boot_attempts": 3})
+    yield AndroidWorldSettings.model_validate({**values, "boot_timeout_s": 3})
     assert recorded(records) == recorded(records, "guard") == []
 
 
@@ -386,7 +386,7 @@ def test_android_is_up_when_it_says_so_in_every_way(
     settings: AndroidWorldSettings, tmp_path: Path, missing: str
 ) -> None:
     Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing=missing))
-    impatient = settings.model_copy(update={"boot_timeout_s": 1.5, "boot_attempts": 1})
+    impatient = settings.model_copy(update={"boot_timeout_s": 1.5})
     with closing(EmulatorHost(impatient, 4)) as host, pytest.raises(DeviceError, match="was not up after"):
         host.start()
 
@@ -411,10 +411,14 @@ def how_it_was_started(folder: Path) -> tuple[list[str], dict[str, str]]:
     return start.split(), {name: value for name, _, value in lines}
 
 
-def test_an_emulator_that_never_boots_is_started_as_often_as_allowed_and_no_more(
+def test_an_emulator_that_never_boots_is_ended_and_can_be_started_again(
     settings: AndroidWorldSettings, tmp_path: Path
 ) -> None:
+    records = tmp_path / "records"
     Path(settings.adb_path).write_text("#!/bin/sh\nexit 0\n")
-    with closing(EmulatorHost(settings, 0)) as host, pytest.raises(DeviceError, match="was not up after 1 s"):
-        host.start()
-    assert len((tmp_path / "starts").read_text().splitlines()) == 3
+    with closing(EmulatorHost(settings, 0)) as host:
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=r"was not up after 2\.4 s"):
+                host.start()
+            assert recorded(records) == []
+    assert len((tmp_path / "starts").read_text().splitlines()) == 2

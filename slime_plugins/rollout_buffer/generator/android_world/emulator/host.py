@@ -33,6 +33,8 @@ _HEADLESS = (
 _ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
 _POLL_S = 0.5
 _ADB_S = 15.0
+_SHARE_OF_ANDROID = 0.8
+"""Of ``boot_timeout_s``; the rest is for connecting, and so that what is said here comes before the whole limit."""
 _GUARD_S = 40.0
 _LOG_LINES = 15
 
@@ -87,21 +89,17 @@ class EmulatorHost:
         return str(Path(self._settings.adb_path).expanduser())
 
     def start(self) -> EmulatorPorts:
-        """Boots the emulator and returns its ports once Android is up.
+        """Boots the emulator and returns its ports once Android is up. Who wants another attempt calls again.
 
         Raises:
-            DeviceError: it did not come up in time, ``boot_attempts`` times.
+            DeviceError: it did not come up in time; nothing of it is left.
         """
         make_clone(self._settings, self._index)
-        failure: DeviceError | None = None
-        for attempt in range(1, self._settings.boot_attempts + 1):
-            try:
-                return self._boot()
-            except DeviceError as error:
-                logger.warning("boot %d of device %d failed: %s", attempt, self._index, error)
-                failure = error
-                self.stop()
-        raise failure or DeviceError("no boot was attempted")
+        try:
+            return self._boot()
+        except BaseException:
+            self.stop()
+            raise
 
     def check_alive(self) -> None:
         """Raises ``DeviceError`` when the emulator's process is gone or Android does not answer."""
@@ -133,7 +131,7 @@ class EmulatorHost:
 
     def _boot(self) -> EmulatorPorts:
         settings = self._settings
-        patience_s = settings.boot_timeout_s / settings.boot_attempts
+        patience_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
         deadline = time.monotonic() + patience_s
         ports = self.ports = hold_ports(
             settings.base_console_port + 2 * self._index,
