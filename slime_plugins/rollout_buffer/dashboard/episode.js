@@ -66,6 +66,20 @@ export function textOf(message) {
   return message.content.map((part) => (typeof part === "string" ? part : typeof part?.text === "string" ? part.text : part?.type === "image_url" || part?.type === "image" ? "‹screenshot›" : "")).join("");
 }
 
+/** What was asked: the first text of a user; null when there is none. */
+export function firstQuestion(trajectory) {
+  const asked = (trajectory.messages ?? []).find((message) => message.role === "user");
+  return (asked && textOf(asked).replaceAll("‹screenshot›", "").trim()) || null;
+}
+
+/** The last reply without what it thought and called; null when nothing is left. */
+export function lastAnswer(trajectory) {
+  const said = (trajectory.messages ?? []).findLast((message) => message.role === "assistant");
+  if (!said) return null;
+  const { rest, conclusion } = readReply(textOf(said), said);
+  return rest || conclusion || null;
+}
+
 function imagesOf(messages) {
   return messages.flatMap((message) => (Array.isArray(message.content) ? message.content : [])).map(hashOf).filter(Boolean);
 }
@@ -90,14 +104,14 @@ function readReply(text, message) {
   const conclusion = take("conclusion");
   for (let found = take("tool_call"); found; found = take("tool_call")) {
     const call = parsed(found);
-    if (isObject(call)) calls.push({ name: String(call.name ?? "?"), arguments: parsed(call.arguments) ?? {} });
+    if (isObject(call)) calls.push({ name: String(call.name ?? "?"), arguments: parsed(call.arguments) ?? {}, id: null });
     else {
       broken = true;
-      calls.push({ name: "?", arguments: found });
+      calls.push({ name: "?", arguments: found, id: null });
     }
   }
   for (const call of Array.isArray(message.tool_calls) ? message.tool_calls : []) {
-    calls.push({ name: String(call?.function?.name ?? "?"), arguments: parsed(call?.function?.arguments) ?? call?.function?.arguments ?? {} });
+    calls.push({ name: String(call?.function?.name ?? "?"), arguments: parsed(call?.function?.arguments) ?? call?.function?.arguments ?? {}, id: call?.id ?? null });
   }
   if (typeof message.reasoning_content === "string" && !thinking) thinking = message.reasoning_content;
   return { thinking, conclusion, calls, rest: rest.trim(), broken };

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -11,12 +11,16 @@ from slime_plugins.rollout_buffer.protocol.request_models import Body, Count, Id
 from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
 
 __all__ = [
+    "MAX_KEY",
     "DeliveryQuery",
     "GroupPageQuery",
+    "NamedTrajectoryQuery",
     "OverviewQuery",
     "PageQuery",
+    "SearchQuery",
     "SeriesQuery",
     "TokenRowQuery",
+    "TrajectoryFilters",
     "TrajectoryPageQuery",
     "TrajectoryQuery",
 ]
@@ -39,7 +43,7 @@ class PageQuery(Body):
     """The `next_cursor` of the page before; the first page when it is left out."""
 
 
-class TrajectoryPageQuery(PageQuery):
+class TrajectoryFilters(PageQuery):
     """One page of trajectories; every filter that is given must hold."""
 
     job_id: Identifier | None = None
@@ -64,10 +68,30 @@ class TrajectoryPageQuery(PageQuery):
     """Only those with this text in their uid or instance id, in either case of its letters."""
 
     @model_validator(mode="after")
-    def _has_a_range(self) -> TrajectoryPageQuery:
+    def _has_a_range(self) -> Self:
         if self.min_reward is not None and self.max_reward is not None and self.min_reward > self.max_reward:
             raise ValueError("min_reward is larger than max_reward: nothing can lie between them")
         return self
+
+
+class TrajectoryPageQuery(TrajectoryFilters):
+    """One page of trajectories, newest first or as `sort` says; every filter that is given must hold."""
+
+    sort: Literal["created_at", "reward", "turns", "sampled_tokens", "played_s"] = "created_at"
+    """What the list is ordered by; where that is unknown counts as lowest."""
+    order: Literal["descending", "ascending"] = "descending"
+    """Highest or newest first, or the other way round. A cursor belongs to one sort and order."""
+    previews: bool = False
+    """Adds `goal` and `answer`, a line each from the messages; null beyond the first 16 MB of a page's payloads."""
+
+
+class SearchQuery(TrajectoryFilters):
+    """One page of trajectories with a text in their messages, newest first; every filter that is given must hold."""
+
+    text: Annotated[str, Field(min_length=1, max_length=256)]
+    """What to look for in messages, thoughts and tool calls, in either case of its letters."""
+    limit: Annotated[Count, Field(ge=1, le=200)] = 20
+    """How many trajectories at most."""
 
 
 class GroupPageQuery(Body):
@@ -125,6 +149,15 @@ class TrajectoryQuery(Body):
     """The job it belongs to; needed only when several jobs have that uid."""
     images: Literal["inline", "hash"] = "hash"
     """Screenshots as data URIs, or by the hash under which `/images` has them."""
+    generations: bool = True
+    """Whether the token ids and log-probs come along: most of the bytes, and nothing that a reader of texts needs."""
+
+
+class NamedTrajectoryQuery(Body):
+    """Which trajectory of that uid."""
+
+    job_id: Identifier | None = None
+    """The job it belongs to; needed only when several jobs have that uid."""
 
 
 class DeliveryQuery(Body):

@@ -449,15 +449,89 @@ class TrajectoryEntry(TypedDict):
     """How far that was behind the job's newest when it was written."""
 
 
+class ListedTrajectory(TrajectoryEntry):
+    """A trajectory as a list has it."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    goal: NotRequired[str | None]
+    """With `previews`: what was asked, on one line."""
+    answer: NotRequired[str | None]
+    """With `previews`: what was answered, on one line."""
+
+
 class TrajectoryPage(TypedDict):
     """A page of trajectories."""
 
     __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
-    trajectories: list[TrajectoryEntry]
-    """Newest first."""
+    trajectories: list[ListedTrajectory]
+    """In the order that was asked for."""
     next_cursor: int | None
     """Send it as `cursor` for the next page; null on the last one."""
+
+
+class TrajectorySummary(TypedDict):
+    """What all trajectories that filters let through have in common."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    trajectories: int
+    """How many there are."""
+    reward_mean: float | None
+    """Mean reward; null when there are none, as all that follows."""
+    reward_min: float | None
+    """Lowest reward."""
+    reward_max: float | None
+    """Highest reward."""
+    success: float | None
+    """Share with success 1, of those that reported one."""
+    turns: float | None
+    """Mean turns."""
+    sampled_tokens: int | None
+    """All sampled tokens."""
+    played_s: float | None
+    """Mean seconds of an episode."""
+    bin_width: float
+    """Width of a bin of the histogram."""
+    bins: list[int]
+    """Trajectories by reward, in bins of equal width from `reward_min` on; the last one holds `reward_max`."""
+
+
+class SearchHit(TrajectoryEntry):
+    """A trajectory with the text that was searched."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    turn: int
+    """The first turn that has it, from 1."""
+    role: str
+    """Of the message that has it."""
+    before: str
+    """What stands before it."""
+    found: str
+    """The text as it was written."""
+    after: str
+    """What stands after it."""
+    places: int
+    """How many texts of the trajectory have it."""
+
+
+class SearchPage(TypedDict):
+    """A page of what a search found."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    hits: list[SearchHit]
+    """Newest first."""
+    searched: int
+    """Trajectories that were looked through for this page."""
+    unreadable: int
+    """Those among them whose payload is gone or damaged."""
+    out_of_time: bool
+    """The time was up before the page was full: go on with `next_cursor`."""
+    next_cursor: int | None
+    """Send it as `cursor` to search on; null when all were searched."""
 
 
 class StoredTrajectory(TrajectoryEntry):
@@ -812,6 +886,63 @@ class TokenRows(TypedDict):
     """Empty when there are texts."""
     trainer: dict[str, Any] | None
     """What the trainer said of the row: `log_probs` of its trained tokens, `advantage` …; null when nothing."""
+
+
+class TurnOfTree(TypedDict):
+    """A turn, and what it stands on."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    turn: int
+    """Its place among the generations, from 0."""
+    parent: int | None
+    """The turn whose tokens its prompt continues exactly; null where it begins a tree."""
+    sampled_as: int | None
+    """Which turn of the session it was, from 1, in the order of being sampled; null when nobody noted it."""
+    new_tokens: int
+    """Context tokens that its prompt adds to its parent's."""
+    output_tokens: int
+    """Tokens that were sampled."""
+    mean_log_prob: float | None
+    """Of the sampled tokens; null when none were recorded."""
+    finish_reason: str
+    """Why sampling ended."""
+    row: int | None
+    """The training row it is in; null when it is not trained."""
+    context: str | None
+    """What its prompt adds, as text; null without a tokenizer."""
+    output: str | None
+    """What was sampled, as text; null without a tokenizer."""
+
+
+class TurnTree(TypedDict):
+    """The turns of a trajectory as a tree."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory."""
+    job_id: str
+    """The job's id."""
+    turns: list[TurnOfTree]
+    """Branch after branch, each turn after the one it stands on."""
+    why_no_texts: str
+    """Empty when there are texts."""
+
+
+class Neighbours(TypedDict):
+    """What was written to a job before and after a trajectory."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names the trajectory."""
+    job_id: str
+    """The job's id."""
+    older: str | None
+    """The uid of the one that was written just before; null for the first."""
+    newer: str | None
+    """The uid of the one that was written just after; null for the last."""
 
 
 class RefusedRow(TypedDict):

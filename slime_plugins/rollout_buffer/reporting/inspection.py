@@ -6,13 +6,22 @@ cursor stays right while new rows come in.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from slime_plugins.rollout_buffer.errors import ConflictError, DamagedError, NotFoundError
-from slime_plugins.rollout_buffer.protocol.query_params import PageQuery, TrajectoryPageQuery
+from slime_plugins.rollout_buffer.protocol.query_params import (
+    MAX_KEY,
+    PageQuery,
+    TrajectoryFilters,
+    TrajectoryPageQuery,
+)
+from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -29,7 +38,20 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
-__all__ = ["CONTAINS", "Inspection", "JobCounts", "StoreCounts", "StoredTrajectory", "find_job", "like_pattern"]
+__all__ = [
+    "CONTAINS",
+    "Inspection",
+    "JobCounts",
+    "StoreCounts",
+    "StoredTrajectory",
+    "find_job",
+    "like_pattern",
+    "without_generations",
+]
+
+PREVIEW_BYTES = 16 * 1024 * 1024
+"""Payloads that are read at most to make the previews of a page."""
+REWARD_BINS = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,18 +142,87 @@ class Inspection:
     # --- trajectories ------------------------------------------------------------------------------------------------
 
     def trajectories(self, page: TrajectoryPageQuery) -> dict[str, Any]:
-        """Returns one page of trajectories without their payloads, newest first.
+        """Returns one page of trajectories without their payloads, newest first or as the page is sorted.
 
         Raises:
             NotFoundError: the job that is asked for does not exist.
         """
         with self.store.read() as connection:
             conditions, values = _conditions(connection, page)
+            order = _Order(page)
+            conditions, values = [*conditions, order.after], [*values, *order.values]
             # The index holds every filter: rows, which lie among payloads, are read only for what is shown.
             found = f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
-            query = f"{_LIGHT} WHERE trajectories.key IN ({found} ORDER BY key DESC LIMIT ?) {_NEWEST_FIRST}"
+            query = f"{_LIGHT} WHERE trajectories.key IN ({found} {order.by} LIMIT ?) {order.by}"
             rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
-        return {"trajectories": [_light(row) for row in rows[: page.limit]], **_next(rows, page)}
+        entries = [_light(row) for row in rows[: page.limit]]
+        if page.previews:
+            self._add_previews(entries, [row["key"] for row in rows])
+        return {"trajectories": entries, **_next(rows, page)}
+
+    def _add_previews(self, entries: Sequence[dict[str, Any]], keys: Sequence[int]) -> None:
+        """Adds a line of what was asked and answered to each entry, as long as the payloads are not too many bytes."""
+        left = PREVIEW_BYTES
+        for entry, key in zip(entries, keys, strict=False):
+            left -= entry["body_bytes"]
+            preview = Preview(None, None)
+            if left >= 0:
+                with contextlib.suppress(DamagedError):  # an entry whose payload is gone is still an entry
+                    preview = preview_of(orjson.loads(self.payload(key)))
+            entry |= {"goal": preview.goal, "answer": preview.answer}
+
+    def summary(self, filters: TrajectoryFilters) -> dict[str, Any]:
+        """Returns how many trajectories the filters let through, their means, and how their rewards lie.
+
+        Raises:
+            NotFoundError: the job that is asked for does not exist.
+        """
+        with self.store.read() as connection:
+            conditions, values = _conditions(connection, filters)
+            where = f"FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
+            totals = dict(connection.execute(f"{_TOTALS} {where}", values).fetchone())
+            low, high = totals["reward_min"], totals["reward_max"]
+            width = (high - low) / REWARD_BINS if totals["trajectories"] and high > low else 1.0
+            # The highest reward belongs to the last bin, not to one of its own.
+            binned = f"SELECT min(CAST((reward - ?) / ? AS INTEGER), ?) AS bin, count(*) AS times {where} GROUP BY bin"
+            counted = dict.fromkeys(range(REWARD_BINS if totals["trajectories"] and high > low else 1), 0)
+            if totals["trajectories"]:
+                rows = connection.execute(binned, (low, width, len(counted) - 1, *values)).fetchall()
+                counted |= {row["bin"]: row["times"] for row in rows}
+        return {**totals, "bin_width": width, "bins": list(counted.values()) if totals["trajectories"] else []}
+
+    def keys_before(self, filters: TrajectoryFilters, cursor: int | None, limit: int) -> list[int]:
+        """Returns the keys of trajectories that the filters let through, newest first, from before a cursor on.
+
+        Raises:
+            NotFoundError: the job that is asked for does not exist.
+        """
+        with self.store.read() as connection:
+            conditions, values = _conditions(connection, filters)
+            query = (
+                f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)} AND key < ? "
+                "ORDER BY key DESC LIMIT ?"
+            )
+            before = MAX_KEY if cursor is None else cursor
+            return [row["key"] for row in connection.execute(query, (*values, before, limit))]
+
+    def payload(self, key: int) -> bytes:
+        """Returns the payload of a trajectory by its row's key.
+
+        Raises:
+            DamagedError: its bytes are gone, or are not what was written.
+        """
+        with self.store.look() as connection:
+            row = connection.execute("SELECT body, body_place FROM trajectories WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            raise DamagedError("the trajectory is not kept any more")
+        return self.store.get_payload(row["body"], row["body_place"])
+
+    def entries(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+        """Returns what is known of trajectories besides their payloads, by their rows' keys, in that order."""
+        with self.store.read() as connection:
+            rows = [connection.execute(f"{_LIGHT} WHERE trajectories.key = ?", (key,)).fetchone() for key in keys]
+        return [_light(row) for row in rows]
 
     def trajectory(self, uid: str, job_id: str | None) -> StoredTrajectory:
         """Returns the trajectory of that uid.
@@ -141,24 +232,31 @@ class Inspection:
             ConflictError: several jobs have one of that uid and none was named.
         """
         with self.store.read() as connection:
-            # Through the jobs, because uids are indexed within a job.
-            keys = [find_job(connection, job_id).key] if job_id is not None else _job_keys(connection)
-            marks = ", ".join("?" for _ in keys)
-            query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
-            rows = connection.execute(query, (*keys, uid)).fetchall()
-            place = trajectory_rows.body_of(connection, rows[0]["job_key"], uid) if len(rows) == 1 else (None, None)
-        if not rows:
-            raise NotFoundError(f"there is no trajectory {uid[:300]!r}; GET /trajectories lists them")
-        if len(rows) > 1:
-            names = [row["job_id"] for row in rows]
-            raise ConflictError(
-                f"{len(rows)} jobs have a trajectory {uid!r}: name one with job_id ({', '.join(names[:10])})",
-                {"job_ids": names[:100]},
-            )
+            row = _find_trajectory(connection, uid, job_id)
+            place = trajectory_rows.body_of(connection, row["job_key"], uid)
         try:
-            return StoredTrajectory(light=_light(rows[0]), body=self.store.get_payload(*place))
+            return StoredTrajectory(light=_light(row), body=self.store.get_payload(*place))
         except DamagedError as error:
             raise NotFoundError(f"the payload of trajectory {uid!r} is damaged: {error.message}") from error
+
+    def neighbours(self, uid: str, job_id: str | None) -> dict[str, Any]:
+        """Returns the uids of the trajectories that were written to the same job just before and just after one.
+
+        Raises:
+            NotFoundError: there is none of that uid, or no such job.
+            ConflictError: several jobs have one of that uid and none was named.
+        """
+        with self.store.read() as connection:
+            row = _find_trajectory(connection, uid, job_id)
+            found = {
+                name: connection.execute(
+                    f"SELECT uid FROM trajectories INDEXED BY {_BY_ORDER} WHERE job_key = ? AND key {comparison} ? "
+                    f"ORDER BY key {direction} LIMIT 1",
+                    (row["job_key"], row["key"]),
+                ).fetchone()
+                for name, comparison, direction in (("older", "<", "DESC"), ("newer", ">", "ASC"))
+            }
+        return {"uid": uid, "job_id": row["job_id"], **{name: one and one["uid"] for name, one in found.items()}}
 
     # --- counting ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +283,56 @@ _TABLES = (
 )
 _LIGHT = _COLUMNS + _TABLES
 _BY_ORDER = "trajectories_to_look_at"
-_NEWEST_FIRST = "ORDER BY trajectories.key DESC"
+_LOWEST = -1.0e300
+_TOTALS = (
+    "SELECT count(*) AS trajectories, avg(reward) AS reward_mean, min(reward) AS reward_min, "
+    "max(reward) AS reward_max, avg(success >= 1) AS success, avg(turns) AS turns, "
+    "sum(sampled_tokens) AS sampled_tokens, avg(played_s) AS played_s"
+)
+
+
+class _Order:
+    """How a page is sorted, as SQL: what comes after its cursor, and the ORDER BY. A cursor is a row's key."""
+
+    def __init__(self, page: TrajectoryPageQuery) -> None:
+        column = "trajectories.key" if page.sort == "created_at" else f"coalesce(trajectories.{page.sort}, {_LOWEST})"
+        direction, beyond = ("DESC", "<") if page.order == "descending" else ("ASC", ">")
+        self.by = f"ORDER BY {column} {direction}, trajectories.key {direction}"
+        self.values: list[Any] = [] if page.cursor is None else [page.cursor]
+        if page.sort == "created_at":
+            self.values = self.values or [MAX_KEY if beyond == "<" else 0]
+            self.after = f"trajectories.key {beyond} ?"
+        elif page.cursor is None:
+            self.after = "TRUE"
+        else:
+            of_cursor = (
+                f"SELECT coalesce(last.{page.sort}, {_LOWEST}), last.key FROM trajectories AS last WHERE key = ?"
+            )
+            self.after = f"({column}, trajectories.key) {beyond} ({of_cursor})"
+
+
+def _find_trajectory(connection: Connection, uid: str, job_id: str | None) -> sqlite3.Row:
+    """Finds a trajectory through the jobs, because uids are indexed within a job."""
+    keys = [find_job(connection, job_id).key] if job_id is not None else _job_keys(connection)
+    marks = ", ".join("?" for _ in keys)
+    query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
+    rows: list[sqlite3.Row] = connection.execute(query, (*keys, uid)).fetchall()
+    if not rows:
+        raise NotFoundError(f"there is no trajectory {uid[:300]!r}; GET /trajectories lists them")
+    if len(rows) > 1:
+        names = [row["job_id"] for row in rows]
+        raise ConflictError(
+            f"{len(rows)} jobs have a trajectory {uid!r}: name one with job_id ({', '.join(names[:10])})",
+            {"job_ids": names[:100]},
+        )
+    return rows[0]
+
+
+def without_generations(body: bytes) -> bytes:
+    """Returns a stored payload without its token ids and log-probs."""
+    payload = orjson.loads(body)
+    payload.pop("generations", None)
+    return orjson.dumps(payload)
 
 
 def _light(row: sqlite3.Row) -> dict[str, Any]:
@@ -197,9 +344,9 @@ def _without_key(row: sqlite3.Row) -> dict[str, Any]:
     return {name: row[name] for name in row.keys() if name != "key"}  # noqa: SIM118 - iterating a Row gives values, not names
 
 
-def _conditions(connection: Connection, page: TrajectoryPageQuery) -> tuple[list[str], list[Any]]:
-    conditions: list[str] = ["key < ?"]
-    values: list[Any] = [_before(page)]
+def _conditions(connection: Connection, page: TrajectoryFilters) -> tuple[list[str], list[Any]]:
+    conditions: list[str] = ["TRUE"]
+    values: list[Any] = []
     if page.job_id is not None:
         conditions.append("job_key = ?")
         values.append(find_job(connection, page.job_id).key)
@@ -232,7 +379,7 @@ def like_pattern(text: str) -> str:
 
 
 def _before(page: PageQuery) -> int:
-    return 2**63 - 1 if page.cursor is None else page.cursor
+    return MAX_KEY if page.cursor is None else page.cursor
 
 
 def _next(rows: Sequence[sqlite3.Row], page: PageQuery) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from slime.utils.mask_generator import Generation, TrainingRow, pack_training_rows
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 
-__all__ = ["TokenTexts", "describe_rows"]
+__all__ = ["TokenTexts", "Tokenizer", "describe_rows", "text_of"]
 
 KEPT_TOKENIZERS = 2
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
@@ -131,7 +131,12 @@ def _pieces(row: TrainingRow, tokenizer: Tokenizer | None) -> Iterator[dict[str,
             yield from _trained_pieces(row, start, end, tokenizer)
         else:
             ids = row.token_ids[start:end]
-            yield {"at": start, "count": end - start, "text": _text(tokenizer, ids), "images": _images(tokenizer, ids)}
+            yield {
+                "at": start,
+                "count": end - start,
+                "text": text_of(tokenizer, ids),
+                "images": _images(tokenizer, ids),
+            }
 
 
 def _stretches(mask: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
@@ -146,7 +151,7 @@ def _trained_pieces(row: TrainingRow, start: int, end: int, tokenizer: Tokenizer
     first = start
     for at in range(start + 1, end + 1):
         ids = row.token_ids[first:at]
-        text = _text(tokenizer, ids)
+        text = text_of(tokenizer, ids)
         whole = text is None or not text.endswith(UNFINISHED) or at - first >= LONGEST_CHARACTER
         if whole or at == end:
             log_probs = None if row.log_probs is None else row.log_probs[first:at]
@@ -154,7 +159,8 @@ def _trained_pieces(row: TrainingRow, start: int, end: int, tokenizer: Tokenizer
             first = at
 
 
-def _text(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str | None:
+def text_of(tokenizer: Tokenizer | None, ids: Sequence[int]) -> str | None:
+    """Returns the text of ids, special tokens included; None without a tokenizer."""
     if tokenizer is None:
         return None
     try:

@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.protocol.auth import check_access
 from slime_plugins.rollout_buffer.protocol.hosts import check_host
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
 from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -80,6 +81,7 @@ class ServerContext:
         self.settings = settings
         self.buffer = Buffer(Store(settings.data_dir, max_bytes=settings.max_data_bytes))
         self.inspection = Inspection(self.buffer.store)
+        self.text_search = TextSearch(self.inspection)
         self.supervisor = supervisors_heartbeat()
         self.views = Views(self.buffer.store, SUPERVISOR.name)
         self.token_texts = TokenTexts()

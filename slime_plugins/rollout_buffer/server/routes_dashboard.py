@@ -20,10 +20,17 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import NotFoundError, UnauthorizedError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.auth import SESSION_LENGTH_S, cookie_name, is_token, issue_session
-from slime_plugins.rollout_buffer.protocol.query_params import GroupPageQuery, OverviewQuery, SeriesQuery, TokenRowQuery
+from slime_plugins.rollout_buffer.protocol.query_params import (
+    GroupPageQuery,
+    NamedTrajectoryQuery,
+    OverviewQuery,
+    SeriesQuery,
+    TokenRowQuery,
+)
 from slime_plugins.rollout_buffer.protocol.request_models import SignInPayload
 from slime_plugins.rollout_buffer.reporting.mismatch import describe_trainer_row, trainer_rows_of
 from slime_plugins.rollout_buffer.reporting.token_rows import describe_rows
+from slime_plugins.rollout_buffer.reporting.turn_tree import describe_turn_tree, emission_order
 from slime_plugins.rollout_buffer.server.http import (
     as_json,
     json_reply,
@@ -202,6 +209,29 @@ def token_rows(uid: str) -> Response:
             "trainer": None if said is None else describe_trainer_row(said),
         }
     )
+
+
+@routes.get("/turn_tree/<id:uid>")
+def turn_tree(uid: str) -> Response:
+    """Returns the turns of a trajectory as a tree, each with what its prompt added and what was sampled."""
+    query = request_models.parse(NamedTrajectoryQuery, request.args.to_dict())
+    context = the_context()
+    found = the_inspection().trajectory(uid, query.job_id)
+    body = orjson.loads(found.body)
+    generations = wire.decode_generations(body.get("generations"))
+    settings = context.buffer.job(found.light["job_id"]).settings
+    tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
+    turns = describe_turn_tree(generations, emission_order(body.get("extra_info")), tokenizer)
+    return _json_or_unchanged(
+        {"uid": uid, "job_id": found.light["job_id"], "turns": turns, "why_no_texts": why_no_texts}
+    )
+
+
+@routes.get("/neighbours/<id:uid>")
+def neighbours(uid: str) -> Response:
+    """Returns the uids of the trajectories that were written to the job just before and just after one."""
+    query = request_models.parse(NamedTrajectoryQuery, request.args.to_dict())
+    return json_reply(the_inspection().neighbours(uid, query.job_id))
 
 
 def _json_or_unchanged(body: Any) -> Response:

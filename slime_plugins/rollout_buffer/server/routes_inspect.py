@@ -10,10 +10,13 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import (
     DeliveryQuery,
     PageQuery,
+    SearchQuery,
+    TrajectoryFilters,
     TrajectoryPageQuery,
     TrajectoryQuery,
 )
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.reporting.inspection import without_generations
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
@@ -22,6 +25,7 @@ from slime_plugins.rollout_buffer.server.http import (
     as_response,
     json_reply,
     the_buffer,
+    the_context,
     the_inspection,
 )
 
@@ -55,12 +59,28 @@ def trajectories() -> Response:
     return json_reply(the_inspection().trajectories(page))
 
 
+@routes.get("/trajectory_summary")
+def trajectory_summary() -> Response:
+    """Counts the trajectories that filters let through: their means, and a histogram of their rewards."""
+    filters = request_models.parse(TrajectoryFilters, request.args.to_dict())
+    return json_reply(the_inspection().summary(filters))
+
+
+@routes.get("/search")
+def search() -> Response:
+    """Looks for a text in the messages of trajectories, newest first, as far as its time allows."""
+    query = request_models.parse(SearchQuery, request.args.to_dict())
+    return json_reply(the_context().text_search.page(query))
+
+
 @routes.get("/trajectories/<id:uid>")
 def trajectory(uid: str) -> Response:
     """Returns one trajectory as it is stored: messages, generations, rewards, timings."""
     query = request_models.parse(TrajectoryQuery, request.args.to_dict())
     found = the_inspection().trajectory(uid, query.job_id)
-    body = the_buffer().with_inline_images(found.body) if query.images == "inline" else found.body
+    body = found.body if query.generations else without_generations(found.body)
+    if query.images == "inline":
+        body = the_buffer().with_inline_images(body)
     return Response(orjson.dumps(found.light)[:-1] + b"," + body[1:], mimetype="application/json")
 
 

@@ -1,0 +1,98 @@
+"""What stands in the messages of a trajectory as text: for previews in lists, and to be searched. Pure functions.
+
+Payloads were written by programs that nobody here knows: whatever has another form than a message's is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MessageText", "Preview", "message_texts", "preview_of"]
+
+PREVIEW_LENGTH = 200
+LOOKED_AT = 4000
+"""Characters of a text that a preview is made of."""
+_ENDS_OF_THOUGHT = ("</think>", "</thinking>")
+_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+_TAG = re.compile(r"</?(?:tool_call|conclusion|answer)>")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageText:
+    """A text of a message. ``turn``, from 1, is that of the reply it is part of or that it comes before."""
+
+    turn: int
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """One line each of what was asked and what was answered; None where there is none."""
+
+    goal: str | None
+    answer: str | None
+
+
+def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
+    """Yields every text of a payload's messages in order, what was thought and called too."""
+    turn = 1
+    for message in _messages(payload):
+        role = str(message.get("role", ""))[:40]
+        texts = (_content(message), message.get("reasoning_content"), *_calls(message))
+        yield from (MessageText(turn, role, text) for text in texts if isinstance(text, str) and text)
+        turn += role == "assistant"
+
+
+def preview_of(payload: Mapping[str, Any]) -> Preview:
+    """Returns what was asked and answered: as the generator noted it, else from the first and the last message."""
+    noted = payload.get("extra_info")
+    about: Mapping[str, Any] = noted if isinstance(noted, Mapping) else {}
+    messages = list(_messages(payload))
+    asked = next((one for one in messages if one.get("role") == "user"), {})
+    replied: Mapping[str, Any] = next((one for one in reversed(messages) if one.get("role") == "assistant"), {})
+    return Preview(
+        goal=_line(about.get("goal")) or _line(_content(asked)),
+        answer=_line(about.get("answer")) or _line(_said(replied)),
+    )
+
+
+def _messages(payload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    messages = payload.get("messages")
+    return (one for one in (messages if isinstance(messages, list) else []) if isinstance(one, Mapping))
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _calls(message: Mapping[str, Any]) -> Iterator[str]:
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            yield f"{function.get('name', '')} {function.get('arguments', '')}"
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    """A reply without what it thought and called; where nothing is left, what it called."""
+    text = _content(message)
+    ends = [at + len(tag) for tag in _ENDS_OF_THOUGHT if (at := text.rfind(tag)) >= 0]
+    said = text[max(ends, default=0) :][:LOOKED_AT]
+    words = _TAG.sub(" ", _CALL.sub(" ", said)).strip()
+    return words or _TAG.sub(" ", said).strip() or next(_calls(message), "")
+
+
+def _line(text: object) -> str | None:
+    if not isinstance(text, str | int | float):
+        return None
+    line = " ".join(str(text)[:LOOKED_AT].split())
+    return (line if len(line) <= PREVIEW_LENGTH else f"{line[: PREVIEW_LENGTH - 1]}…") or None

@@ -1,0 +1,113 @@
+"""Full-text search through the messages of stored trajectories: newest first, a page at a time.
+
+There is no index of words: a search reads payloads, one after the other, until it has found enough or its time is up,
+and says how far it came. So it costs nothing while nobody searches, and memory for one payload while somebody does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.errors import DamagedError, UnavailableError
+from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.message_texts import MessageText, message_texts
+
+__all__ = ["TextSearch"]
+
+BUDGET_S = 1.5
+"""A page that has looked for so long is answered with what it found; its cursor goes on from there."""
+AT_ONCE = 2
+"""Searches of one process at the same time; another one is asked to come again."""
+BATCH = 200
+AROUND = 90
+"""Characters shown on either side of what was found."""
+
+
+class TextSearch:
+    """Searches stored messages. Safe to use from many threads."""
+
+    def __init__(self, inspection: Inspection, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` gives seconds; it measures how long a page takes."""
+        self._inspection = inspection
+        self._clock = clock
+        self._places = threading.BoundedSemaphore(AT_ONCE)
+
+    def page(self, query: SearchQuery) -> dict[str, Any]:
+        """Returns one page of trajectories with the text in their messages, newest first.
+
+        Raises:
+            NotFoundError: the job that is asked for does not exist.
+            UnavailableError: as many searches run as may.
+        """
+        if not self._places.acquire(blocking=False):
+            raise UnavailableError(f"{AT_ONCE} searches are running already; ask again in a moment")
+        try:
+            return self._page(query)
+        finally:
+            self._places.release()
+
+    def _page(self, query: SearchQuery) -> dict[str, Any]:
+        until = self._clock() + BUDGET_S
+        needle = _Needle(query.text)
+        hits: list[dict[str, Any]] = []
+        searched = unreadable = 0
+        cursor = query.cursor
+        while keys := self._inspection.keys_before(query, cursor, BATCH):
+            for key in keys:
+                try:
+                    found = needle.first_in(self._inspection.payload(key))
+                except DamagedError:
+                    unreadable += 1
+                    found = None
+                cursor, searched = key, searched + 1
+                if found is not None:
+                    hits.append({"key": key, **found})
+                if len(hits) >= query.limit or self._clock() >= until:
+                    break
+            if len(hits) >= query.limit or self._clock() >= until:
+                break
+        else:
+            cursor = None
+        entries = self._inspection.entries([hit.pop("key") for hit in hits])
+        return {
+            "hits": [{**entry, **hit} for entry, hit in zip(entries, hits, strict=True)],
+            "searched": searched,
+            "unreadable": unreadable,
+            "out_of_time": cursor is not None and len(hits) < query.limit,
+            "next_cursor": cursor,
+        }
+
+
+class _Needle:
+    """What is searched for, in either case of its letters."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text.lower()
+        spelled = orjson.dumps(text)[1:-1]
+        self._bytes = spelled.lower() if spelled.isascii() else None
+
+    def first_in(self, body: bytes) -> dict[str, Any] | None:
+        """Returns the first place in a payload's messages and how many texts have one; None when none has."""
+        if self._bytes is not None and self._bytes not in body.lower():
+            return None  # most payloads: nothing of them has to be parsed
+        payload = orjson.loads(body)
+        texts = [one for one in message_texts(payload) if self._text in one.text.lower()]
+        return self._describe(texts[0], len(texts)) if isinstance(payload, Mapping) and texts else None
+
+    def _describe(self, one: MessageText, places: int) -> dict[str, Any]:
+        at = one.text.lower().find(self._text)
+        end = at + len(self._text)
+        return {
+            "turn": one.turn,
+            "role": one.role,
+            "before": ("…" if at > AROUND else "") + one.text[max(0, at - AROUND) : at],
+            "found": one.text[at:end],
+            "after": one.text[end : end + AROUND] + ("…" if len(one.text) > end + AROUND else ""),
+            "places": places,
+        }

@@ -1,0 +1,69 @@
+"""The turns of an episode as a tree: each stands on the one whose tokens its prompt continues exactly.
+
+A session of the gateway is recorded in this order, branch after branch; an episode whose context was edited has a root
+for every prompt that continues nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime.utils.mask_generator import Generation, pack_training_rows
+from slime_plugins.rollout_buffer.reporting.token_rows import Tokenizer, text_of
+
+__all__ = ["describe_turn_tree", "emission_order"]
+
+
+def emission_order(extra_info: Any) -> list[int] | None:
+    """Returns the numbers that the gateway noted of its turns; None where there are none."""
+    about = extra_info.get("gateway") if isinstance(extra_info, dict) else None
+    numbers = about.get("emission_order") if isinstance(about, dict) else None
+    usable = isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
+    return numbers if usable else None
+
+
+def describe_turn_tree(
+    generations: Sequence[Generation], emission_order: Sequence[int] | None, tokenizer: Tokenizer | None
+) -> list[dict[str, Any]]:
+    """Returns each turn with its parent, what its prompt added and what was sampled.
+
+    ``emission_order`` are the turns' numbers in the order of being sampled, from 1, where a recorder knows them.
+    Texts are None without a tokenizer.
+    """
+    rows = pack_training_rows(generations)
+    row_of = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
+    numbers = emission_order if emission_order is not None and len(emission_order) == len(generations) else None
+    path: list[int] = []  # the turns from the root to the one before
+    turns: list[dict[str, Any]] = []
+    for index, one in enumerate(generations):
+        while path and not _continues(one, generations[path[-1]]):
+            path.pop()
+        parent = path[-1] if path else None
+        held = 0 if parent is None else len(generations[parent].prompt_ids) + len(generations[parent].output_ids)
+        log_probs = one.output_log_probs
+        turns.append(
+            {
+                "turn": index,
+                "parent": parent,
+                "sampled_as": None if numbers is None else numbers[index],
+                "new_tokens": len(one.prompt_ids) - held,
+                "output_tokens": len(one.output_ids),
+                "mean_log_prob": sum(log_probs) / len(log_probs) if log_probs else None,
+                "finish_reason": one.finish_reason,
+                "row": row_of.get(index),
+                "context": text_of(tokenizer, one.prompt_ids[held:]),
+                "output": text_of(tokenizer, one.output_ids),
+            }
+        )
+        path.append(index)
+    return turns
+
+
+def _continues(later: Generation, earlier: Generation) -> bool:
+    """Whether a prompt begins with all of an earlier prompt and of what was sampled for it."""
+    middle = len(earlier.prompt_ids)
+    end = middle + len(earlier.output_ids)
+    return list(later.prompt_ids[:middle]) == list(earlier.prompt_ids) and list(later.prompt_ids[middle:end]) == list(
+        earlier.output_ids
+    )

@@ -1,0 +1,297 @@
+"""Lists of trajectories: sorted, summed up, with previews; a text in their messages; neighbours and trees of turns."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime.utils.mask_generator import Generation
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.query_params import SearchQuery, TrajectoryFilters, TrajectoryPageQuery
+from slime_plugins.rollout_buffer.reporting import text_search
+from slime_plugins.rollout_buffer.reporting.inspection import REWARD_BINS, Inspection
+from slime_plugins.rollout_buffer.reporting.message_texts import message_texts, preview_of
+from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
+from slime_plugins.rollout_buffer.reporting.turn_tree import describe_turn_tree
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from tests.example_counts import examples
+from tests.support import start_external, write, written
+
+REWARDS = (0.5, -1.0, 0.5, 2.0, 0.0)
+
+
+@pytest.fixture
+def inspection(buffer: Buffer) -> Inspection:
+    return Inspection(buffer.store)
+
+
+@pytest.fixture
+def job(buffer: Buffer) -> JobRecord:
+    """Five trajectories; every second one has two replies."""
+    found = start_external(buffer, 1, job_id="run/1", reward_range=[-5, 5])
+    for at, reward in enumerate(REWARDS):
+        messages = [{"role": "user", "content": f"What is {at}?"}]
+        messages += [{"role": "assistant", "content": f"It is number {at}."}] * (1 + at % 2)
+        write(buffer, found, written(f"t{at}", f"i{at}", reward, messages=messages, extra_info={"success": reward > 0}))
+    return found
+
+
+def listed(inspection: Inspection, **query: Any) -> list[dict[str, Any]]:
+    """All pages of a list."""
+    found: list[dict[str, Any]] = []
+    cursor: int | None = None
+    while True:
+        more = {} if cursor is None else {"cursor": cursor}
+        page = inspection.trajectories(request_models.parse(TrajectoryPageQuery, {**query, **more}))
+        found += page["trajectories"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def found_by(search: TextSearch, **query: Any) -> dict[str, Any]:
+    return search.page(request_models.parse(SearchQuery, query))
+
+
+# --- sorting ---------------------------------------------------------------------------------------------------------
+
+
+@examples(30)
+@given(
+    rewards=st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), max_size=9),
+    limit=st.integers(1, 4),
+    sort=st.sampled_from(["created_at", "reward", "turns", "sampled_tokens"]),
+    order=st.sampled_from(["descending", "ascending"]),
+)
+def test_pages_of_a_sorted_list_hold_everything_once_in_order(
+    rewards: list[float], limit: int, sort: str, order: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        buffer = Buffer(Store(Path(folder)), clock=SettableClock(1_000.0))
+        job = start_external(buffer, 1)
+        for at, reward in enumerate(rewards):
+            write(buffer, job, written(f"t{at}", f"i{at}", reward))
+        found = listed(Inspection(buffer.store), sort=sort, order=order, limit=limit)
+        buffer.store.close()
+    assert sorted(one["uid"] for one in found) == sorted(f"t{at}" for at in range(len(rewards)))
+    values = [-1e300 if one[sort] is None else one[sort] for one in found]
+    assert values == sorted(values, reverse=order == "descending")
+
+
+def test_a_list_sorted_by_reward_is_paged(inspection: Inspection, job: JobRecord) -> None:
+    found = listed(inspection, job_id=job.job_id, sort="reward", limit=2)
+    assert [one["uid"] for one in found] == ["t3", "t2", "t0", "t4", "t1"]
+
+
+# --- totals ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_counts_what_the_filters_let_through(inspection: Inspection, job: JobRecord) -> None:
+    query = {"job_id": job.job_id, "min_reward": 0.0}
+    found = inspection.summary(request_models.parse(TrajectoryFilters, query))
+    assert (found["trajectories"], found["reward_mean"], found["success"]) == (4, 0.75, 0.75)
+    assert (found["reward_min"], found["reward_max"]) == (0.0, 2.0)
+
+
+@examples(40)
+@given(rewards=st.lists(st.floats(-5, 5), max_size=12))
+def test_every_reward_is_in_one_bin_of_the_histogram(rewards: list[float]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        buffer = Buffer(Store(Path(folder)), clock=SettableClock(1_000.0))
+        job = start_external(buffer, 1, reward_range=[-5, 5])
+        for at, reward in enumerate(rewards):
+            write(buffer, job, written(f"t{at}", f"i{at}", reward))
+        found = Inspection(buffer.store).summary(request_models.parse(TrajectoryFilters, {}))
+        buffer.store.close()
+    assert sum(found["bins"]) == len(rewards)
+    assert len(found["bins"]) == (0 if not rewards else 1 if len(set(rewards)) == 1 else REWARD_BINS)
+    if len(set(rewards)) > 1:
+        assert found["bins"][0] > 0
+        assert found["bins"][-1] > 0
+
+
+# --- previews --------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_has_a_line_of_question_and_answer_when_asked(inspection: Inspection, job: JobRecord) -> None:
+    (newest, *_) = listed(inspection, job_id=job.job_id, previews=True)
+    assert (newest["goal"], newest["answer"]) == ("What is 4?", "It is number 4.")
+    assert "goal" not in listed(inspection, job_id=job.job_id)[0]
+
+
+def test_previews_end_where_the_payloads_are_too_many_bytes(
+    inspection: Inspection, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = listed(inspection, job_id=job.job_id)
+    monkeypatch.setattr("slime_plugins.rollout_buffer.reporting.inspection.PREVIEW_BYTES", whole[0]["body_bytes"])
+    found = listed(inspection, job_id=job.job_id, previews=True)
+    assert [one["goal"] is not None for one in found] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("<think>so 5?</think>It is 4.", "It is 4."),
+        ("so 5?</think>It is 4.", "It is 4."),
+        ('<tool_call>{"name": "tap"}</tool_call><conclusion>Tapped.</conclusion>', "Tapped."),
+        ('<tool_call>{"name": "tap"}</tool_call>', '{"name": "tap"}'),
+        ("<think>" * 60_000, "…"),
+    ],
+)
+def test_an_answer_is_what_was_said_after_thinking(said: str, answer: str) -> None:
+    payload = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": said}]}
+    found = preview_of(payload).answer
+    assert found is not None
+    assert found.endswith(answer)
+
+
+@examples(200)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["messages", "role", "content", "tool_calls", "function", "text"]), inner)
+        ),
+        max_leaves=20,
+    ).map(lambda value: {"messages": value, "extra_info": value})
+)
+def test_a_payload_of_any_form_has_texts_and_a_preview(payload: dict[str, Any]) -> None:
+    assert all(isinstance(one.text, str) for one in message_texts(payload))
+    preview_of(payload)
+
+
+# --- searching -------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_found_in_messages_thoughts_and_calls_with_its_turn(buffer: Buffer, inspection: Inspection) -> None:
+    call = {"function": {"name": "look_up", "arguments": '{"city": "Zürich"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Where is the ÄRA?"}]},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm, Basel?", "tool_calls": [call]},
+        {"role": "tool", "content": 'It says "far away"\nfrom here'},
+        {"role": "assistant", "content": "Far AWAY."},
+    ]
+    write(buffer, start_external(buffer, 1), written("a", messages=messages))
+    search = TextSearch(inspection)
+    places = {"ära": (1, "user"), "basel": (1, "assistant"), "zürich": (1, "assistant"), 'says "far': (2, "tool")}
+    for text, place in places.items():
+        (hit,) = found_by(search, text=text)["hits"]
+        assert (hit["turn"], hit["role"]) == place
+        assert hit["found"].lower() == text
+    (hit,) = found_by(search, text="far away")["hits"]
+    assert hit["places"] == 2
+    assert found_by(search, text="nowhere")["hits"] == []
+
+
+def test_a_search_is_paged_and_filtered(inspection: Inspection, job: JobRecord) -> None:
+    search = TextSearch(inspection)
+    first = found_by(search, text="number", limit=2)
+    rest = found_by(search, text="number", limit=20, cursor=first["next_cursor"])
+    assert [hit["uid"] for page in (first, rest) for hit in page["hits"]] == ["t4", "t3", "t2", "t1", "t0"]
+    assert (first["out_of_time"], rest["next_cursor"]) == (False, None)
+    assert [hit["uid"] for hit in found_by(search, text="number", success=False, job_id=job.job_id)["hits"]] == [
+        "t4",
+        "t1",
+    ]
+
+
+def test_a_search_ends_when_its_time_is_up_and_goes_on_from_there(inspection: Inspection, job: JobRecord) -> None:
+    ticks = itertools.count(0.0, text_search.BUDGET_S / 2)
+    search = TextSearch(inspection, clock=lambda: next(ticks))
+    seen: list[str] = []
+    cursor: int | None = None
+    for _ in range(20):
+        page = found_by(search, text="number", **({} if cursor is None else {"cursor": cursor}))
+        seen += [hit["uid"] for hit in page["hits"]]
+        cursor = page["next_cursor"]
+        assert page["out_of_time"] is (cursor is not None)
+        assert page["searched"] < len(REWARDS)
+        if cursor is None:
+            break
+    assert seen == ["t4", "t3", "t2", "t1", "t0"]
+
+
+def test_a_third_search_is_asked_to_come_again(
+    inspection: Inspection, job: JobRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = TextSearch(inspection)
+    refused: list[str] = []
+
+    def search_within(_: int) -> bytes:
+        try:
+            found_by(search, text="x")
+        except UnavailableError as error:
+            refused.append(error.message)
+        return b"{}"
+
+    monkeypatch.setattr(inspection, "payload", search_within)
+    assert found_by(search, text="x")["searched"] == len(REWARDS)
+    assert "ask again" in refused[0]
+    assert found_by(search, text="x")["next_cursor"] is None
+
+
+# --- around one trajectory -------------------------------------------------------------------------------------------
+
+
+def test_neighbours_are_those_of_the_same_job(client: FlaskClient) -> None:
+    for job_id in ("a/b", "other"):
+        client.post("/start_rollout", json={"task_type": "external", "job_id": job_id, "num_repeat_per_sample": 1})
+    for uid, job_id in (("x/1", "a/b"), ("y", "other"), ("x/2", "a/b"), ("x/3", "a/b")):
+        client.post("/buffer/write", json={**written(uid, uid), "job_id": job_id})
+    found = client.get("/neighbours/x/2?job_id=a/b").get_json()
+    assert (found["older"], found["newer"]) == ("x/1", "x/3")
+    assert client.get("/neighbours/y").get_json() == {"uid": "y", "job_id": "other", "older": None, "newer": None}
+    assert client.get("/neighbours/nobody").status_code == 404
+
+
+def test_token_ids_stay_away_when_only_texts_are_wanted(client: FlaskClient) -> None:
+    client.post("/start_rollout", json={"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1})
+    generation = {"prompt_ids": [1], "output_ids": [2, 3]}
+    client.post("/buffer/write", json=written("a", generations=[generation]))
+    assert client.get("/trajectories/a").get_json()["generations"]
+    light = client.get("/trajectories/a?generations=false").get_json()
+    assert "generations" not in light
+    assert light["messages"]
+
+
+def sampled(prompt: list[int], output: list[int]) -> Generation:
+    return Generation(prompt_ids=prompt, output_ids=output, output_log_probs=[-0.5] * len(output))
+
+
+def test_a_turn_stands_on_the_one_that_its_prompt_continues_exactly() -> None:
+    """A question, two answers to go on from, one of them twice; then a prompt of its own."""
+    turns = [
+        sampled([1, 2], [3]),
+        sampled([1, 2, 3, 4], [5]),
+        sampled([1, 2, 3, 4, 5, 6], [7]),
+        sampled([1, 2, 3, 8], [9]),
+        sampled([1, 9], [9]),
+    ]
+    found = describe_turn_tree(turns, [1, 2, 4, 3, 5], None)
+    assert [one["parent"] for one in found] == [None, 0, 1, 0, None]
+    assert [one["new_tokens"] for one in found] == [2, 1, 1, 1, 2]
+    assert [one["sampled_as"] for one in found] == [1, 2, 4, 3, 5]
+    assert found[0]["context"] is None
+
+
+def test_a_tree_is_told_over_http_whatever_the_generator_noted(client: FlaskClient) -> None:
+    client.post("/start_rollout", json={"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1})
+    generations = [{"prompt_ids": [1], "output_ids": [2]}, {"prompt_ids": [1, 2, 3], "output_ids": [4]}]
+    odd = {"gateway": {"emission_order": "never"}}
+    client.post("/buffer/write", json=written("a", generations=generations, extra_info=odd))
+    found = client.get("/turn_tree/a").get_json()
+    assert [one["parent"] for one in found["turns"]] == [None, 0]
+    assert found["turns"][0]["sampled_as"] is None
+    assert found["why_no_texts"]
