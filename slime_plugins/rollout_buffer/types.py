@@ -134,6 +134,7 @@ class StopReason(StrEnum):
 
     TERMINATED = "terminated"  # the agent said it was done, or that it gives up
     ANSWERED = "answered"  # the agent gave its answer
+    TASK_ENDED = "task_ended"  # the task itself said that it is over, solved or not
     STOP = "stop"  # a single-turn generation ended by itself
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # one generation reached its cap

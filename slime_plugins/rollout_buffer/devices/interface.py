@@ -41,7 +41,9 @@ class Observation:
     are stored, and that are trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space
     of ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it
     has none. ``note`` tells the agent what went wrong with its last action (text that could not be typed, an app that
-    does not exist); empty when all went well.
+    does not exist); empty when all went well. ``elements`` is the screen in words, for agents that read, a line per
+    element; empty where the device offers none. ``done`` is true once the task itself says that it is over: no action
+    changes anything from then on.
     """
 
     goal: str
@@ -50,6 +52,8 @@ class Observation:
     screen_height: int
     step_budget: int | None = None
     note: str = ""
+    elements: str = ""
+    done: bool = False
     details: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -70,7 +74,10 @@ class Device(Protocol[ActionT_contra]):
         ...
 
     def score(self) -> float:
-        """The task's success in [0, 1], read from the device's state, before anything resets it."""
+        """The task's success in [0, 1], read from the device's state, before anything resets it.
+
+        A kind of device whose tasks are scored in another range says so to its generator, and to its contract test.
+        """
         ...
 
     def health(self) -> Mapping[str, str]:

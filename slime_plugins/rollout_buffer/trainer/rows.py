@@ -52,7 +52,9 @@ logger = logging.getLogger(__name__)
 
 STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
 """Stop reasons that say that the last reply itself was cut."""
-STOPS_BETWEEN_TURNS = frozenset({StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED})
+STOPS_BETWEEN_TURNS = frozenset(
+    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED}
+)
 FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 MANY_ROW_TOKENS = 500_000
 """Tokens in all rows of one rebuilt trajectory from which on their cost is warned of."""

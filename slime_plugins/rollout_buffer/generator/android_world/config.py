@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind
-from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ImageFormat, RolloutMode
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -42,17 +41,7 @@ SETTING_PREFIX = "ROLLOUT_BUFFER_ANDROID_WORLD__"
 COMMAND_LINE_OPTION = "--android"
 SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")
 
-JOB_KEYS = frozenset(
-    {
-        "rollout_mode",
-        "history_images",
-        "max_turns",
-        "max_context_len",
-        "image_pixels_per_token",
-        "ban_vision_tokens",
-        "reward",
-    }
-)
+JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"reward"}
 """What a job may override. All else names programs, paths, ports or sizes of the host that runs the devices."""
 
 
@@ -86,33 +75,12 @@ DEFAULTS_OF_REAL_DEVICES: Mapping[str, Any] = {
 }
 
 
-class RolloutMode(StrEnum):
-    """How an episode becomes prompts."""
-
-    INCREMENTAL = "incremental"  # the token sequence only grows: one training row per episode
-    HISTORY = "history"  # a new prompt for every turn, with what was done so far in words: one row per turn
-
-
-class ImageFormat(StrEnum):
-    """How screenshots are encoded; these bytes are stored, sent to the engine and trained on."""
-
-    PNG = "png"
-    JPEG = "jpeg"
-
-
-class AndroidWorldSettings(FarmSettings):
+class AndroidWorldSettings(GuiAgentSettings):
     """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
 
-    rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
-    history_images: int = Field(default=1, ge=1)
-    max_turns: int | None = Field(default=None, ge=1)
-    max_context_len: int = Field(default=16384, ge=1)
-    image_pixels_per_token: int = Field(default=1024, ge=1)
-    ban_vision_tokens: bool = True
     reward: RewardSettings = RewardSettings()
 
     device: str = "simulated"
-    screenshot_max_pixels: int = Field(default=648_000, ge=1024)
     image_format: ImageFormat = ImageFormat.PNG
     simulated_latency_s: float = Field(default=0.0, ge=0)
 
@@ -151,16 +119,6 @@ class AndroidWorldSettings(FarmSettings):
             raise ValueError("must be simulated, android_world, or module:function of a factory of your own")
         return device
 
-    @property
-    def image_tokens(self) -> int:
-        """About the most tokens one screenshot can become: taken where family or size of it are not known."""
-        return -(-self.screenshot_max_pixels // self.image_pixels_per_token)
-
-    @property
-    def image_family(self) -> ImageFamily | None:
-        """The models whose image tokens cover ``image_pixels_per_token``; None when no known family's do."""
-        return family_with(self.image_pixels_per_token)
-
     def for_devices(self) -> DevicePoolSettings:
         """Returns what the pool is told: the farm, and of the host's side what makes a device. Jobs have no part."""
         farm = self.model_dump(include=set(FarmSettings.model_fields))
@@ -182,7 +140,9 @@ def load_settings(job_options: Mapping[str, Any]) -> AndroidWorldSettings:
         ConfigError: a file cannot be read, or a key is unknown, misplaced or out of range. Names the key, and its line
             in a file or its variable.
     """
-    return _with_job_options(_host_settings(os.environ, []), job_options)
+    return config_sources.with_job_options(
+        _host_settings(os.environ, []), job_options, section="android_world", keys=JOB_KEYS, variable=CONFIG_VARIABLE
+    )
 
 
 def environment_for(config: Path | None, assignments: Sequence[str]) -> dict[str, str]:
@@ -248,37 +208,9 @@ def _defaults_of(layer: config_sources.Layer) -> config_sources.Layer:
 
 
 def _validated(layer: config_sources.Layer) -> AndroidWorldSettings:
-    try:
-        return AndroidWorldSettings.model_validate(layer.values)
-    except ValidationError as error:
-        raise ConfigError(_sentences(error, layer)) from error
+    return config_sources.validated(AndroidWorldSettings, layer)
 
 
-def _with_job_options(settings: AndroidWorldSettings, options: Mapping[str, Any]) -> AndroidWorldSettings:
-    overrides = options.get("android_world") or {}
-    if not isinstance(overrides, Mapping):
-        raise ConfigError("android_world in the payload must be an object of settings")
-    refused = sorted(str(key) for key in overrides if key in AndroidWorldSettings.model_fields and key not in JOB_KEYS)
-    if refused:
-        raise ConfigError(
-            f"android_world.{refused[0]} belongs to the host and cannot be set by a job: "
-            f"set it in the file that {CONFIG_VARIABLE} names"
-        )
-    below = config_sources.Layer(values=settings.model_dump())
-    layer = config_sources.merged([below, config_sources.Layer(values=dict(overrides), places={(): "android_world."})])
-    return _validated(layer)
-
-
-def _sentences(error: ValidationError, layer: config_sources.Layer) -> str:
-    names = list(setting_names())
-    return "; ".join(config_sources.told(dict(problem), layer, names) for problem in error.errors())
-
-
-def setting_names(section: type[BaseModel] = AndroidWorldSettings, above: str = "") -> Iterator[str]:
+def setting_names() -> Iterator[str]:
     """Yields every setting, those of a section with a dot: ``reward.step_decay``."""
-    for name, described in section.model_fields.items():
-        below = described.annotation
-        if isinstance(below, type) and issubclass(below, BaseModel):
-            yield from setting_names(below, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"
+    return config_sources.setting_names(AndroidWorldSettings)

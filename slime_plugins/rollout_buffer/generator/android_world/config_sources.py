@@ -2,8 +2,8 @@
 
     defaults  <  YAML file  <  environment  <  command line
 
-Each layer remembers where every key stands, so that a mistake is named with its line, variable or option. What the
-keys mean is not known here.
+Each layer remembers where every key stands, so that a mistake is named with its line, variable or option. Which
+settings they become is the caller's to say.
 """
 
 from __future__ import annotations
@@ -12,13 +12,28 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["Layer", "as_variables", "from_assignments", "from_file", "from_variables", "merged", "suggestion", "told"]
+__all__ = [
+    "Layer",
+    "as_variables",
+    "from_assignments",
+    "from_file",
+    "from_variables",
+    "merged",
+    "setting_names",
+    "suggestion",
+    "told",
+    "validated",
+    "with_job_options",
+]
+
+_Settings = TypeVar("_Settings", bound=BaseModel)
 
 Address = tuple[str | int, ...]
 
@@ -45,13 +60,13 @@ def from_file(path: Path) -> Layer:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the Android World config {path} cannot be read: {error}") from error
+        raise ConfigError(f"the config {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"the Android World config {path} is not valid YAML: {error}") from error
+        raise ConfigError(f"the config {path} is not valid YAML: {error}") from error
     if values is None:
         return Layer()
     if not isinstance(values, dict):
-        raise ConfigError(f"the Android World config {path} must be a list of `key: value` lines")
+        raise ConfigError(f"the config {path} must be a list of `key: value` lines")
     lines = dict(_key_lines(path, root, ()))
     return Layer(values=values, places={key: f"{path.name}: line {line}: " for key, line in lines.items()})
 
@@ -146,6 +161,54 @@ def _put_over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]
         sections = isinstance(below, Mapping) and isinstance(value, Mapping)
         put[key] = _put_over(cast("Mapping[str, Any]", below), value) if sections else value
     return put
+
+
+# ---- becoming settings -----------------------------------------------------------------------------------------------
+
+
+def validated(model: type[_Settings], layer: Layer) -> _Settings:
+    """Returns the settings in a layer.
+
+    Raises:
+        ConfigError: a key is unknown or out of range; names it and where it stands.
+    """
+    try:
+        return model.model_validate(layer.values)
+    except ValidationError as error:
+        names = list(setting_names(model))
+        raise ConfigError("; ".join(told(dict(problem), layer, names) for problem in error.errors())) from error
+
+
+def with_job_options(
+    settings: _Settings, options: Mapping[str, Any], *, section: str, keys: frozenset[str], variable: str
+) -> _Settings:
+    """Returns the host's settings under what a job's payload says in its ``section``, which may name ``keys`` only.
+
+    Raises:
+        ConfigError: as ``validated``; or a key is the host's, whose file the environment variable ``variable`` names.
+    """
+    overrides = options.get(section) or {}
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"{section} in the payload must be an object of settings")
+    model = type(settings)
+    refused = sorted(str(key) for key in overrides if key in model.model_fields and key not in keys)
+    if refused:
+        raise ConfigError(
+            f"{section}.{refused[0]} belongs to the host and cannot be set by a job: "
+            f"set it in the file that {variable} names"
+        )
+    below = Layer(values=settings.model_dump())
+    return validated(model, merged([below, Layer(values=dict(overrides), places={(): f"{section}."})]))
+
+
+def setting_names(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yields every setting, those of a section with a dot: ``reward.step_decay``."""
+    for name, described in model.model_fields.items():
+        below = described.annotation
+        if isinstance(below, type) and issubclass(below, BaseModel):
+            yield from setting_names(below, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One Android World episode: observe, generate, act, until something ends it; then the reward.
+"""One episode at a screen: observe, generate, act, until something ends it; then the reward.
 
     reset → first prompt ─▶ generate ─▶ parse ─▶ act ─▶ next prompt, with the new screenshot ─┐
                                ▲                                                             │
@@ -11,6 +11,7 @@ what happened                            stop reason         outcome      reward
 =======================================  ==================  ===========  ==============
 the agent called ``terminate``           terminated          completed    see rewards
 the agent called ``answer``              answered            completed    see rewards
+the task said that it is over            task_ended          completed    see rewards
 the last turn is played                  max_turns           completed    success counts
 a reply reached its own cap              max_tokens          truncated    success counts
 prompt and replies fill the context      max_context         truncated    success counts
@@ -33,16 +34,22 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings, RolloutMode
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompting.context import Context
+from slime_plugins.rollout_buffer.generator.android_world.prompting.context import Context, View
 from slime_plugins.rollout_buffer.generator.android_world.prompting.conversation import Conversation
 from slime_plugins.rollout_buffer.generator.android_world.prompting.history_context import HistoryContext
 from slime_plugins.rollout_buffer.generator.android_world.prompting.image_budget import ImageBudget
 from slime_plugins.rollout_buffer.generator.android_world.prompting.incremental_context import IncrementalContext
-from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown
-from slime_plugins.rollout_buffer.generator.android_world.task_runner import Done, Task, TaskRunner, task_of
+from slime_plugins.rollout_buffer.generator.android_world.task_runner import (
+    Done,
+    Earned,
+    RewardRule,
+    Task,
+    TaskRunner,
+    task_of,
+)
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, RolloutMode
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
@@ -63,9 +70,10 @@ class _Ending:
     by_agent: bool = False
 
 
-_ENDINGS_BY_AGENT = {
+_ENDINGS_OF_TASKS = {
     Done.TERMINATED: _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True),
     Done.ANSWERED: _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True),
+    Done.TASK_ENDED: _Ending(stop_reason=StopReason.TASK_ENDED, outcome=Outcome.COMPLETED),
 }
 _OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
 _OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
@@ -83,11 +91,12 @@ def read_task(instance: Instance) -> Task:
     return task_of(instance.data.get("metadata"), of=instance.instance_id)
 
 
-def create_context(settings: AndroidWorldSettings, chat: ChatTokens) -> Context:
-    """Returns what makes the prompts of one episode in the settings' rollout mode."""
+def create_context(settings: GuiAgentSettings, chat: ChatTokens, view: View | None = None) -> Context:
+    """Returns what makes the prompts of one episode in the settings' rollout mode; a phone's without a ``view``."""
+    view = view or View()
     if settings.rollout_mode is RolloutMode.HISTORY:
-        return HistoryContext(chat, history_images=settings.history_images)
-    return IncrementalContext(chat)
+        return HistoryContext(chat, view, history_images=settings.history_images)
+    return IncrementalContext(chat, view)
 
 
 class Episode:
@@ -101,8 +110,10 @@ class Episode:
         device: DeviceLease[Action],
         engine: Engine,
         chat: ChatTokens,
-        settings: AndroidWorldSettings,
+        settings: GuiAgentSettings,
+        rewards: RewardRule,
         timer: PhaseTimer,
+        view: View | None = None,
     ) -> None:
         self._request = request
         self._task = task
@@ -113,14 +124,14 @@ class Episode:
         self._image_budget = ImageBudget(settings.image_family, estimate=settings.image_tokens)
         self._conversation = Conversation(
             chat,
-            create_context(settings, chat),
+            create_context(settings, chat, view),
             max_context_len=settings.max_context_len,
             image_budget=self._image_budget,
         )
-        self._task_play = TaskRunner(
+        self._task_runner = TaskRunner(
             task=task,
             device=device,
-            rewards=settings.reward,
+            rewards=rewards,
             max_turns=settings.max_turns,
             count_tokens=chat.count,
             timer=timer,
@@ -136,18 +147,18 @@ class Episode:
         Raises:
             EpisodeError: the device, the engine or the task's set-up broke.
         """
-        first = await self._task_play.reset()
+        first = await self._task_runner.reset()
         self._conversation.open(first)
         ending = await self._play_turns()
         given_up = ending.outcome is Outcome.ABORTED
-        breakdown = await self._task_play.reward(ended_by_agent=ending.by_agent, given_up=given_up)
+        breakdown = await self._task_runner.reward(ended_by_agent=ending.by_agent, given_up=given_up)
         return self._trajectory(first, ending, breakdown)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def _play_turns(self) -> _Ending:
         """Plays turn after turn until one of them ends the episode."""
-        while self._turns < self._task_play.max_turns:
+        while self._turns < self._task_runner.max_turns:
             sampled = await self._generate()
             if sampled is None:
                 return _OUT_OF_CONTEXT
@@ -193,20 +204,20 @@ class Episode:
 
     async def _act(self, text: str) -> _Ending | None:
         """Does what the reply asks for and makes the next prompt; returns the ending if the episode ends here."""
-        reply = self._task_play.read(text)
-        done = await self._task_play.act(reply, self._turns)
+        reply = self._task_runner.read(text)
+        done = await self._task_runner.act(reply, self._turns)
         if done is not None:
-            return _ENDINGS_BY_AGENT[done]
-        max_turns = self._task_play.max_turns
+            return _ENDINGS_OF_TASKS[done]
+        max_turns = self._task_runner.max_turns
         if self._turns >= max_turns:
             return _OUT_OF_TURNS
-        seen = self._task_play.seen
+        seen = self._task_runner.seen
         fits = self._conversation.add_observation(seen, turn=self._turns, max_turns=max_turns, reply=reply)
         return None if fits else _OUT_OF_CONTEXT
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def _trajectory(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> Trajectory:
+    def _trajectory(self, first: Observation, ending: _Ending, breakdown: Earned) -> Trajectory:
         return Trajectory(
             uid=self._request.uid,
             instance_id=self._request.instance.instance_id,
@@ -220,7 +231,7 @@ class Episode:
             timings_s=self._timer.seconds(),
         )
 
-    def _extra_info(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> dict[str, Any]:
+    def _extra_info(self, first: Observation, ending: _Ending, breakdown: Earned) -> dict[str, Any]:
         generations = self._conversation.generations
         return {
             "task_name": self._task.name,
@@ -233,15 +244,15 @@ class Episode:
             "device_id": self._device.device_id,
             "screen": [first.screen_width, first.screen_height],
             "turns": self._turns,
-            "max_turns": self._task_play.max_turns,
+            "max_turns": self._task_runner.max_turns,
             "steps": breakdown.steps,
-            "malformed_turns": self._task_play.malformed_turns,
-            "thinking_tokens": self._task_play.thinking_tokens,
+            "malformed_turns": self._task_runner.malformed_turns,
+            "thinking_tokens": self._task_runner.thinking_tokens,
             "success": breakdown.success is not None and breakdown.success >= 1,
             "stop_reason": str(ending.stop_reason),
             "finish_reason": generations[-1].finish_reason if generations else None,
             "reward_breakdown": breakdown.as_dict(),
-            "steps_log": self._task_play.log,
+            "steps_log": self._task_runner.log,
             **self._prompt_mismatch(),
         }
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -39,11 +40,29 @@ class RewardSettings(SettingsSection):
     premature_penalty: float = Field(default=0.5, ge=0, le=0.5)
     success_needs_ending: bool = False
 
+    score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
     @model_validator(mode="after")
     def _scale_has_room(self) -> RewardSettings:
         if self.step_scale_min > self.step_scale_max:
             raise ValueError("step_scale_min is larger than step_scale_max")
         return self
+
+    def asks_device(self, *, ended_by_agent: bool) -> bool:
+        """As ``RewardRule.asks_device``."""
+        return ended_by_agent or not self.success_needs_ending
+
+    def earned(
+        self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
+    ) -> RewardBreakdown:
+        """As ``RewardRule.earned``: by the table of this module."""
+        return episode_reward(
+            success=score,
+            ended_by_agent=ended_by_agent,
+            thinking_tokens=thinking_tokens,
+            max_turns=max_turns,
+            settings=self,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

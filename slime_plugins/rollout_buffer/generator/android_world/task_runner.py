@@ -7,10 +7,10 @@ things and earn the same in either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
@@ -23,9 +23,8 @@ from slime_plugins.rollout_buffer.generator.android_world.actions import (
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import malformed_reply_note
-from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardBreakdown, RewardSettings, episode_reward
 
-__all__ = ["FALLBACK_MAX_TURNS", "Done", "Task", "TaskRunner", "task_of"]
+__all__ = ["FALLBACK_MAX_TURNS", "Done", "Earned", "RewardRule", "Task", "TaskRunner", "task_of"]
 
 FALLBACK_MAX_TURNS = 30
 """The limit of turns when neither the settings nor the task have one."""
@@ -33,7 +32,7 @@ FALLBACK_MAX_TURNS = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Which task to set up: AndroidWorld's name for it, and which of its parameter variations."""
+    """Which task to set up: the environment's name for it, and which of its parameter variations."""
 
     name: str
     params_idx: int
@@ -53,10 +52,51 @@ def task_of(metadata: object, *, of: str) -> Task:
 
 
 class Done(StrEnum):
-    """How the agent itself ended the task."""
+    """How the task came to its end before the turns did."""
 
-    TERMINATED = "terminated"  # it called terminate
-    ANSWERED = "answered"  # it gave its answer
+    TERMINATED = "terminated"  # the agent called terminate
+    ANSWERED = "answered"  # the agent gave its answer
+    TASK_ENDED = "task_ended"  # the task said that it is over
+
+
+class Earned(Protocol):
+    """A reward and what it is made of."""
+
+    @property
+    def reward(self) -> float: ...
+
+    @property
+    def success(self) -> float | None:
+        """1 or more is success; None where nobody asked."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """How many actions were taken."""
+        ...
+
+    def as_dict(self) -> Mapping[str, float | int | None]:
+        """Returns the fields as JSON has them."""
+        ...
+
+
+class RewardRule(Protocol):
+    """What an episode earns. ``score_range`` is what its devices may score; anything else is a broken device."""
+
+    score_range: ClassVar[tuple[float, float]]
+
+    def asks_device(self, *, ended_by_agent: bool) -> bool:
+        """Returns whether the device's score counts for an episode that ended so."""
+        ...
+
+    def earned(
+        self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
+    ) -> Earned:
+        """Returns the reward; ``score`` is None where the device was not asked.
+
+        ``thinking_tokens`` has one entry per action taken: the tokens inside the thinking tags of that reply.
+        """
+        ...
 
 
 class TaskRunner:
@@ -71,7 +111,7 @@ class TaskRunner:
         *,
         task: Task,
         device: DeviceLease[Action],
-        rewards: RewardSettings,
+        rewards: RewardRule,
         max_turns: int | None,
         count_tokens: Callable[[str], int],
         timer: PhaseTimer,
@@ -132,19 +172,18 @@ class TaskRunner:
         self._log(turn, seen, tokens, note=self._seen.note, **_described(reply.action))
         return done
 
-    async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> RewardBreakdown:
-        """Returns what was earned; the device is asked for the success, unless the episode was ``given_up``.
+    async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> Earned:
+        """Returns what was earned; the device is asked for its score, unless the episode was ``given_up``.
 
         Raises:
-            DeviceError: the device cannot tell, or tells what is no success rate.
+            DeviceError: the device cannot tell, or tells what its tasks never score.
         """
-        counts = not given_up and (ended_by_agent or not self._rewards.success_needs_ending)
-        return episode_reward(
-            success=await self._read_success() if counts else None,
+        counts = not given_up and self._rewards.asks_device(ended_by_agent=ended_by_agent)
+        return self._rewards.earned(
+            score=await self._read_score() if counts else None,
             ended_by_agent=ended_by_agent,
             thinking_tokens=self._thinking_tokens,
             max_turns=self.max_turns,
-            settings=self._rewards,
         )
 
     async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[Done | None, Observation]:
@@ -153,14 +192,19 @@ class TaskRunner:
             return Done.TERMINATED, replace(seen, note="")
         with self._timer.phase("act"):
             after = await self._device.step(parsed.action)
-        return (Done.ANSWERED if parsed.action.kind is ActionKind.ANSWER else None), after
+        if parsed.action.kind is ActionKind.ANSWER:
+            return Done.ANSWERED, after
+        return (Done.TASK_ENDED if after.done else None), after
 
-    async def _read_success(self) -> float:
+    async def _read_score(self) -> float:
         with self._timer.phase("score"):
-            success = await self._device.score()
-        if not (math.isfinite(success) and 0 <= success <= 1):
-            raise DeviceError(f"the device scored {success!r}, which is no success rate", {"task": self._task.name})
-        return success
+            score = await self._device.score()
+        low, high = self._rewards.score_range
+        if not (math.isfinite(score) and low <= score <= high):
+            raise DeviceError(
+                f"the device scored {score!r}, which is not from {low:g} to {high:g}", {"task": self._task.name}
+            )
+        return score
 
     def _log(self, turn: int, seen: Observation, thinking_tokens: int, **facts: Any) -> None:
         """Notes what the agent saw and did; empty facts are left out."""

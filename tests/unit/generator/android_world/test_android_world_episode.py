@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -22,11 +22,14 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, Task, read_task
 from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
+from slime_plugins.rollout_buffer.generator.android_world.prompting.context import View
+from slime_plugins.rollout_buffer.generator.android_world.prompting.history_context import messages_of_turn
 from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
     first_turn_message,
     later_turn_message,
     system_message,
 )
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import Sight
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import (
@@ -90,6 +93,7 @@ async def play(
     max_new_tokens: int = 1000,
     extra: Mapping[str, Any] | None = None,
     lease: HeldFakeDevice | None = None,
+    view: View | None = None,
     **options: Any,
 ) -> Played:
     lease = lease or HeldFakeDevice()
@@ -103,13 +107,16 @@ async def play(
         attempt=0,
         sampling_params=SamplingParams(max_new_tokens=max_new_tokens, extra=extra or {}),
     )
+    settings = AndroidWorldSettings.model_validate(options)
     episode = Episode(
         request=request,
         task=Task(name=task_name, params_idx=3),
         device=lease,
         engine=engine,
         chat=chat,
-        settings=AndroidWorldSettings.model_validate(options),
+        settings=settings,
+        rewards=settings.reward,
+        view=view,
         timer=PhaseTimer(),
     )
     return Played(trajectory=await episode.play(), engine=engine, device=lease.device)
@@ -373,7 +380,7 @@ async def test_a_turn_without_a_token_is_the_engines_fault() -> None:
 async def test_a_score_that_is_none_is_the_devices_fault(score: float, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = HeldFakeDevice()
     monkeypatch.setattr(lease.device, "score", lambda: score)
-    with pytest.raises(DeviceError, match="no success rate"):
+    with pytest.raises(DeviceError, match="not from 0 to 1"):
         await play([DONE], lease=lease)
 
 
@@ -412,3 +419,41 @@ def test_a_line_without_a_task_is_named(data: dict[str, Any]) -> None:
 def test_a_line_names_its_task() -> None:
     data = {"metadata": {"task_name": "ContactsAddContact", "params_idx": 7}}
     assert read_task(Instance(instance_id="x", data=data)) == Task(name="ContactsAddContact", params_idx=7)
+
+
+class TaskThatEnds(HeldFakeDevice):
+    """A task that says after its first action that it is over, on a screen that can be read as well as seen."""
+
+    async def reset(self, task_name: str, params_idx: int) -> Observation:
+        return replace(self.device.reset(task_name, params_idx), elements='1. button text="<|im_end|>" [0, 0, 9, 9]')
+
+    async def step(self, action: Action) -> Observation:
+        return replace(self.device.step(action), elements="1. p [0, 0, 9, 9]", done=len(self.device.actions) == 2)
+
+
+async def test_a_task_that_says_it_is_over_ends_the_episode_as_a_whole_one() -> None:
+    played = await play([CLICK, CLICK], lease=TaskThatEnds())
+    assert (played.trajectory.outcome, played.trajectory.stop_reason) == (Outcome.COMPLETED, StopReason.TASK_ENDED)
+    assert played.info["success"] is True
+    assert len(played.trajectory.generations) == 2
+
+
+@pytest.mark.parametrize("mode", ["incremental", "history"])
+async def test_a_language_only_policy_reads_the_screen_and_gets_no_image(mode: str) -> None:
+    played = await play([CLICK, CLICK], lease=TaskThatEnds(), view=View(sight=Sight.ELEMENTS), rollout_mode=mode)
+    prompts = [tokenizer.decode(request.input_ids) for request in played.engine.requests]
+    assert all(not request.images for request in played.engine.requests)
+    assert all(IMAGE_PAD not in request.input_ids for request in played.engine.requests)
+    assert '1. button text="< |im_end| >" [0, 0, 9, 9]' in prompts[0]
+    assert "1. p [0, 0, 9, 9]" in prompts[1]
+    assert played.trajectory.stop_reason is StopReason.TASK_ENDED
+    rows = pack_training_rows(played.trajectory.generations)
+    assert len(rows) == (1 if mode == "incremental" else 2)
+
+
+async def test_a_policy_may_have_both_the_picture_and_the_words() -> None:
+    played = await play([CLICK, CLICK], lease=TaskThatEnds(), view=View(sight=Sight.BOTH), rollout_mode="history")
+    text = tokenizer.decode(played.engine.requests[1].input_ids)
+    assert text.index("<|image_pad|>") < text.index("1. p [0, 0, 9, 9]")
+    info, messages = played.info, played.trajectory.messages
+    assert chat.prompt(messages_of_turn(messages, info, 2)) == list(played.engine.requests[1].input_ids)

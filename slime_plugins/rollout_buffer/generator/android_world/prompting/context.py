@@ -7,14 +7,39 @@ every turn. The episode loop, its record, budgets, actions and rewards know noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedReply
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import MOBILE_USE_TOOL, Look, system_message
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import Sight
 from slime_plugins.rollout_buffer.types import Image, Message
 
-__all__ = ["Context", "LastTurn", "Prompt"]
+__all__ = ["Context", "LastTurn", "Prompt", "View"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """What a task tells its agents of tool and screen: the tool's description, and what prompts show of the screen."""
+
+    tool: Mapping[str, Any] = field(default_factory=lambda: MOBILE_USE_TOOL)
+    sight: Sight = Sight.SCREENSHOT
+
+    def system(self) -> Message:
+        """Returns the message every episode begins with."""
+        return system_message(self.tool)
+
+    def look(self, seen: Observation) -> Look:
+        """Returns what a prompt shows of ``seen``."""
+        return Look(
+            screenshot=seen.screenshot.sha256 if self.sight is not Sight.ELEMENTS else None,
+            elements=seen.elements if self.sight is not Sight.SCREENSHOT else "",
+        )
+
+    def images(self, seen: Observation) -> tuple[Image, ...]:
+        """Returns the images that stand in a prompt with that look."""
+        return () if self.sight is Sight.ELEMENTS else (seen.screenshot,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

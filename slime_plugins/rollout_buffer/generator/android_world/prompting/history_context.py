@@ -14,11 +14,10 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.android_world.actions import MalformedAction, ParsedAction, ParsedReply
-from slime_plugins.rollout_buffer.generator.android_world.prompting.context import LastTurn, Prompt
+from slime_plugins.rollout_buffer.generator.android_world.prompting.context import LastTurn, Prompt, View
 from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
     history_turn_message,
     shown_again,
-    system_message,
     with_history,
 )
 from slime_plugins.rollout_buffer.types import Image, Message
@@ -32,10 +31,12 @@ _QUOTED_CHARACTERS = 80
 class HistoryContext:
     """A ``Context`` of independent prompts. ``history_images`` is how many screenshots each shows at most."""
 
-    def __init__(self, chat: ChatTokens, *, history_images: int) -> None:
+    def __init__(self, chat: ChatTokens, view: View, *, history_images: int) -> None:
         self._chat = chat
+        self._view = view
         self._history_images = history_images
         self._goal = ""
+        self._turns = 0
         self._lines: list[str] = []
         self._screenshots: list[Image] = []
 
@@ -57,10 +58,12 @@ class HistoryContext:
 
     def _look(self, seen: Observation) -> tuple[list[Message], Message, Prompt]:
         """Returns the messages of the whole prompt, the one that is new in it, and the prompt itself."""
-        self._screenshots.append(seen.screenshot)
-        message = history_turn_message(len(self._screenshots), seen.screenshot.sha256, seen.note)
+        self._turns += 1
+        self._screenshots += self._view.images(seen)
+        message = history_turn_message(self._turns, self._view.look(seen), seen.note)
         hashes = [image.sha256 for image in self._screenshots]
-        messages = _whole_prompt(self._goal, self._lines, hashes, message, self._history_images)
+        prompt = _user_message(self._goal, self._lines, hashes, message, self._history_images)
+        messages = [self._view.system(), prompt]
         images = tuple(self._screenshots[-self._history_images :])
         return messages, message, Prompt(ids=tuple(self._chat.prompt(messages)), images=images)
 
@@ -76,9 +79,10 @@ def messages_of_turn(messages: Sequence[Message], extra_info: Mapping[str, Any],
         raise IndexError(f"the trajectory has {len(shown)} turns, and none is turn {turn}")
     if turn == 1:
         return list(messages[:2])
-    hashes = [_screenshot(message) for message in shown[:turn]]
+    hashes = [screenshot for message in shown[:turn] for screenshot in _screenshots(message)[-1:]]
     lines = extra_info["history"][: turn - 1]
-    return _whole_prompt(extra_info["goal"], lines, hashes, shown[turn - 1], extra_info["history_images"])
+    prompt = _user_message(extra_info["goal"], lines, hashes, shown[turn - 1], extra_info["history_images"])
+    return [messages[0], prompt]
 
 
 def step_line(reply: ParsedReply) -> str:
@@ -91,20 +95,20 @@ def step_line(reply: ParsedReply) -> str:
     return " ".join(reply.conclusion.split()) or _in_words(reply.action)
 
 
-def _whole_prompt(
+def _user_message(
     goal: str, lines: Sequence[str], screenshots: Sequence[str], message: Message, history_images: int
-) -> list[Message]:
-    """Returns system message and user message; ``screenshots`` are those of all steps, the present one last."""
+) -> Message:
+    """Returns the whole user message; ``screenshots`` are those of all steps, the present one last, or none at all."""
     present = len(screenshots)
     first = max(1, present - history_images + 1)
     earlier = [shown_again(step, screenshots[step - 1]) for step in range(first, present)]
-    return [system_message(), with_history(goal, lines, earlier, message)]
+    return with_history(goal, lines, earlier, message)
 
 
-def _screenshot(message: Message) -> str:
-    """Returns the hash of the last screenshot of a user message: the one that was new."""
+def _screenshots(message: Message) -> list[str]:
+    """Returns the hashes of the screenshots of a user message; the last one was new."""
     urls = [part["image_url"]["url"] for part in message["content"] if part["type"] == "image_url"]
-    return str(urls[-1]).removeprefix("sha256:")
+    return [str(url).removeprefix("sha256:") for url in urls]
 
 
 def _in_words(parsed: ParsedAction) -> str:

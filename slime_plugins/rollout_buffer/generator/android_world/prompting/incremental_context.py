@@ -11,11 +11,10 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.generator.android_world.prompting.context import LastTurn, Prompt
+from slime_plugins.rollout_buffer.generator.android_world.prompting.context import LastTurn, Prompt, View
 from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
     first_turn_message,
     later_turn_message,
-    system_message,
 )
 from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Image, Message
@@ -26,20 +25,21 @@ __all__ = ["IncrementalContext"]
 class IncrementalContext:
     """A ``Context`` of one sequence. Every prompt begins with all ids of every earlier prompt and reply."""
 
-    def __init__(self, chat: ChatTokens) -> None:
+    def __init__(self, chat: ChatTokens, view: View) -> None:
         self._chat = chat
+        self._view = view
         self._ids: list[int] = []
         self._images: list[Image] = []
 
     def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
         """As ``Context.begin``: the task, the instructions, the first screenshot."""
-        messages = [system_message(), first_turn_message(seen.goal, seen.screenshot.sha256)]
+        messages = [self._view.system(), first_turn_message(seen.goal, self._view.look(seen))]
         self._ids += self._chat.prompt(messages)
         return messages, self._prompt(seen)
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
         """As ``Context.go_on``: what went wrong, a step counter, the screenshot."""
-        message = later_turn_message(last.number + 1, last.max_turns, seen.screenshot.sha256, seen.note)
+        message = later_turn_message(last.number + 1, last.max_turns, self._view.look(seen), seen.note)
         self._ids += last.output_ids
         self._ids += self._chat.bridge(message, turn_is_closed=self._chat.is_closed(last.output_ids))
         return message, self._prompt(seen)
@@ -49,5 +49,5 @@ class IncrementalContext:
         return {}
 
     def _prompt(self, seen: Observation) -> Prompt:
-        self._images.append(seen.screenshot)
+        self._images += self._view.images(seen)
         return Prompt(ids=SharedPrefix(self._ids, len(self._ids)), images=tuple(self._images))

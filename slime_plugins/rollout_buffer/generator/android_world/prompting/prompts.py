@@ -7,7 +7,8 @@ comes from a device or a task is made harmless first: a chat marker inside it wo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.types import Message
@@ -21,6 +22,7 @@ __all__ = [
     "MOBILE_USE_TOOL",
     "SYSTEM_PROMPT",
     "TOOL_NAME",
+    "Look",
     "first_turn_message",
     "harmless",
     "history_turn_message",
@@ -28,6 +30,7 @@ __all__ = [
     "malformed_reply_note",
     "shown_again",
     "system_message",
+    "system_prompt",
     "with_history",
 ]
 
@@ -101,7 +104,7 @@ MOBILE_USE_TOOL: dict[str, Any] = {
     },
 }
 
-SYSTEM_PROMPT = f"""You are a helpful assistant.
+_SYSTEM = """You are a helpful assistant.
 
 # Tools
 
@@ -109,13 +112,21 @@ You may call one function per step to assist with the user query.
 
 You are provided with function signatures within <tools></tools> XML tags:
 <tools>
-{json.dumps(MOBILE_USE_TOOL, ensure_ascii=False)}
+{tool}
 </tools>
 
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
 <tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
+{"name": <function-name>, "arguments": <args-json-object>}
 </tool_call>"""
+
+
+def system_prompt(tool: Mapping[str, Any]) -> str:
+    """Returns the system prompt with one tool in it."""
+    return _SYSTEM.replace("{tool}", json.dumps(tool, ensure_ascii=False))
+
+
+SYSTEM_PROMPT = system_prompt(MOBILE_USE_TOOL)
 
 _TASK = "The user query: {task_description}\n\n"
 
@@ -141,31 +152,41 @@ HISTORY_TURN_TEMPLATE = f"{_TASK}{_PROGRESS}{_INSTRUCTIONS}{_HISTORY_STEP}"
 
 _SHOWN_AGAIN = "The screen before step {current_step}: <image>"
 
+_ELEMENTS = "On the screen, each with its box [left, top, right, bottom]:"
+
 _MALFORMED_REPLY = (
     "Nothing was done, because your last reply was not a valid action: {reason}. "
     'Reply with exactly one <tool_call>{{"name": "mobile_use", "arguments": {{"action": ...}}}}</tool_call>.'
 )
 
 
-def system_message() -> Message:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What one prompt shows of the screen: a screenshot, named by its sha256, its elements in words, or both."""
+
+    screenshot: str | None = None
+    elements: str = ""
+
+
+def system_message(tool: Mapping[str, Any] = MOBILE_USE_TOOL) -> Message:
     """Returns the message every episode begins with."""
-    return {"role": "system", "content": SYSTEM_PROMPT}
+    return {"role": "system", "content": system_prompt(tool)}
 
 
-def first_turn_message(goal: str, screenshot: str) -> Message:
-    """Returns the user message with the task and the first screenshot, named by its sha256."""
-    return _observation_message(FIRST_TURN_TEMPLATE, screenshot, task_description=harmless(goal))
+def first_turn_message(goal: str, look: Look | str) -> Message:
+    """Returns the user message with the task and the first look; a look that is a text is a screenshot's sha256."""
+    return _observation_message(FIRST_TURN_TEMPLATE, look, task_description=harmless(goal))
 
 
-def later_turn_message(step: int, max_steps: int, screenshot: str, note: str = "") -> Message:
-    """Returns the user message of turn ``step`` (from 1): a counter, the screenshot, before them what went wrong."""
+def later_turn_message(step: int, max_steps: int, look: Look | str, note: str = "") -> Message:
+    """Returns the user message of turn ``step`` (from 1): a counter, the screen, before them what went wrong."""
     fields = {"current_step": str(step), "max_steps": str(max_steps)}
-    return _observation_message(LATER_TURN_TEMPLATE, screenshot, note, **fields)
+    return _observation_message(LATER_TURN_TEMPLATE, look, note, **fields)
 
 
-def history_turn_message(step: int, screenshot: str, note: str = "") -> Message:
-    """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screenshot."""
-    return _observation_message(_HISTORY_STEP, screenshot, note, current_step=str(step))
+def history_turn_message(step: int, look: Look | str, note: str = "") -> Message:
+    """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screen."""
+    return _observation_message(_HISTORY_STEP, look, note, current_step=str(step))
 
 
 def shown_again(step: int, screenshot: str) -> Message:
@@ -213,14 +234,16 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _observation_message(template: str, screenshot: str, note: str = "", **fields: str) -> Message:
+def _observation_message(template: str, look: Look | str, note: str = "", **fields: str) -> Message:
     """Fills the template's text around its image marker, after the note; a marker inside a field stays plain text."""
+    shown = Look(screenshot=look) if isinstance(look, str) else look
     before, after = template.split(IMAGE_MARKER)
     shown_note = f"{harmless(note)}\n" if note else ""
-    parts: list[dict[str, Any]] = [
-        {"type": "text", "text": shown_note + before.format(**fields)},
-        {"type": "image_url", "image_url": {"url": f"sha256:{screenshot}"}},
-    ]
+    parts: list[dict[str, Any]] = [{"type": "text", "text": shown_note + before.format(**fields)}]
+    if shown.screenshot is not None:
+        parts.append({"type": "image_url", "image_url": {"url": f"sha256:{shown.screenshot}"}})
+    if shown.elements:
+        parts.append({"type": "text", "text": f"\n{_ELEMENTS}\n{harmless(shown.elements)}\n"})
     if after:
         parts.append({"type": "text", "text": after.format(**fields)})
-    return {"role": "user", "content": parts}
+    return {"role": "user", "content": _joined(parts)}

@@ -1,0 +1,251 @@
+"""Browsers that the devices of one process share: started when a page is wanted, ended when its last page is closed.
+
+Playwright's event loop runs in a thread of its own; devices, which are blocking objects, hand their calls over to it.
+Every page has a context of its own, and so a process of its own below the browser's: one that crashes takes no other
+along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from slime_plugins.rollout_buffer.devices.leased_device import device_died
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright
+
+__all__ = ["CHROMIUM_VARIABLE", "LaunchOptions", "OpenPage", "SharedBrowsers", "find_chromium", "shared_browsers"]
+
+CHROMIUM_VARIABLE = "ROLLOUT_BUFFER_CHROMIUM"
+INSTALL = "apt install chromium, or python -m playwright install chromium"
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_ARGUMENTS = (
+    # Nothing that a page or the browser itself names outside of this machine is found.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--mute-audio",
+    "--disable-dev-shm-usage",
+    # A touch that lies near something else is not moved over to it.
+    "--disable-features=TouchAdjustment",
+)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    """What a browser and its pages are started with. Pages that agree in all of it may share a browser.
+
+    ``executable`` empty takes the Chromium that Playwright has installed for itself. ``script`` runs in every page
+    before its own scripts. ``width`` and ``height`` are points; a point has ``scale`` pixels on a side.
+    """
+
+    executable: str
+    script: str
+    width: int
+    height: int
+    scale: int
+    pages_per_browser: int
+    timeout_s: float
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenPage:
+    """A page of a shared browser. ``lost`` says why it is gone, "" while it is there."""
+
+    page: Page
+    protocol: CDPSession
+    context: BrowserContext
+    browser: Browser
+    lost: str = ""
+
+
+@dataclass(kw_only=True, slots=True)
+class _Shared:
+    browser: Browser
+    options: LaunchOptions
+    pages: list[OpenPage] = field(default_factory=list)
+    opening: int = 0
+
+
+def find_chromium(named: str = "") -> str:
+    """Returns the path of a Chromium: the one named, the variable's, one on the PATH; "" leaves it to Playwright.
+
+    Raises:
+        ConfigError: the one that was named is not there.
+    """
+    wanted = named or os.environ.get(CHROMIUM_VARIABLE, "")
+    if wanted:
+        path = shutil.which(wanted)
+        if path is None:
+            raise ConfigError(f"there is no browser {wanted}: {INSTALL}")
+        return path
+    return next((path for name in _NAMES if (path := shutil.which(name))), "")
+
+
+class SharedBrowsers:
+    """The browsers of this process, and the thread in which Playwright talks to them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._playwright: Playwright | None = None
+        self._shared: list[_Shared] = []
+        self._lock = asyncio.Lock()
+        threading.Thread(target=self._loop.run_forever, name="browsers", daemon=True).start()
+
+    def open(self, options: LaunchOptions) -> OpenPage:
+        """Returns a new, empty page.
+
+        Raises:
+            ConfigError: Playwright or a browser for it is not installed.
+            DeviceError: the browser did not come up.
+        """
+        return self.call(lambda: self._open(options), None, options.timeout_s, "opening a page")
+
+    def close(self, opened: OpenPage, timeout_s: float) -> None:
+        """Closes a page, and its browser after the last one; a page that is gone is none of it any more."""
+        self.call(lambda: self._close(opened), None, timeout_s, "closing a page")
+
+    def call(
+        self,
+        work: Callable[[], Coroutine[Any, Any, _Result]],
+        opened: OpenPage | None,
+        timeout_s: float,
+        doing: str,
+    ) -> _Result:
+        """Does ``work`` on the browsers' loop and returns what it returns.
+
+        Raises:
+            DeviceError: the page or its browser broke, is gone, or took longer than ``timeout_s``.
+        """
+        if opened is not None and opened.lost:
+            raise device_died(opened.lost)
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError as timeout:
+            future.cancel()
+            raise DeviceError(f"{doing} took longer than {timeout_s:g} s") from timeout
+        except (ConfigError, DeviceError):
+            raise
+        except Exception as error:  # the boundary to Playwright, which raises errors of its own and of its transport
+            if opened is not None and opened.lost:
+                raise device_died(opened.lost) from error
+            raise DeviceError(f"{doing} failed: {_first_line(error)}") from error
+
+    async def _open(self, options: LaunchOptions) -> OpenPage:
+        async with self._lock:
+            shared = await self._with_room(options)
+            shared.opening += 1
+        try:
+            opened = await _open_page(shared)
+            shared.pages.append(opened)
+            return opened
+        finally:
+            shared.opening -= 1
+
+    async def _with_room(self, options: LaunchOptions) -> _Shared:
+        """Returns a browser that takes one more page."""
+        self._shared = [shared for shared in self._shared if shared.browser.is_connected()]
+        for shared in self._shared:
+            if shared.options == options and len(shared.pages) + shared.opening < options.pages_per_browser:
+                return shared
+        started = _Shared(browser=await self._launch(options), options=options)
+        started.browser.on("disconnected", lambda _browser: _lose_all(started))
+        self._shared.append(started)
+        return started
+
+    async def _launch(self, options: LaunchOptions) -> Browser:
+        if self._playwright is None:
+            try:
+                from playwright.async_api import async_playwright
+            except ImportError as error:
+                raise ConfigError(
+                    "task type miniwob needs Playwright: pip install 'slime-rollout-buffer[miniwob]'"
+                ) from error
+            self._playwright = await async_playwright().start()
+        if not options.executable and not os.path.exists(self._playwright.chromium.executable_path):  # noqa: ASYNC240 - once, before seconds of starting
+            raise ConfigError(f"there is no Chromium on this machine: {INSTALL}, or name one in {CHROMIUM_VARIABLE}")
+        return await self._playwright.chromium.launch(
+            executable_path=options.executable or None,
+            args=list(_ARGUMENTS),
+            # Chromium refuses to run as root inside its sandbox, which is how containers run it.
+            chromium_sandbox=os.geteuid() != 0,
+            timeout=options.timeout_s * 1000,
+        )
+
+    async def _close(self, opened: OpenPage) -> None:
+        async with self._lock:
+            for shared in list(self._shared):
+                if opened in shared.pages:
+                    shared.pages.remove(opened)
+                    await _end(shared, opened)
+                if not shared.pages and not shared.opening:
+                    self._shared.remove(shared)
+                    await shared.browser.close()
+            if not self._shared and self._playwright is not None:
+                playwright, self._playwright = self._playwright, None
+                await playwright.stop()
+
+
+async def _open_page(shared: _Shared) -> OpenPage:
+    options, browser = shared.options, shared.browser
+    context = await browser.new_context(
+        viewport={"width": options.width, "height": options.height},
+        device_scale_factor=options.scale,
+        is_mobile=True,
+        has_touch=True,
+        offline=True,
+        locale="en-US",
+        timezone_id="UTC",
+        color_scheme="light",
+        accept_downloads=False,
+    )
+    await context.add_init_script(options.script)
+    page = await context.new_page()
+    page.set_default_timeout(options.timeout_s * 1000)
+    opened = OpenPage(page=page, protocol=await context.new_cdp_session(page), context=context, browser=browser)
+    page.on("crash", lambda _page: _lose(opened, "the page crashed"))
+    page.on("close", lambda _page: _lose(opened, "the page was closed"))
+    return opened
+
+
+async def _end(shared: _Shared, opened: OpenPage) -> None:
+    if shared.browser.is_connected():
+        await opened.context.close()
+
+
+def _lose(opened: OpenPage, why: str) -> None:
+    opened.lost = opened.lost or why
+
+
+def _lose_all(shared: _Shared) -> None:
+    for opened in shared.pages:
+        _lose(opened, "the browser is gone")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_browsers: SharedBrowsers | None = None
+_making = threading.Lock()
+
+
+def shared_browsers() -> SharedBrowsers:
+    """Returns the browsers of this process."""
+    global _browsers
+    with _making:
+        if _browsers is None:
+            _browsers = SharedBrowsers()
+        return _browsers

@@ -1,0 +1,226 @@
+"""A browser page as a device: one MiniWoB++ task in a touch Chromium, loaded anew for every episode.
+
+A page that crashes, hangs, or is left by its task is a device that failed, and never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.miniwob.browser import (
+    LaunchOptions,
+    find_chromium,
+    shared_browsers,
+)
+from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS, MiniWobSettings
+from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
+from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, page_of
+from slime_plugins.rollout_buffer.types import Image
+
+__all__ = ["BrowserPage", "from_options"]
+
+PAGE_SCRIPT = Path(__file__).with_name("page.js")
+LIFTED_LIMIT_MS = 2_000_000_000
+"""About 23 days: the most that a browser's timer takes is 2^31 ms."""
+HEALTH_S = 10.0
+CLOSE_S = 10.0
+REST_S = 0.15
+DRAG_STEPS = 8
+DEFAULT_PRESS_S = 1.0
+
+_Result = TypeVar("_Result")
+
+
+def from_options(options: Mapping[str, Any], index: int) -> BrowserPage:
+    """MiniWoB's ``DeviceKind``: the options are those that ``MiniWobSettings.for_devices`` gives."""
+    del index
+    return BrowserPage(MiniWobSettings.model_validate(options))
+
+
+class BrowserPage:
+    """One page. ``params_idx`` of a task is its seed: the same one gives the same page."""
+
+    def __init__(self, settings: MiniWobSettings) -> None:
+        """Opens the page.
+
+        Raises:
+            ConfigError: MiniWoB++, Playwright or a Chromium is missing, or cannot be found where a setting says.
+            DeviceError: the browser did not come up.
+        """
+        self._settings = settings
+        self._folder = find_pages()
+        self._browsers = shared_browsers()
+        self._opened = self._browsers.open(_launch_options(settings))
+        self._closed = False
+        self._task_name = ""
+
+    def reset(self, task_name: str, params_idx: int) -> Observation:
+        """As ``Device.reset``: loads the page, seeds it and starts its episode."""
+        page = page_of(self._folder, task_name)
+        self._task_name = task_name
+        return self._do(lambda: self._reset(page, params_idx), self._settings.reset_timeout_s, f"loading {task_name}")
+
+    def step(self, action: Action) -> Observation:
+        """As ``Device.step``; what this page cannot do is told in ``note``."""
+        limit_s = self._settings.step_timeout_s + (action.duration_s or 0.0)
+        return self._do(lambda: self._step(action), limit_s, f"the action {action.kind}")
+
+    def score(self) -> float:
+        """As ``Device.score``, from -1 to 1: what the page has given, 0 while it has not ended the episode."""
+        state = self._do(self._state, self._settings.score_timeout_s, "reading the score")
+        return float(state["reward" if self._settings.time_penalty else "raw_reward"]) if state["done"] else 0.0
+
+    def health(self) -> Mapping[str, str]:
+        """As ``Device.health``."""
+        if self._closed:
+            raise DeviceError("the page is closed")
+        return {"browser": self._do(self._version, HEALTH_S, "asking the page how it is")}
+
+    def lost(self) -> str:
+        """As ``ReportsLoss.lost``."""
+        return "" if self._closed else self._opened.lost
+
+    def close(self) -> None:
+        """As ``Device.close``."""
+        if not self._closed:
+            self._closed = True
+            self._browsers.close(self._opened, CLOSE_S)
+
+    # ---- on the browsers' loop ---------------------------------------------------------------------------------------
+
+    def _do(self, work: Callable[[], Coroutine[Any, Any, _Result]], limit_s: float, doing: str) -> _Result:
+        if self._closed:
+            raise DeviceError("the page is closed")
+        return self._browsers.call(work, self._opened, limit_s, doing)
+
+    async def _reset(self, page: Path, seed: int) -> Observation:
+        settings = self._settings
+        limit_ms = LIFTED_LIMIT_MS if settings.time_limit_s is None else round(settings.time_limit_s * 1000)
+        await self._opened.page.goto(page.as_uri())
+        await self._evaluate(
+            "([seed, mode, limit]) => rollout.start(seed, mode, limit)", [seed, settings.data_mode.value, limit_ms]
+        )
+        await self._opened.page.wait_for_function("() => WOB_TASK_READY")
+        seen = await self._look()
+        if not seen.goal:
+            raise EnvironmentSetupError(f"the MiniWoB task {self._task_name} with seed {seed} says no goal")
+        return seen
+
+    async def _step(self, action: Action) -> Observation:
+        return await self._look(await self._act(action))
+
+    async def _act(self, action: Action) -> str:
+        """Does the action; returns what the agent is to know of it."""
+        if action.kind is ActionKind.CLICK:
+            await self._opened.page.touchscreen.tap(*self._points(action.point))
+        elif action.kind is ActionKind.LONG_PRESS:
+            await self._press(self._points(action.point), action.duration_s or DEFAULT_PRESS_S)
+        elif action.kind is ActionKind.SWIPE:
+            await self._swipe(self._points(action.point), self._points(action.end_point))
+        elif action.kind is ActionKind.TYPE:
+            return await self._type(action.text or "")
+        elif action.kind is ActionKind.SYSTEM_BUTTON and action.button is SystemButton.ENTER:
+            await self._opened.page.keyboard.press("Enter")
+        elif action.kind is ActionKind.WAIT:
+            await asyncio.sleep(action.duration_s or 0.0)
+        elif action.kind is ActionKind.SYSTEM_BUTTON:
+            return f"The button {action.button} does nothing on this page."
+        elif action.kind is ActionKind.OPEN:
+            return "There are no apps here, only this page."
+        return ""
+
+    async def _press(self, point: tuple[float, float], duration_s: float) -> None:
+        await self._touch("touchStart", point)
+        await asyncio.sleep(duration_s)
+        await self._touch("touchEnd")
+
+    async def _touch(self, event: str, *points: tuple[float, float]) -> None:
+        touched = [{"x": x, "y": y} for x, y in points]
+        await self._opened.protocol.send("Input.dispatchTouchEvent", {"type": event, "touchPoints": touched})
+
+    async def _swipe(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Scrolls what can be scrolled; elsewhere drags, as the mouse that these pages were written for."""
+        (x, y), (to_x, to_y) = start, end
+        if await self._evaluate("([x, y, dx, dy]) => rollout.scrolls(x, y, dx, dy)", [x, y, to_x - x, to_y - y]):
+            await self._drag_finger(start, end)
+            return
+        mouse = self._opened.page.mouse
+        await mouse.move(x, y)
+        await mouse.down()
+        await mouse.move(to_x, to_y, steps=DRAG_STEPS)
+        await mouse.up()
+
+    async def _drag_finger(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """Rests before it lifts the finger, so that nothing goes on scrolling by itself."""
+        (x, y), (to_x, to_y) = start, end
+        await self._touch("touchStart", start)
+        for step in range(1, DRAG_STEPS + 1):
+            share = step / DRAG_STEPS
+            await self._touch("touchMove", (x + (to_x - x) * share, y + (to_y - y) * share))
+        await asyncio.sleep(REST_S)
+        await self._touch("touchEnd")
+
+    async def _type(self, text: str) -> str:
+        if not await self._evaluate("() => rollout.focused()"):
+            return "No text was entered, because nothing on the page has the focus."
+        await self._opened.page.keyboard.type(text)
+        return ""
+
+    async def _look(self, note: str = "") -> Observation:
+        state = self._held_to_its_task(await self._evaluate("() => rollout.look()"))
+        scale = self._settings.pixels_per_point
+        clip = {"x": 0, "y": 0, "width": POINTS[0], "height": POINTS[1], "scale": scale}
+        taken = await self._opened.protocol.send(
+            "Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True, "clip": clip}
+        )
+        return Observation(
+            goal=state["goal"],
+            screenshot=Image(data=base64.b64decode(taken["data"])),
+            screen_width=POINTS[0] * scale,
+            screen_height=POINTS[1] * scale,
+            note=note,
+            elements=in_words(state["elements"]),
+            done=state["done"],
+            details={"app": self._task_name},
+        )
+
+    async def _state(self) -> Mapping[str, Any]:
+        return self._held_to_its_task(await self._evaluate("() => rollout.state()"))
+
+    def _held_to_its_task(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the state of a page that is still in the episode which ``reset`` began."""
+        if not state["begun"]:
+            raise DeviceError(f"the page of {self._task_name} was loaded anew while its task was played")
+        return state
+
+    async def _version(self) -> str:
+        await self._evaluate("() => 1 + 1")
+        return self._opened.browser.version
+
+    async def _evaluate(self, script: str, argument: Any = None) -> Any:
+        return await self._opened.page.evaluate(script, argument)
+
+    def _points(self, pixel: tuple[int, int] | None) -> tuple[float, float]:
+        x, y = pixel or (0, 0)
+        scale = self._settings.pixels_per_point
+        return x / scale, y / scale
+
+
+def _launch_options(settings: MiniWobSettings) -> LaunchOptions:
+    width, height = POINTS
+    return LaunchOptions(
+        executable=find_chromium(settings.chromium),
+        script=PAGE_SCRIPT.read_text(encoding="utf-8"),
+        width=width,
+        height=height,
+        scale=settings.pixels_per_point,
+        pages_per_browser=settings.pages_per_browser,
+        timeout_s=settings.boot_timeout_s,
+    )

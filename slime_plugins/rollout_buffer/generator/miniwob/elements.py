@@ -1,0 +1,37 @@
+"""The elements of a page in words: what an agent that reads is shown, and how it is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import COORDINATE_MAX
+from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS
+
+__all__ = ["in_words"]
+
+
+def in_words(elements: Iterable[Mapping[str, Any]]) -> str:
+    """Returns one line for each element: its number, what it is, what it says, its state, and its box.
+
+    A box is in the space in which the agent points: ``[left, top, right, bottom]``, from 0 to 999.
+    """
+    return "\n".join(f"{number}. {_line(element)}" for number, element in enumerate(elements, start=1))
+
+
+def _line(element: Mapping[str, Any]) -> str:
+    facts = {name: element[name] for name in ("id", "name", "classes") if element[name]} | element["facts"]
+    if element["text"]:
+        facts = {"text": element["text"], **facts}
+    states = [state for state in ("focused", "disabled") if element[state]]
+    told = [f"{name}={json.dumps(fact, ensure_ascii=False)}" for name, fact in facts.items()]
+    return " ".join([element["kind"], *told, *states, json.dumps(_scaled(element["box"]))])
+
+
+def _scaled(box: Iterable[float]) -> list[int]:
+    """Returns a box of points as one of the agent's space, cut to the screen."""
+    sizes = (*POINTS, *POINTS)
+    return [
+        min(max(round(edge / size * COORDINATE_MAX), 0), COORDINATE_MAX) for edge, size in zip(box, sizes, strict=True)
+    ]

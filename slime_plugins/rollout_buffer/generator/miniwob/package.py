@@ -1,0 +1,56 @@
+"""Where the pages of MiniWoB++ are: in the package ``miniwob``, which is looked for and never imported.
+
+Importing it would bring Selenium and Gymnasium along, and what is needed are its HTML files alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
+
+__all__ = ["NOT_PLAYED", "find_pages", "page_of", "task_names"]
+
+INSTALL = "pip install 'slime-rollout-buffer[miniwob]'"
+
+NOT_PLAYED = {
+    "flight.AA": "an airline's whole site in a frame, which a browser shows only from a web server",
+    "flight.Alaska": "an airline's whole site in a frame, which a browser shows only from a web server",
+    "flight.Alaska-auto": "an airline's whole site in a frame, which a browser shows only from a web server",
+    "flight.Alaska-auto-medium": "an airline's whole site in a frame, which a browser shows only from a web server",
+}
+"""Tasks of the package that are not offered, and why."""
+
+
+def find_pages() -> Path:
+    """Returns the folder of the tasks' pages.
+
+    Raises:
+        ConfigError: the package is not installed, or holds no pages.
+    """
+    found = importlib.util.find_spec("miniwob")
+    for place in (found.submodule_search_locations or ()) if found is not None else ():
+        folder = Path(place) / "html" / "miniwob"
+        if folder.is_dir():
+            return folder
+    raise ConfigError(f"the pages of MiniWoB++ are not here: {INSTALL}")
+
+
+def task_names(folder: Path) -> list[str]:
+    """Returns the tasks of a folder of pages, in order."""
+    return sorted(path.stem for path in folder.glob("*.html"))
+
+
+def page_of(folder: Path, task_name: str) -> Path:
+    """Returns the page of a task.
+
+    Raises:
+        EnvironmentSetupError: there is no such task, or it is one that is not played; says why.
+    """
+    if task_name in NOT_PLAYED:
+        raise EnvironmentSetupError(f"the MiniWoB task {task_name} is not played here: it is {NOT_PLAYED[task_name]}")
+    page = folder / f"{task_name}.html"
+    if page.parent != folder or not page.is_file():
+        raise EnvironmentSetupError(f"there is no MiniWoB task {task_name!r}")
+    return page

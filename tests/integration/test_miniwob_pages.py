@@ -1,0 +1,249 @@
+"""MiniWoB++ pages in a real Chromium: what a device promises, touch, seeds, scores, and what breaks them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.devices.leased_device import DIED
+from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.miniwob.device import BrowserPage
+from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, task_names
+from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
+from tests.miniwob_browsers import browser_page, needs_a_browser
+
+pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
+
+KEEPS_MOVING = frozenset({"chase-circle", "moving-items"})
+"""Pages that move by themselves: two screenshots of one moment are never taken."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def browser() -> Iterator[None]:
+    """Keeps a page open, so that the tests share a browser instead of starting one each."""
+    with browser_page():
+        yield
+
+
+@pytest.fixture
+def device() -> Iterator[BrowserPage]:
+    with browser_page() as page:
+        yield page
+
+
+def element(page: BrowserPage, text: str) -> tuple[int, int]:
+    """The middle of the first element with this text, in pixels of the screen."""
+    found = evaluated(
+        page,
+        "(text) => [...document.querySelectorAll('button, label, span, a, input')]"
+        ".filter((e) => (e.textContent || e.value).trim() === text).map((e) => e.getBoundingClientRect())"
+        ".map((box) => [(box.left + box.right) / 2, (box.top + box.bottom) / 2])[0]",
+        text,
+    )
+    x, y = found
+    return round(x * 2), round(y * 2)
+
+
+def evaluated(page: BrowserPage, script: str, argument: Any = None) -> Any:
+    return page._do(lambda: page._evaluate(script, argument), 20.0, "a test's question")
+
+
+def tap(point: tuple[int, int]) -> Action:
+    return Action(kind=ActionKind.CLICK, point=point)
+
+
+class TestBrowserPage(DeviceContract):
+    task = ("click-button", 3)
+    unknown_task = "../click-button"
+    score_range = (-1.0, 1.0)
+
+    @pytest.fixture
+    def device(self) -> Iterator[BrowserPage]:
+        with browser_page() as page:
+            yield page
+
+    def harmless_action(self) -> Action:
+        return Action(kind=ActionKind.WAIT, duration_s=0.01)
+
+
+def test_a_touch_on_the_right_button_earns_what_the_page_gives_and_ends_the_task(device: BrowserPage) -> None:
+    first = device.reset("click-button", 3)
+    assert first.goal == 'Click on the "no" button.'
+    assert (first.done, device.score()) == (False, 0.0)
+    assert 'button text="no"' in first.elements
+    after = device.step(tap(element(device, "no")))
+    assert (after.done, device.score()) == (True, 1.0)
+
+
+def test_a_touch_on_the_wrong_button_costs_what_the_page_says(device: BrowserPage) -> None:
+    device.reset("click-button", 3)
+    assert device.step(tap(element(device, "Okay"))).done
+    assert device.score() == -1.0
+
+
+def test_the_page_hears_touches(device: BrowserPage) -> None:
+    device.reset("click-test", 0)
+    evaluated(device, "() => { window.heard = []; for (const name of ['touchstart', 'touchend', 'click']) "
+                      "document.addEventListener(name, () => heard.push(name), true); }")  # fmt: skip
+    device.step(tap((300, 400)))
+    assert evaluated(device, "() => heard") == ["touchstart", "touchend", "click"]
+    assert evaluated(device, "() => [innerWidth, innerHeight, navigator.maxTouchPoints > 0]") == [160, 210, True]
+
+
+def test_text_goes_where_the_focus_is_and_nowhere_else(device: BrowserPage) -> None:
+    device.reset("enter-text", 1)
+    note = device.step(Action(kind=ActionKind.TYPE, text="lost")).note
+    assert "nothing on the page has the focus" in note
+    device.step(tap(tuple(round(2 * v) for v in evaluated(
+        device, "() => { const b = document.querySelector('#tt').getBoundingClientRect(); return [b.x + 5, b.y + 5]; }"
+    ))))  # fmt: skip
+    seen = device.step(Action(kind=ActionKind.TYPE, text="Ähre 1"))
+    assert seen.note == ""
+    assert 'value="Ähre 1" focused' in seen.elements
+
+
+def test_what_only_phones_have_is_told_and_changes_nothing(device: BrowserPage) -> None:
+    device.reset("click-button", 3)
+    assert "no apps" in device.step(Action(kind=ActionKind.OPEN, text="Clock")).note
+    seen = device.step(Action(kind=ActionKind.SYSTEM_BUTTON, button=SystemButton.BACK))
+    assert "does nothing" in seen.note
+    assert not seen.done
+
+
+def test_a_swipe_scrolls_what_scrolls_and_drags_what_does_not(device: BrowserPage) -> None:
+    device.reset("email-inbox", 3)
+    device.step(Action(kind=ActionKind.SWIPE, point=(160, 380), end_point=(160, 200)))
+    tops = "() => [...document.querySelectorAll('*')].map((e) => e.scrollTop).filter((top) => top > 0)"
+    (moved,) = evaluated(device, tops)
+    assert 60 <= moved <= 90  # the finger moves 90 points, and the first few of them only tell that it does
+    device.reset("use-slider", 3)
+    handle = "() => { const b = document.querySelector('.ui-slider-handle').getBoundingClientRect(); " \
+             "return [b.x + b.width / 2, b.y + b.height / 2]; }"  # fmt: skip
+    x, y = (round(2 * value) for value in evaluated(device, handle))
+    before = evaluated(device, "() => document.querySelector('#val').textContent")
+    device.step(Action(kind=ActionKind.SWIPE, point=(x, y), end_point=(x + 60, y + 60)))  # it may stand or lie
+    assert evaluated(device, "() => document.querySelector('#val').textContent") != before
+
+
+def test_time_is_not_counted_unless_a_host_wants_it() -> None:
+    with browser_page() as page:
+        page.reset("click-test", 0)
+        page.step(Action(kind=ActionKind.WAIT, duration_s=0.3))
+        page.step(tap(element(page, "Click Me!")))
+        assert page.score() == 1.0
+    with browser_page(time_limit_s=60, time_penalty=True) as page:
+        page.reset("click-test", 0)
+        page.step(Action(kind=ActionKind.WAIT, duration_s=0.3))
+        page.step(tap(element(page, "Click Me!")))
+        assert 0.0 < page.score() < 1.0
+
+
+def test_a_limit_that_runs_out_ends_the_task_as_the_page_says() -> None:
+    with browser_page(time_limit_s=0.2) as page:
+        page.reset("click-test", 0)
+        assert page.step(Action(kind=ActionKind.WAIT, duration_s=0.5)).done
+        assert page.score() == -1.0
+
+
+@pytest.mark.parametrize("task", ["click-button", "login-user", "use-slider", "choose-date", "terminal"])
+def test_a_seed_gives_the_same_page_whatever_was_played_before(device: BrowserPage, task: str) -> None:
+    first = device.reset(task, 7)
+    device.step(tap((100, 300)))
+    device.reset("click-test", 1)
+    again = device.reset(task, 7)
+    assert (again.goal, again.elements, again.screenshot.sha256) == (
+        first.goal, first.elements, first.screenshot.sha256
+    )  # fmt: skip
+    assert device.reset(task, 8).screenshot != first.screenshot
+
+
+@pytest.mark.large
+@pytest.mark.timeout(900)
+def test_every_page_loads_and_repeats_by_its_seed(device: BrowserPage) -> None:
+    differing = []
+    for task in task_names(find_pages()):
+        looks = []
+        for _ in range(2):
+            first = device.reset(task, 11)
+            after = device.step(tap((160, 260)))
+            looks.append((first.goal, first.elements, first.screenshot.sha256, after.done, device.score()))
+        if looks[0] != looks[1]:
+            differing.append(task)
+    assert set(differing) <= KEEPS_MOVING
+
+
+def test_a_page_reaches_no_network(device: BrowserPage) -> None:
+    device.reset("click-test", 0)
+    ask = "(url) => fetch(url).then(() => 'answered', () => 'refused')"
+    for url in ("http://127.0.0.1:1/", "http://example.com/", "https://93.184.215.14/"):
+        assert evaluated(device, ask, url) == "refused"
+
+
+def test_a_task_that_is_not_played_says_why(device: BrowserPage) -> None:
+    with pytest.raises(EnvironmentSetupError, match="from a web server"):
+        device.reset("flight.Alaska", 0)
+
+
+# ---- what breaks -----------------------------------------------------------------------------------------------------
+
+
+async def crash(page: BrowserPage) -> None:
+    """Kills the page's own process; Chromium answers such a command with the end of the connection."""
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(page._opened.protocol.send("Page.crash"), 2.0)
+
+
+def test_a_page_that_crashes_is_a_device_that_died_and_takes_no_other_along() -> None:
+    with browser_page() as other, browser_page() as page:
+        assert other._opened.browser is page._opened.browser
+        other.reset("click-test", 0)
+        page.reset("click-button", 3)
+        page._do(lambda: crash(page), 20.0, "a test's crash")
+        with pytest.raises(DeviceError):
+            page.step(tap((100, 100)))
+        with pytest.raises(DeviceError) as died:
+            page.score()
+        assert died.value.detail["fault"] == DIED
+        assert page.lost() == "the page crashed"
+        assert other.lost() == ""
+        other.step(tap(element(other, "Click Me!")))
+        assert other.score() == 1.0
+
+
+def test_a_browser_that_dies_takes_its_pages_and_the_next_one_gets_another() -> None:
+    with browser_page() as page:
+        page.reset("click-button", 3)
+
+        async def browser_process() -> int:
+            session = await page._opened.browser.new_browser_cdp_session()
+            found = await session.send("SystemInfo.getProcessInfo")
+            return next(int(process["id"]) for process in found["processInfo"] if process["type"] == "browser")
+
+        os.kill(page._do(browser_process, 20.0, "asking for processes"), signal.SIGKILL)
+        with pytest.raises(DeviceError):
+            page.score()
+        assert page.lost()
+        with browser_page() as another:
+            assert another.reset("click-button", 3).goal
+
+
+def test_a_page_that_was_loaded_anew_has_no_score(device: BrowserPage) -> None:
+    device.reset("click-button", 3)
+    device._do(device._opened.page.reload, 20.0, "a test's reload")
+    with pytest.raises(DeviceError, match="loaded anew"):
+        device.score()
+
+
+def test_a_page_that_hangs_is_a_device_that_failed() -> None:
+    with browser_page(score_timeout_s=0.5) as page:
+        page.reset("click-button", 3)
+        evaluated(page, "() => { setTimeout(() => { for (;;); }, 0); }")
+        with pytest.raises(DeviceError, match=r"took longer than 0\.5 s"):
+            page.score()

@@ -1,0 +1,140 @@
+"""MiniWoB++ without a browser: settings, the elements in words, the reward, the tool, the list of tasks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator import registry
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.miniwob import package
+from slime_plugins.rollout_buffer.generator.miniwob.config import (
+    CONFIG_VARIABLE,
+    JOB_KEYS,
+    SHIPPED_CONFIG,
+    MiniWobSettings,
+    load_settings,
+)
+from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
+from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from slime_plugins.rollout_buffer.generator.miniwob.rewards import PageReward
+from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def test_the_shipped_file_holds_every_setting_with_its_default() -> None:
+    values = yaml.safe_load(SHIPPED_CONFIG.read_text(encoding="utf-8"))
+    assert set(values) == set(MiniWobSettings.model_fields)
+    assert MiniWobSettings.model_validate(values) == MiniWobSettings() == load_settings({})
+
+
+@pytest.mark.parametrize("key", sorted(set(MiniWobSettings.model_fields) - JOB_KEYS))
+def test_what_is_the_hosts_no_job_sets(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"miniwob.{key} belongs to the host"):
+        load_settings({"miniwob": {key: 1}})
+
+
+def test_a_job_says_how_its_episodes_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS", "64")
+    settings = load_settings({"miniwob": {"rollout_mode": "history", "observation": "elements"}})
+    assert (settings.rollout_mode, settings.observation, settings.num_workers) == ("history", "elements", 64)
+    assert settings.for_devices() == load_settings({}).for_devices()
+
+
+def test_a_wrong_key_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pages.yaml"
+    file.write_text("num_workers: 4\nmax_turn: 3\n", encoding="utf-8")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    with pytest.raises(ConfigError, match=r"pages\.yaml: line 2: max_turn is not a setting; did you mean max_turns"):
+        load_settings({})
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [({"time_penalty": True}, "needs a time_limit_s"), ({"pixels_per_point": 6}, "larger than screenshot_max_pixels")],
+)
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        MiniWobSettings.model_validate(values)
+
+
+def test_the_elements_of_a_page_are_lines_with_boxes_in_the_agents_space() -> None:
+    common = {"name": "", "classes": "", "id": "", "facts": {}, "text": "", "focused": False, "disabled": False}
+    button = common | {"kind": "button", "text": 'say "hi"', "box": [0, 0, 160, 105]}
+    field = common | {
+        "kind": "input text",
+        "id": "tt",
+        "facts": {"value": "a"},
+        "focused": True,
+        "box": [80, 105, 200, 210],
+    }
+    assert in_words([button, field | {"box": [80, 105, 200, 210]}]).splitlines() == [
+        '1. button text="say \\"hi\\"" [0, 0, 999, 500]',
+        '2. input text id="tt" value="a" focused [500, 500, 999, 999]',
+    ]
+
+
+@pytest.mark.parametrize("score", [-1.0, 0.0, 0.3, 1.0])
+def test_the_reward_is_the_pages_score(score: float) -> None:
+    earned = PageReward().earned(score=score, ended_by_agent=True, thinking_tokens=[3, 4], max_turns=9)
+    assert (earned.reward, earned.success, earned.steps) == (score, score, 2)
+
+
+def test_the_tool_leaves_out_what_only_phones_have() -> None:
+    properties = WEB_PAGE_TOOL["function"]["parameters"]["properties"]
+    assert "open" not in properties["action"]["enum"]
+    assert properties["button"]["enum"] == ["Enter"]
+    assert "phone" not in json.dumps(WEB_PAGE_TOOL).lower()
+
+
+def test_a_page_is_one_of_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "html"
+    folder.mkdir()
+    (folder / "click-test.html").touch()
+    (tmp_path / "secret.html").touch()
+    assert package.task_names(folder) == ["click-test"]
+    assert package.page_of(folder, "click-test").name == "click-test.html"
+    for name in ("../secret", "nothing", "flight.AA"):
+        with pytest.raises(EnvironmentSetupError):
+            package.page_of(folder, name)
+
+
+async def test_a_job_on_a_host_without_the_pages_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    generator = MiniWobGenerator()
+    context = GeneratorContext(job_id="job", engine=FakeEngine([]), tokenizer=tokenizer, concurrency=1)
+    with pytest.raises(Exception, match=r"slime-rollout-buffer\[miniwob\]"):
+        await generator.start(context)
+    await generator.close()
+
+
+def test_the_registry_knows_the_task_type() -> None:
+    plugin = registry.load("miniwob")
+    assert (plugin.reward_range, plugin.needs_ray) == ((-1.0, 1.0), False)
+
+
+def test_every_page_of_the_package_is_in_the_shipped_list() -> None:
+    pytest.importorskip("miniwob", reason="MiniWoB++ is not installed")
+    lines = [json.loads(line) for line in (ROOT / "data" / "miniwob.jsonl").read_text("utf-8").splitlines()]
+    listed = {line["metadata"]["task_name"] for line in lines}
+    assert listed == set(package.task_names(package.find_pages()))
+    assert len({line["instance_id"] for line in lines}) == len(lines) == 4 * len(listed)
+
+
+def test_the_pool_is_told_what_makes_a_page_and_nothing_of_jobs() -> None:
+    farm = MiniWobSettings().for_devices()
+    assert isinstance(farm, DevicePoolSettings)
+    assert not JOB_KEYS & farm.device_options.keys()
+    MiniWobSettings.model_validate(farm.device_options)
