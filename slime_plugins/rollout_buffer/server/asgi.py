@@ -26,7 +26,7 @@ from werkzeug.exceptions import (
 )
 
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError
+from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.auth import is_open
 from slime_plugins.rollout_buffer.server.app import create_app
 from slime_plugins.rollout_buffer.server.connection_limits import ConnectionLimits, RequestState, Unlimited, affordable
@@ -242,6 +242,12 @@ class Application:
             await self._route(exchange)
         except ClientGoneError:
             raise
+        except asyncio.CancelledError as error:  # the server stops, and has waited for this as long as it waits
+            if exchange.is_begun:
+                exchange.connection.cut_off()
+                raise ClientGoneError from error
+            stopped = UnavailableError("the server stops before this was answered: send it again")
+            await self._send(exchange, error_answer(self.context, exchange.name, stopped))
         except Exception as error:
             if exchange.is_begun:
                 _log_broken_reply(exchange, error)

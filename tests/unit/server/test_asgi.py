@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.server.asgi import create_application
 from slime_plugins.rollout_buffer.server.request_bodies import SMALL_BODY
+from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from tests.support import written
 
 TOKEN = "a secret of sixteen letters"
@@ -86,3 +90,36 @@ def test_a_method_that_a_data_route_does_not_have_is_405(client: FlaskClient) ->
         assert client.delete(path).status_code == 405
     assert client.post("/health").status_code == 405
     assert client.head("/health").status_code == 200
+
+
+async def test_a_write_that_a_stopping_server_gives_up_is_503_and_may_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = asyncio.Event()
+
+    async def never(_self: object, _body: bytes) -> Any:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WriteBatcher, "write", never)
+    application = create_application(ServeSettings(data_dir=tmp_path / "data"))
+    headers = [(b"host", b"localhost"), (b"content-length", b"2")]
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/buffer/write", "query_string": b""}
+    scope |= {"raw_path": b"/buffer/write", "root_path": "", "scheme": "http", "headers": headers}
+    scope |= {"client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8889)}
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    request = asyncio.ensure_future(application(scope, receive, send))
+    await waits.wait()
+    request.cancel()
+    await request
+    application.close()
+    assert sent[0]["status"] == 503
+    assert b"retry-after" in {name.lower() for name, _ in sent[0]["headers"]}
+    assert json.loads(sent[1]["body"])["error"]["code"] == "unavailable"
