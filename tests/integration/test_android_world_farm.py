@@ -127,7 +127,8 @@ def buffer_on(sdk: SimulatedSdk, folder: Path) -> Iterator[BufferProcess]:
         f"device: android_world\nandroid_world_python: {PYTHON}\nnum_workers: {DEVICES}\n"
         f"avd_name: {sdk.avd_name}\nandroid_avd_home: {sdk.avd_home}\nandroid_sdk_root: {sdk.folder}\n"
         f"emulator_path: {sdk.emulator_path}\nadb_path: {sdk.adb_path}\n"
-        "boot_timeout_s: 400\nreset_timeout_s: 240\nstep_timeout_s: 60\nscore_timeout_s: 60\n"
+        "resources_per_worker: {num_cpus: 0.1, memory: 0}\n"  # a simulated phone's, not an emulator's
+        "boot_timeout_s: 300\nreset_timeout_s: 240\nstep_timeout_s: 60\nscore_timeout_s: 60\n"
         "base_console_port: 5560\nbase_grpc_port: 44100\nbase_adb_server_port: 44400\n",
         encoding="utf-8",
     )

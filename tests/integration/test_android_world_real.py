@@ -246,6 +246,39 @@ def test_two_devices_stand_side_by_side_with_an_adb_server_each(sdk: SimulatedSd
     until(lambda: emulators(sdk) == [])
 
 
+def test_the_base_device_is_set_up_by_the_packages_own_set_up_and_then_cloned(sdk: SimulatedSdk) -> None:
+    """Only what would be downloaded is replaced: the forwarder's APK and the set-up of each app."""
+    config = sdk.folder / "farm.json"
+    config.write_text(settings_of(sdk).model_dump_json())
+    environment = {**os.environ, "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config)}
+    program = [PYTHON, "-c", _SETTING_UP]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=150, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = done.stdout.splitlines()
+    assert said[-1] == f"{sdk.avd_name} is set up, with snapshots of 1 apps. Workers can clone it now."
+    assert "setting up 24 apps" in said
+    assert emulators(sdk) == []
+    made = create_device(settings_of(sdk), 0)
+    made.close()
+
+
+_SETTING_UP = """
+import sys
+from android_env.wrappers import a11y_grpc_wrapper
+a11y_grpc_wrapper._get_accessibility_forwarder_apk = lambda: b"not an APK"
+from android_world.env import adb_utils
+from android_world.env.setup_device import setup
+def set_up(env, app_list=None):
+    print("setting up", len(app_list or setup._APPS), "apps")
+    adb_utils.issue_generic_request(
+        ["shell", "mkdir", "-p", "/data/data/android_world/snapshots/com.google.android.deskclock"], env.controller
+    )
+setup.setup_apps = set_up
+from slime_plugins.rollout_buffer.generator.android_world.emulator import base_setup
+sys.exit(base_setup.main([]))
+"""
+
+
 def test_the_packages_own_launcher_connects_unmodified(sdk: SimulatedSdk) -> None:
     """Only the download of the forwarder's APK is replaced: there is no network in a test."""
     environment = {**os.environ, "ANDROID_AVD_HOME": str(sdk.avd_home)}

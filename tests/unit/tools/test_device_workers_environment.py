@@ -56,6 +56,20 @@ def test_no_environment_at_all_is_told_how_to_make_one(tmp_path: Path) -> None:
     )
 
 
+def test_the_base_device_is_set_up_with_an_environment_that_is_there(tmp_path: Path) -> None:
+    script = str(ROOT / "scripts" / "set_up_base_device")
+    done = subprocess.run([script, str(tmp_path / "none")], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "run scripts/install_android_world first" in done.stderr
+    python = tmp_path / "some" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run([script, str(tmp_path / "some")], capture_output=True, text=True, check=False)
+    *_, module = done.stdout.split()
+    assert importlib.util.find_spec(module) is not None
+
+
 def test_an_unknown_option_is_refused() -> None:
     done = run("--force")
     assert done.returncode == 2

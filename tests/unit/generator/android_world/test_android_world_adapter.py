@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.emulator import base_setup
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
@@ -218,12 +220,33 @@ class OpeningPackage(AndroidWorldPackage):
 
 def test_a_task_whose_success_cannot_be_read_at_its_start_is_no_fault_of_a_device_that_is_well() -> None:
     package = WrittenPackage(unreadable="no such table")
-    with pytest.raises(EnvironmentSetupError, match="RetroPlayingQueue 0 cannot be begun: OSError: no such table"):
-        device_on(package).reset("RetroPlayingQueue", 0)
+    with pytest.raises(EnvironmentSetupError, match="ExpenseAddSingle 0 cannot be begun: OSError: no such table"):
+        device_on(package).reset("ExpenseAddSingle", 0)
     assert package.calls[-1] == "tear_down"
     broken = WrittenPackage(unreadable="device offline", broken="the emulator's process is gone")
     with pytest.raises(DeviceError, match="the emulator's process is gone"):
-        device_on(broken).reset("RetroPlayingQueue", 0)
+        device_on(broken).reset("ExpenseAddSingle", 0)
+
+
+class RetroPlayingQueue(WrittenTask):
+    """Under this name the package has the task whose database is not there before something was played."""
+
+
+def test_a_task_whose_app_has_written_nothing_yet_is_played_and_scored_unless_the_device_is_to_blame() -> None:
+    class QueuePackage(WrittenPackage):
+        def new_task(self, name: str, params_idx: int, suite_seed: int) -> WrittenTask:
+            del params_idx, suite_seed
+            return RetroPlayingQueue(self, name)
+
+    package = QueuePackage(unreadable="no such table: playing_queue")
+    device = device_on(package)
+    assert device.reset("RetroPlayingQueue", 0).details["solved_at_start"] == "false"
+    assert device.score() == 0.0
+    package.unreadable, package.success = "", 1.0
+    assert device.score() == 1.0
+    package.unreadable, package.broken = "device offline", "the emulator's process is gone"
+    with pytest.raises(DeviceError, match="the emulator's process is gone"):
+        device.score()
 
 
 @pytest.mark.parametrize("score", [-0.1, 1.1, float("nan")])
@@ -398,6 +421,107 @@ def test_an_emulator_that_is_up_has_its_animations_turned_off(settings: AndroidW
     said = (tmp_path / "adb_log").read_text()
     for scale in ("window_animation_scale", "transition_animation_scale", "animator_duration_scale"):
         assert f"settings put global {scale} 0" in said
+
+
+SIZED_ADB = """#!/bin/sh
+echo "$@" >> {folder}/adb_log
+case "$*" in
+*"wm size reset") ;;
+*"wm size") printf '{said}' ;;
+*getprop*) echo 1 ;;
+*"pm path"*) echo package:/system/framework/framework-res.apk ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        ("Physical size: 1080x2400\\n", ""),
+        ("Physical size: 1440x3120\\nOverride size: 1080x2400\\n", ""),
+        ("Physical size: 320x640\\n", "the screen is 320x640, and config.ini of orphan_test_4 says 1080x2400"),
+        ("Physical size: 1080x2400\\nOverride size: 720x1280\\n", "the screen is 720x1280"),
+        ("error: closed", "the screen is of unknown size"),
+    ],
+)
+def test_a_screen_is_as_large_as_the_virtual_devices_file_says_or_the_device_does_not_come_up(
+    settings: AndroidWorldSettings, tmp_path: Path, said: str, refusal: str
+) -> None:
+    config = Path(settings.android_avd_home) / "Base.avd" / "config.ini"
+    config.write_text("AvdId=Base\nhw.lcd.width = 1080\nhw.lcd.height=2400\n")
+    Path(settings.adb_path).write_text(SIZED_ADB.format(folder=tmp_path, said=said))
+    with closing(EmulatorHost(settings, 4)) as host:
+        if not refusal:
+            host.start()
+        else:
+            with pytest.raises(DeviceError, match=refusal):
+                host.start()
+    assert "wm size reset" in (tmp_path / "adb_log").read_text()
+
+
+# ---- setting the base device up --------------------------------------------------------------------------------------
+
+
+class SettingUp:
+    """Stands for the package while the base device is set up."""
+
+    snapshots = "com.android.camera2\ncom.google.android.dialer\n"
+
+    def __init__(self, temporary: Path) -> None:
+        self.connected: list[bool] = []
+        made.append(self)
+        assert not temporary.exists() or temporary.is_dir()
+
+    def connect(self, _ports: Any, _adb_path: str, *, set_up_apps: bool) -> None:
+        self.connected.append(set_up_apps)
+
+    def adb(self, *words: str) -> str:
+        assert words == ("shell", "ls", "/data/data/android_world/snapshots")
+        return self.snapshots
+
+    def disconnect(self) -> None:
+        pass
+
+
+made: list[SettingUp] = []
+
+
+@pytest.fixture
+def set_up(monkeypatch: pytest.MonkeyPatch) -> type[SettingUp]:
+    class Package(SettingUp):
+        pass
+
+    made.clear()
+    monkeypatch.setattr(base_setup, "check_package", lambda: None)
+    monkeypatch.setattr(base_setup, "AndroidWorldPackage", Package)
+    monkeypatch.setattr("slime_plugins.rollout_buffer.generator.android_world.emulator.host._SHUT_DOWN_S", 0.1)
+    return Package
+
+
+def test_the_base_device_itself_is_booted_set_up_and_shut_down(
+    settings: AndroidWorldSettings, tmp_path: Path, set_up: type[SettingUp]
+) -> None:
+    Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing="nothing"))
+    kept = base_setup.set_up_base_device(settings)
+    assert kept == set_up.snapshots.split()
+    assert made[0].connected == [True]
+    words, _ = how_it_was_started(tmp_path)
+    assert words[words.index("-avd") + 1] == "Base"
+    assert not list(Path(settings.android_avd_home).glob("orphan_test_*"))
+    assert "reboot -p" in (tmp_path / "adb_log").read_text()
+
+
+def test_a_base_device_that_runs_or_kept_nothing_is_no_base_that_is_set_up(
+    settings: AndroidWorldSettings, set_up: type[SettingUp]
+) -> None:
+    set_up.snapshots = ""
+    with pytest.raises(DeviceError, match="kept no snapshot of any app"):
+        base_setup.set_up_base_device(settings)
+    lock = Path(settings.android_avd_home) / "Base.avd" / "hardware-qemu.ini.lock"
+    lock.write_text(str(os.getpid()))
+    with pytest.raises(DeviceError, match=r"the base device Base is running \(process \d+\): stop it first"):
+        base_setup.set_up_base_device(settings)
+    lock.unlink(missing_ok=True)
 
 
 def how_it_was_started(folder: Path) -> tuple[list[str], dict[str, str]]:

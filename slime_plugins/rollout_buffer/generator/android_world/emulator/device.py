@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _STEPS_PER_COMPLEXITY = 10
 _INITIALIZE_ATTEMPTS = 2
+_READABLE_WHEN_BEGUN = {"RetroPlayingQueue": "the app makes the database of its queue when it first plays something"}
+"""Tasks whose success cannot be read before anything was done for it, and why: then it is 0."""
 _LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionKind.WAIT})
 
 
@@ -112,7 +114,7 @@ class AndroidWorldDevice:
         task = self._running()
         try:
             self._package.await_fresh_tree()  # some tasks read it, and the newest may be from before the last action
-            success = _share(task.is_successful(self._package.env))
+            success = self._success_of(task)
             if success < 1.0:
                 self._host.check_alive()  # many tasks take a device that does not answer for one without the file
             return success
@@ -168,7 +170,19 @@ class AndroidWorldDevice:
     def _is_solved(self) -> bool:
         """Tells whether nothing is left to do, as in the ``…Verify`` tasks, which are scored like any other."""
         self._package.await_fresh_tree()
-        return _share(self._task.is_successful(self._package.env)) != 0.0
+        return self._success_of(self._task) != 0.0
+
+    def _success_of(self, task: Any) -> float:
+        try:
+            return _share(task.is_successful(self._package.env))
+        except EpisodeError:
+            raise
+        except Exception as error:
+            if type(task).__name__ not in _READABLE_WHEN_BEGUN:
+                raise
+            self._check_usable()  # a device that does not answer has not said that there is nothing
+            logger.info("%s: nothing of it is done yet: %s: %s", type(task).__name__, type(error).__name__, error)
+            return 0.0
 
     def _home(self) -> Look | None:
         """Goes home and returns what was there before: setting up and checking may have opened an app."""

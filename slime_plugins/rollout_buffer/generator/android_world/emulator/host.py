@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CopyLimits, clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts, hold_ports
 
-__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "make_clone", "records_folder"]
+__all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "make_clone", "records_folder", "screen_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ _HEADLESS = (
 _ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
 _POLL_S = 0.5
 _ADB_S = 15.0
+_SHUT_DOWN_S = 60.0
 _SHARE_OF_ANDROID = 0.8
 """Of ``boot_timeout_s``; the rest is for connecting, and so that what is said here comes before the whole limit."""
 _GUARD_S = 40.0
@@ -71,14 +73,24 @@ def make_clone(settings: AndroidWorldSettings, index: int) -> None:
     clone_avd(home, settings.avd_name, settings.base_avd_name_pattern.format(index), limits)
 
 
+def screen_size(avd: Path) -> tuple[int, int] | None:
+    """Returns width and height in pixels as the virtual device in this folder is configured; None where it is not."""
+    lines = (line.partition("=") for line in (avd / "config.ini").read_text().splitlines())
+    values = {key.strip(): value.strip() for key, _, value in lines}
+    width, height = values.get("hw.lcd.width", ""), values.get("hw.lcd.height", "")
+    return (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
+
+
 class EmulatorHost:
     """Owns the emulator of worker ``index``: its clone, its ports, its adb server, its process."""
 
-    def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
+    def __init__(self, settings: AndroidWorldSettings, index: int, *, boots_the_base: bool = False) -> None:
+        """``boots_the_base`` is for setting the base device up: it is started itself, and not a clone of it."""
         self._settings = settings
         self._index = index
+        self._boots_the_base = boots_the_base
         self._avd_home = Path(settings.android_avd_home).expanduser()
-        self._avd_name = settings.base_avd_name_pattern.format(index)
+        self._avd_name = settings.avd_name if boots_the_base else settings.base_avd_name_pattern.format(index)
         self._folder = WorkerFolder(f"rollout_buffer_device_{index}")
         self._guard: subprocess.Popen[bytes] | None = None
         self.ports: EmulatorPorts | None = None
@@ -94,7 +106,8 @@ class EmulatorHost:
         Raises:
             DeviceError: it did not come up in time; nothing of it is left.
         """
-        make_clone(self._settings, self._index)
+        if not self._boots_the_base:
+            make_clone(self._settings, self._index)
         try:
             return self._boot()
         except BaseException:
@@ -124,6 +137,15 @@ class EmulatorHost:
         for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
             lock.unlink(missing_ok=True)  # of the process that just ended; with it no emulator would start again
 
+    def shut_down(self) -> None:
+        """Has Android shut down, so that what it wrote is on its disk; then as ``stop``."""
+        self._adb("shell", "sync")
+        self._adb("shell", "reboot", "-p")
+        deadline = time.monotonic() + _SHUT_DOWN_S
+        while self._guard is not None and self._guard.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        self.stop()
+
     def close(self) -> None:
         """Ends everything and removes the worker's folder."""
         self.stop()
@@ -143,6 +165,7 @@ class EmulatorHost:
             if self._guard.poll() is not None:
                 raise DeviceError("the emulator ended while it booted", {"log": self._log_tail()})
             if self._is_booted():
+                self._check_screen()
                 self._stand_still()
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return ports
@@ -189,6 +212,24 @@ class EmulatorHost:
         return all(self._adb("shell", "getprop", flag).strip() == "1" for flag in flags) and (
             "package:" in self._adb("shell", "pm", "path", "android")
         )
+
+    def _check_screen(self) -> None:
+        """Raises ``DeviceError`` when the screen has another size than the virtual device's file says.
+
+        What was set once (``wm size 720x1280``) stays in the device's data, and every coordinate would be off.
+        """
+        wanted = screen_size(self._avd_home / f"{self._avd_name}.avd")
+        if wanted is None:
+            return
+        self._adb("shell", "wm", "size", "reset")
+        said = self._adb("shell", "wm", "size")
+        sizes = re.findall(r"(?:Physical|Override) size: (\d+)x(\d+)", said)
+        found = tuple(map(int, sizes[-1])) if sizes else None
+        if found != wanted:
+            seen = "of unknown size" if found is None else f"{found[0]}x{found[1]}"
+            raise DeviceError(
+                f"the screen is {seen}, and config.ini of {self._avd_name} says {wanted[0]}x{wanted[1]}", {"said": said}
+            )
 
     def _stand_still(self) -> None:
         """Turns animations off: what moves by itself is no effect of an action."""

@@ -88,8 +88,11 @@ class AndroidWorldPackage:
         """``android_world.env.adb_utils``."""
         return self._modules["adb_utils"]
 
-    def connect(self, ports: EmulatorPorts, adb_path: str) -> None:
+    def connect(self, ports: EmulatorPorts, adb_path: str, *, set_up_apps: bool = False) -> None:
         """Connects to the running emulator through an adb server of its own; nothing is downloaded or installed.
+
+        With ``set_up_apps`` the package downloads, installs and sets up its apps and the forwarder first, which takes
+        many minutes and is done once, on the base device.
 
         Raises:
             DeviceError: it does not answer, or lacks the accessibility forwarder.
@@ -101,7 +104,7 @@ class AndroidWorldPackage:
             self._close_connection()  # a reconnect would leave the old one's server and logcat behind
             config = self._environment_config(ports, adb_path)
             made = controllers.AndroidWorldController(
-                self._modules["loader"].load(config), install_a11y_forwarding_app=False
+                self._modules["loader"].load(config), install_a11y_forwarding_app=set_up_apps
             )
             self._connection = made.env
             return made
@@ -111,12 +114,14 @@ class AndroidWorldPackage:
         controllers.get_controller = controller
         try:
             self.env = self._modules["interface"].AsyncAndroidEnv(controller())
-            self._modules["launcher"].setup_env(self.env, emulator_setup=False, freeze_datetime=True)
+            self._modules["launcher"].setup_env(self.env, emulator_setup=set_up_apps, freeze_datetime=True)
             packages = self.adb_utils.get_all_package_names(self.env.controller)
         except Exception as error:
             raise DeviceError(f"android_world cannot connect: {type(error).__name__}: {error}") from error
         if FORWARDER_PACKAGE not in packages:
-            raise DeviceError(f"the base device lacks the app {FORWARDER_PACKAGE}: install its APK into it once")
+            raise DeviceError(
+                f"the base device lacks the app {FORWARDER_PACKAGE}: scripts/set_up_base_device installs it"
+            )
 
     def disconnect(self) -> None:
         """Closes the environment; the emulator goes on."""

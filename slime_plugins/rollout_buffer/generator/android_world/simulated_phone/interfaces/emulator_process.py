@@ -82,7 +82,9 @@ class EmulatorArguments:
 class Emulator:
     """One running phone with its two fronts. ``close`` ends both."""
 
-    def __init__(self, arguments: EmulatorArguments, faults: Faults) -> None:
+    def __init__(self, arguments: EmulatorArguments, faults: Faults, off: threading.Event | None = None) -> None:
+        """``off`` is set when Android is told to shut down."""
+        self._off = off or threading.Event()
         self.handset = Handset()
         self._plan = FaultPlan(arguments.folder)
         self._adb = AdbShell(self.handset)
@@ -112,6 +114,9 @@ class Emulator:
             return failed("adb: device offline")
         if list(words[:2]) == ["shell", "getprop"] and not self._booted:
             return said("\n")
+        if list(words) == ["shell", "reboot", "-p"]:
+            self._off.set()
+            return said()
         is_input = list(words[:2]) == ["shell", "input"]
         if is_input:
             self._count_input()
@@ -253,7 +258,7 @@ def main(words: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with _AvdLock(arguments.avd_name):
-        emulator = Emulator(arguments, faults)
+        emulator = Emulator(arguments, faults, stop)
         stop.wait()
         emulator.close()
     return 0
