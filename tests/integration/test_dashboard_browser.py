@@ -423,6 +423,77 @@ def test_filters_stand_in_the_address_and_lists_are_paged(visit: Callable[..., V
     here.check()
 
 
+def test_a_list_is_sorted_summed_up_and_shows_questions_and_answers(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "trajectories")
+    page.get_by_label("Totals").get_by_text("mean reward").wait_for()
+    page.locator(".preview", has_text="Do it").or_(page.locator(".preview", has_text=EVIL)).first.wait_for()
+    page.get_by_role("columnheader", name="Reward").get_by_role("link").click()
+    page.wait_for_url("**sort=reward**")
+    rewards = page.locator("tbody .reward")
+    rewards.first.wait_for()
+    shown = [float(text.replace("−", "-")) for text in rewards.all_inner_texts()]
+    assert shown == sorted(shown, reverse=True)
+    lowest = page.locator(".histogram a").first
+    assert "1 trajectory of −0.40" in (lowest.get_attribute("title") or "")
+    lowest.click()
+    page.wait_for_url("**max_reward**")
+    page.get_by_label("Totals").get_by_text("1 trajectory").wait_for()
+    assert page.locator("tbody tr").count() == 1
+    here.check()
+
+
+def test_a_text_is_found_in_one_job_and_over_all_and_leads_to_its_turn(visit: Callable[..., Visit], site: Site) -> None:
+    site.write("sought", "later-57", 0.3)
+    here = visit()
+    page = here.open("jobs", JOB, "search")
+    page.get_by_label("Text in messages").fill("STEP 2")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**text=STEP**")
+    page.get_by_text("were searched").wait_for()
+    page.get_by_role("link", name="later-57").click()
+    current(page, 2).wait_for()
+    assert page.evaluate("CSS.highlights.get('found').size") > 0
+    page.get_by_role("link", name="Search").click()
+    page.get_by_label("Text in messages").fill(EVIL)
+    page.keyboard.press("Enter")
+    page.locator("mark", has_text="<script>").first.wait_for()
+    page.get_by_label("Text in messages").fill("nothing has this")
+    page.keyboard.press("Enter")
+    page.get_by_text("No message, thought or tool call has this text.").wait_for()
+    here.check()
+
+
+def test_charts_without_data_are_folded_away(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB)
+    page.locator("#chart-reward canvas").wait_for()
+    page.get_by_text("Charts without data yet: Poll wait").wait_for()
+    assert not page.locator("#chart-wait").is_visible()
+    page.get_by_text("Charts without data yet").click()
+    assert page.locator("#chart-wait").is_visible()
+    here.check()
+
+
+def test_an_empty_buffer_leads_to_a_job_that_appears(browser: Browser, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    context = browser.new_context(reduced_motion="reduce")
+    try:
+        context.request.post(f"{site.url}/sign_in", data={"token": TOKEN}, headers={"Origin": site.url})
+        here = Visit(context.new_page(), site.url)
+        page = here.open()
+        page.get_by_role("button", name="Put an example job here").click()
+        page.get_by_role("link", name="example").click()
+        page.get_by_role("link", name="Trajectories", exact=True).click()
+        page.get_by_role("link", name="2 + 2?").first.wait_for()
+        assert page.locator("tbody tr").count() == 12
+        here.check()
+    finally:
+        context.close()
+        site.server.shutdown()
+        site.context.buffer.store.close()
+
+
 def test_a_job_is_paused_only_after_asking(visit: Callable[..., Visit], site: Site) -> None:
     here = visit()
     page = here.open("jobs", JOB)

@@ -6,6 +6,7 @@ import { groupView } from "./view_group.js";
 import { groupsView } from "./view_groups.js";
 import { jobView } from "./view_job.js";
 import { overviewView } from "./view_overview.js";
+import { searchView } from "./view_search.js";
 import { settingsView } from "./view_settings.js";
 import { signInView } from "./view_sign_in.js";
 import { trajectoriesView } from "./view_trajectories.js";
@@ -18,7 +19,9 @@ const ROUTES = [
   [/^jobs\/([^/]+)\/groups\/(\d+)$/, groupView],
   [/^jobs\/([^/]+)\/trajectories$/, trajectoriesView],
   [/^jobs\/([^/]+)\/trajectories\/([^/]+)$/, trajectoryView],
+  [/^jobs\/([^/]+)\/search$/, searchView],
   [/^jobs\/([^/]+)\/settings$/, settingsView],
+  [/^search$/, searchView],
 ];
 
 const main = document.getElementById("main");

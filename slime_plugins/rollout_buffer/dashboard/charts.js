@@ -6,6 +6,7 @@ import { trailing, fourEpisodes } from "./trailing.js";
 
 const HEIGHT = 170;
 const WINDOW_S = 60;
+const FEW_POINTS = 30;
 
 /** A colour as a canvas takes it: a variable of the style sheet holds both themes'. */
 function color(name) {
@@ -160,6 +161,8 @@ export function chart(spec) {
 
   return {
     element: figure,
+    title: spec.title,
+    hasData: () => data !== null && hasAny(spec, data),
     update(columns, widthS, until) {
       const windowS = spec.windowS?.(columns, widthS) ?? WINDOW_S;
       const recent = trailing(columns, { widthS, until, windowS });
@@ -214,12 +217,18 @@ function options(spec, width, onCursor) {
         label: line.name,
         stroke: color(line.color),
         width: line.width ?? 1.5,
-        points: { show: spec.points ?? undefined, size: 4 },
+        points: { show: spec.points ?? (line.width === 0 ? false : alone), size: 5 },
         spanGaps: true,
       })),
     ],
     bands: spec.band ? [{ series: spec.band, fill: faded(spec.lines[0].color) }] : undefined,
   };
+}
+
+/** Where values stand alone or are few, a line alone would not show them. */
+function alone(plot, series, from, to) {
+  const values = plot.data[series].slice(from, to + 1);
+  return values.filter((value) => value !== null && value !== undefined).length <= FEW_POINTS;
 }
 
 /** From zero where that means something; with some air; never a line of no height. */

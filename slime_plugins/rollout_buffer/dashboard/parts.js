@@ -51,7 +51,7 @@ export function accounting(slots) {
 }
 
 const SIGNS = { ok: "✓", wait: "…", attention: "!", stopped: "✕" };
-const NAMES = { ok: "Well", wait: "Waiting", attention: "Look at this", stopped: "Stopped" };
+const NAMES = { ok: "OK", wait: "Waiting", attention: "Attention", stopped: "Stopped" };
 
 /** How well something is, as one character with its word for who cannot see it. */
 export const sign = (severity) => [h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[severity]), h("span", { class: "unseen" }, `${NAMES[severity]}: `)];
@@ -87,6 +87,7 @@ export function tabs(jobId, here) {
     ["Overview", jobHref(jobId)],
     ["Groups", jobHref(jobId, "groups")],
     ["Trajectories", jobHref(jobId, "trajectories")],
+    ["Search", jobHref(jobId, "search")],
     ["Settings", jobHref(jobId, "settings")],
   ];
   const links = entries.map(([text, href]) => h("a", { href, "aria-current": text === here ? "page" : null }, text));
@@ -141,8 +142,11 @@ export function actions(job, onDone) {
 
 const CANCEL = "Running episodes are given up and what is open is skipped. What is finished is kept. A cancelled job cannot be resumed.";
 
-/** A form whose fields are the query of the address: what is filtered can be linked to, and the back button works. */
-export function filters(stage, fields, apply) {
+/**
+ * A form whose fields are the query of the address: what is filtered can be linked to, and the back button works.
+ * ``others`` are names in the query that filter nothing.
+ */
+export function filters(stage, fields, apply, others = []) {
   const controls = fields.map((field) => {
     const value = stage.query.get(field.name) ?? "";
     const control = field.options
@@ -162,7 +166,7 @@ export function filters(stage, fields, apply) {
     apply(new URLSearchParams(given.map(([name, value]) => [name, value.trim()])));
   });
   form.addEventListener("change", (event) => event.target.tagName === "SELECT" && form.requestSubmit());
-  const set = [...stage.query.keys()].filter((name) => name !== "cursor").length;
+  const set = [...stage.query.keys()].filter((name) => name !== "cursor" && !others.includes(name)).length;
   const wide = matchMedia("(min-width: 48rem)").matches;
   return h("details", { class: "filter-box", open: wide || set > 0 }, h("summary", null, set ? `Filters (${set} set)` : "Filters"), form);
 }

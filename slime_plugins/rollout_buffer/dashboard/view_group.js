@@ -39,7 +39,7 @@ function headOf(jobId, group) {
       { class: "facts" },
       fact("Mean reward", reward(mean), rewardDots(group.members, -0.5, 1)),
       fact("Spread", rewards.length ? number(Math.max(...rewards) - Math.min(...rewards)) : "–", "highest − lowest"),
-      fact("Success", told.length ? percent(told.filter((one) => one.success >= 1).length / told.length) : "–", told.length ? "of its members" : "not told"),
+      fact("Success", told.length ? percent(told.filter((one) => one.success >= 1).length / told.length) : "–", told.length ? "of its members" : "not reported"),
       fact("Members", `${rewards.length} / ${group.group_size}`, `epoch ${group.epoch}`),
       fact("Took", group.opened_at ? span((group.closed_at ?? Date.now() / 1000) - group.opened_at) : "–", group.closed_at ? `closed ${moment(group.closed_at)}` : "not closed"),
     ),
@@ -81,7 +81,7 @@ function memberCards(jobId, group, screens) {
     );
   });
   const missing = Math.max(0, group.group_size - group.members.filter((one) => !one.late).length);
-  return [...found, ...Array.from({ length: Math.min(missing, 64) }, () => h("li", { class: "panel member missing" }, h("p", null, group.state === "open" ? "still to come" : "did not come")))];
+  return [...found, ...Array.from({ length: Math.min(missing, 64) }, () => h("li", { class: "panel member missing" }, h("p", null, group.state === "open" ? "pending" : "missing")))];
 }
 
 const pair = (name, value) => [h("dt", null, name), h("dd", null, value)];

@@ -1,4 +1,4 @@
-// The groups of a job, the last touched first.
+// The groups of a job, the last updated first.
 
 import { path } from "./api.js";
 import { h, KeyedList, scrolling, show } from "./dom.js";
@@ -11,11 +11,11 @@ export function groupsView(stage, jobId) {
   const table = h(
     "table",
     { class: "list" },
-    h("caption", { class: "unseen" }, `Groups of ${jobId}, the last touched first`),
+    h("caption", { class: "unseen" }, `Groups of ${jobId}, the last updated first`),
     h(
       "thead",
       null,
-      h("tr", null, ["Instance", "State", "Rewards"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Mean"), h("th", { scope: "col" }, "What became of it"), h("th", { scope: "col" }, "Touched")),
+      h("tr", null, ["Instance", "State", "Rewards"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Mean"), h("th", { scope: "col" }, "Result"), h("th", { scope: "col" }, "Updated")),
     ),
     rows,
   );
@@ -62,7 +62,7 @@ function cells(jobId, group, low, high) {
     h("td", { "data-name": "State" }, pill(group.state)),
     h("td", { "data-name": "Rewards" }, rewardDots(group.members, low, high)),
     h("td", { class: "num", "data-name": "Mean" }, reward(mean)),
-    h("td", { class: "says", "data-name": "What became of it" }, group.message),
-    h("td", { class: "when", "data-name": "Touched" }, at ? ago(at, Date.now() / 1000) : "not begun"),
+    h("td", { class: "says", "data-name": "Result" }, group.message),
+    h("td", { class: "when", "data-name": "Updated" }, at ? ago(at, Date.now() / 1000) : "not begun"),
   ];
 }

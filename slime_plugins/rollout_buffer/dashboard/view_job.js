@@ -4,6 +4,7 @@ import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
 import { h, scrolling, show } from "./dom.js";
 import { count, number, percent, reward, span } from "./format.js";
+import { histogram } from "./histogram.js";
 import { accounting, actions, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
 
 const RANGES = [
@@ -32,6 +33,7 @@ export function jobView(stage, jobId) {
   const losses = h("div", { class: "two" });
   const farm = h("div");
   const apart = h("div");
+  const rewards = h("div", { class: "panel", hidden: true });
   let job = null;
   let shownState = null;
 
@@ -51,6 +53,11 @@ export function jobView(stage, jobId) {
     show(facts, factsOf(body, jobId));
   });
 
+  stage.poll(path(["trajectory_summary"], { job_id: jobId }), 10000, (body) => {
+    const bars = histogram(jobId, body);
+    rewards.hidden = bars === null;
+    show(rewards, h("h2", { class: "small" }, `Rewards of all ${count(body.trajectories)} trajectories; a bar leads to its own`), bars);
+  });
   stage.poll(path(["jobs", jobId, "mismatch"], { limit: 10 }), 20000, (body) => show(apart, ...mismatchOf(body)));
 
   const element = h(
@@ -59,7 +66,7 @@ export function jobView(stage, jobId) {
     jobHead(jobId, "Overview", state, h("span", { class: "grow" }), buttons),
     why,
     facts,
-    h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account),
+    h("div", { class: "beside-each-other" }, h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account), rewards),
     charts(stage, jobId),
     losses,
     apart,
@@ -73,20 +80,20 @@ function factsOf(body, jobId) {
   const range = newest.episodes ? `${reward(newest.reward_min)} to ${reward(newest.reward_max)}` : "";
   return [
     fact("Mean reward", newest.episodes ? reward(newest.reward_mean) : "–", newest.episodes ? `newest ${count(newest.episodes)}, ${range}` : "no episode yet"),
-    fact("Success", percent(newest.success), newest.success === null ? "not told" : `newest ${count(newest.episodes)}`),
+    fact("Success", percent(newest.success), newest.success === null ? "not reported" : `newest ${count(newest.episodes)}`),
     fact("Being played", count(body.running_attempts), body.trajectory_age_s === null ? (newest.episodes ? "episodes" : "none ended yet") : `last ended ${span(body.trajectory_age_s)} ago`),
     fact("Devices", devices(body.devices), deviceWords(body.devices)),
-    fact("Weights", body.weight_version === null ? "–" : `v${body.weight_version}`, body.weight_version === null ? "not told" : "newest seen"),
+    fact("Weights", body.weight_version === null ? "–" : `v${body.weight_version}`, body.weight_version === null ? "not reported" : "newest seen"),
     fact("Trainer", body.poll_age_s === null ? "never" : `${span(body.poll_age_s)} ago`, body.trainer_waits_s === null ? "last poll" : `waits for ${span(body.trainer_waits_s)}`),
   ];
 }
 
-const devices = (told) => (told.total === undefined ? "–" : `${count(told.busy ?? 0)} / ${count(told.total)}`);
+const devices = (report) => (report.total === undefined ? "–" : `${count(report.busy ?? 0)} / ${count(report.total)}`);
 
-function deviceWords(told) {
-  if (told.total === undefined) return "not told";
+function deviceWords(report) {
+  if (report.total === undefined) return "not reported";
   const parts = ["busy"];
-  for (const name of ["waiting", "starting", "broken"]) if (told[name]) parts.push(`${count(told[name])} ${name}`);
+  for (const name of ["waiting", "starting", "broken"]) if (report[name]) parts.push(`${count(report[name])} ${name}`);
   return parts.join(", ");
 }
 
@@ -135,7 +142,7 @@ function mismatchOf(body) {
         h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell) => h("td", { class: "num" }, cell))))),
       ),
     );
-  const means = (name, entries) => entries.map((entry) => [entry[name] === null ? "not told" : count(entry[name] + (name === "turn" ? 1 : 0)), count(entry.tokens), number(entry.mean, 4), number(entry.max, 3)]);
+  const means = (name, entries) => entries.map((entry) => [entry[name] === null ? "not reported" : count(entry[name] + (name === "turn" ? 1 : 0)), count(entry.tokens), number(entry.mean, 4), number(entry.max, 3)]);
   const link = (entry) => h("a", { href: jobHref(body.job_id, "trajectories", entry.uid) }, entry.uid);
   const worst = body.worst.map((entry) => [link(entry), count(entry.row + 1), count(entry.turn + 1), number(entry.gap, 3), entry.weight_lag === null ? "–" : count(entry.weight_lag), number(entry.advantage, 2)]);
   return [
@@ -152,9 +159,9 @@ function mismatchOf(body) {
 const DEVICE_PILLS = { ready: "delivered", leased: "ready", booting: "leased", checking: "leased", recycling: "leased", quarantined: "failed" };
 
 /** The devices, as the job's runner last spoke of them. */
-function farmOf(told) {
-  if (!told?.devices?.length) return [];
-  const old = told.age_s > 30;
+function farmOf(report) {
+  if (!report?.devices?.length) return [];
+  const old = report.age_s > 30;
   const names = ["Device", "State", "Episodes", "Actions", "Reset", "Action", "Failures", "Renewed", "Last error"];
   const failures = (device) => Object.entries(device.failures ?? {}).map(([kind, times]) => `${count(times)} ${kind}`).join(", ") || "none";
   const row = (device) =>
@@ -171,8 +178,8 @@ function farmOf(told) {
   return [
     section(
       "Devices",
-      old && h("p", { class: "muted" }, `Last heard of ${span(told.age_s)} ago.`),
-      scrolling(h("table", { class: "dense" }, h("caption", { class: "unseen" }, "Devices of the pool; reset and action are medians"), h("thead", null, h("tr", null, names.map((name, at) => h("th", { scope: "col", class: (at > 1 && at < 6) || at === 7 ? "num" : "" }, name)))), h("tbody", null, told.devices.map(row)))),
+      old && h("p", { class: "muted" }, `Last heard of ${span(report.age_s)} ago.`),
+      scrolling(h("table", { class: "dense" }, h("caption", { class: "unseen" }, "Devices of the pool; reset and action are medians"), h("thead", null, h("tr", null, names.map((name, at) => h("th", { scope: "col", class: (at > 1 && at < 6) || at === 7 ? "num" : "" }, name)))), h("tbody", null, report.devices.map(row)))),
     ),
   ];
 }
@@ -181,6 +188,10 @@ function farmOf(told) {
 
 function charts(stage, jobId) {
   const drawn = CHARTS.map(chart);
+  const full = h("div", { class: "charts" });
+  const bare = h("div", { class: "charts" });
+  const names = h("summary");
+  const folded = h("details", { class: "archive" }, names, bare);
   const select = h("select", null, RANGES.map(([value, text]) => h("option", { value }, text)));
   const told = h("span", { class: "muted" });
   const feed = new Feed();
@@ -190,6 +201,10 @@ function charts(stage, jobId) {
     (body) => {
       feed.take(body);
       drawn.forEach((one) => one.update(feed.columns, feed.widthS, body.until));
+      sortOut(drawn, full, bare);
+      const without = drawn.filter((one) => !one.hasData());
+      folded.hidden = !without.length;
+      show(names, `Charts without data yet: ${without.map((one) => one.title).join(", ")}`);
       show(told, feed.widthS < 60 ? `a point every ${span(feed.widthS)}, of the last minute` : `each point is ${span(feed.widthS)}`);
     },
   );
@@ -202,8 +217,17 @@ function charts(stage, jobId) {
     "section",
     { "aria-labelledby": "s-charts" },
     h("div", { class: "row head" }, h("h2", { id: "s-charts" }, "Over time"), told, h("span", { class: "grow" }), h("label", { class: "inline" }, h("span", null, "Show"), select)),
-    h("div", { class: "charts" }, drawn.map((one) => one.element)),
+    full,
+    folded,
   );
+}
+
+/** Charts that show something stand in sight, the others in the fold; each keeps its place among the others. */
+function sortOut(drawn, full, bare) {
+  for (const [place, wanted] of [[full, drawn.filter((one) => one.hasData())], [bare, drawn.filter((one) => !one.hasData())]]) {
+    const elements = wanted.map((one) => one.element);
+    if (elements.length !== place.childElementCount || elements.some((element, at) => place.children[at] !== element)) place.append(...elements);
+  }
 }
 
 /** Holds the columns: the whole stretch is asked for once, then the newest buckets alone. */

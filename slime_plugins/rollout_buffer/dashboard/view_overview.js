@@ -1,5 +1,6 @@
 // The jobs, worst health first, and whether the buffer is well. What ended stands apart.
 
+import { send } from "./api.js";
 import { KeyedList, h, show } from "./dom.js";
 import { ago, bytes, count, percent, plural, reward, span } from "./format.js";
 import { accountBar, callouts, empty, filters, go, jobHref, pager, pill, sign } from "./parts.js";
@@ -61,12 +62,43 @@ function healthLine(body) {
 }
 
 function noJobs() {
+  const told = h("p", { role: "status" });
+  const button = h("button", { type: "button", class: "primary" }, "Put an example job here");
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      await putExample();
+      told.textContent = "It is there; it appears in a moment.";
+    } catch (error) {
+      told.textContent = error.message;
+      button.disabled = false;
+    }
+  });
   return empty(
     "No job yet",
-    "A job appears here as soon as a trainer asks for rollouts. To put one here now, on this machine:",
-    h("pre", null, `curl ${location.origin}/start_rollout -d '{"task_type": "external", "job_id": "mine"}'`),
-    h("p", null, "or watch a whole one, with a policy, phones and a trainer, in a buffer of its own: ", h("code", null, "rollout-buffer demo")),
+    "A job appears here as soon as a trainer asks for rollouts. The example is a job of three questions with finished answers; cancel it when you have looked.",
+    h("p", null, button),
+    told,
+    h("p", null, "From a shell, a job that is filled by curl:"),
+    h("pre", null, `curl ${location.origin}/start_rollout -d '{"task_type": "external", "job_id": "mine", "num_repeat_per_sample": 1}'\ncurl ${location.origin}/buffer/write -d '{"job_id": "mine", "uid": "a", "instance_id": "1", "reward": 1, "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'`),
+    h("p", null, "A policy, phones and a trainer play in ", h("code", null, "rollout-buffer demo"), ": a buffer of its own, on a page of its own."),
   );
+}
+
+const EXAMPLES = [["2 + 2?", ["4", "**4**", "5", "4, I think"]], ["The capital of Portugal?", ["Lisbon", "Porto", "Lisbon.", "Lisbon"]], ["Is 91 a prime number?", ["No: 91 = 7 · 13", "Yes", "Yes, it is", "No"]]];
+const RIGHT = [["4", "**4**", "4, I think"], ["Lisbon", "Lisbon."], ["No: 91 = 7 · 13", "No"]];
+
+/** A job of questions with finished answers, written like any program writes them. */
+async function putExample() {
+  const job_id = "example";
+  await send("/start_rollout", { task_type: "external", job_id, num_repeat_per_sample: 4 });
+  for (const [at, [question, answers]] of EXAMPLES.entries()) {
+    for (const [slot, answer] of answers.entries()) {
+      const success = RIGHT[at].includes(answer);
+      const messages = [{ role: "user", content: question }, { role: "assistant", content: answer }];
+      await send("/buffer/write", { job_id, uid: `example-${at}-${slot}`, instance_id: question, reward: success ? 1 : 0, messages, extra_info: { success, label: RIGHT[at][0] } });
+    }
+  }
 }
 
 function jobTable() {
