@@ -53,6 +53,7 @@ from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, ju
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
+from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -75,6 +76,7 @@ from slime_plugins.rollout_buffer.types import (
     GroupState,
     Instance,
     JobState,
+    Message,
     Trajectory,
     WriteStatus,
 )
@@ -325,13 +327,18 @@ class Buffer:
         code: str,
         message: str,
         given_up: bool = False,
+        transcript: Sequence[Message] = (),
     ) -> None:
-        """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward."""
+        """Records that an attempt died of its surroundings (or, ``given_up``, was stopped). It has no reward.
+
+        Of one that failed, ``transcript`` is kept, shortened, for people to read.
+        """
         state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
         error = (code, redacted(message)[:2000])
+        said = b"" if given_up else encode_transcript(transcript)
         with self.store.write() as connection:
             attempts.check_fence(connection, group.job_key, fence)
-            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error)
+            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, said)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item), one at a time."""

@@ -347,6 +347,20 @@ class AsyncRolloutBufferClient:
         filters = {"state": state, "cause": cause, "search": search, "limit": limit, "cursor": cursor}
         return await self._get(_job_path(job_id, "groups"), _object, filters)
 
+    async def attempts(
+        self,
+        job_id: str,
+        *,
+        error_code: str | None = None,
+        search: str | None = None,
+        transcripts: bool = False,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        """Lists the attempts of a job that failed, the last ended first, with their errors and what was said."""
+        filters = {"error_code": error_code, "search": search, "transcripts": "true" if transcripts else None}
+        return await self._get(_job_path(job_id, "attempts"), _object, {**filters, "limit": limit, "cursor": cursor})
+
     async def group(self, group_index: int) -> dict[str, Any]:
         """Returns one group with its members, attempts and what was delivered of it."""
         return await self._get(f"/groups/{group_index}", _object)
@@ -430,6 +444,7 @@ class RolloutBufferClient:
     report_training = _blocking(AsyncRolloutBufferClient.report_training)
     mismatch = _blocking(AsyncRolloutBufferClient.mismatch)
     groups = _blocking(AsyncRolloutBufferClient.groups)
+    attempts = _blocking(AsyncRolloutBufferClient.attempts)
     group = _blocking(AsyncRolloutBufferClient.group)
     explanation = _blocking(AsyncRolloutBufferClient.explanation)
     health = _blocking(AsyncRolloutBufferClient.health)

@@ -182,7 +182,8 @@ class EpisodeRequest:
 
     ``uid`` names the trajectory that a successful attempt returns; it is unique per (job, epoch, instance, slot,
     attempt). ``options`` are the job's settings that only the generator understands. ``evaluation`` is true when the
-    result is measured and not trained.
+    result is measured and not trained. ``transcript`` is empty: a generator that keeps its messages in it lets people
+    read, of an attempt that fails, what was said before (``rollout-buffer attempts``).
     """
 
     uid: str
@@ -194,6 +195,7 @@ class EpisodeRequest:
     sampling_params: SamplingParams
     options: Mapping[str, Any] = field(default_factory=dict)
     evaluation: bool = False
+    transcript: list[Message] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

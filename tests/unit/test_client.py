@@ -36,6 +36,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "trajectories": ((), {"min_reward": 0.5}),
     "trajectory": (("u",), {"job_id": "a"}),
     "groups": (("a",), {"state": "open"}),
+    "attempts": (("a",), {"transcripts": True}),
     "group": ((7,), {}),
     "explanation": (("a",), {}),
     "health": ((), {}),

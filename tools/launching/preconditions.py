@@ -241,8 +241,8 @@ def _farm(settings: LaunchSettings) -> Iterator[str]:
     command += ["--data-dir", str(settings.run_path), "--android-config", str(settings.farm.path)]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     try:
-        findings = json.loads(done.stdout)
-    except ValueError:
+        findings = json.loads(done.stdout)["findings"]
+    except (ValueError, KeyError):  # no JSON, or JSON that says what went wrong
         yield f"{settings.farm.path}: {(done.stderr.strip().splitlines() or ['the doctor says nothing'])[-1]}"
         return
     for finding in findings:

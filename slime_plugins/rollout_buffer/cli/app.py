@@ -120,7 +120,7 @@ def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     with report_errors():
         found = connect(url).jobs()
     if as_json:
-        print_json(found)
+        print_json({"jobs": found})
         return
     table = Table("job", "task type", "state", "groups", "ready", "delivered", "filtered", "failed", "cause")
     for job in found:
@@ -168,9 +168,9 @@ def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _tell_in_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
     """Prints it once, or again every second as one line each."""
     while watch:
-        typer.echo(orjson.dumps(read()))
+        typer.echo(orjson.dumps({"jobs": read()}))
         time.sleep(1.0)
-    print_json(read())
+    print_json({"jobs": read()})
 
 
 def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
@@ -338,7 +338,10 @@ def doctor(
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     if launch is not None:
-        raise typer.Exit(check_launch(launch))
+        code, lines = check_launch(launch, quietly=as_json)
+        if as_json:
+            print_json({"launch": launch, "well": code == 0, "lines": lines})
+        raise typer.Exit(code)
     with report_errors():
         set_android_settings(android_config, android)
         settings = load_settings({})
@@ -346,7 +349,13 @@ def doctor(
         Examination(settings=settings, data_dir=data_dir, engine_url=engine_url, ray_address=ray_address)
     )
     if as_json:
-        print_json([asdict(finding) for finding in findings])
+        print_json(
+            {
+                "device": settings.device,
+                "verdict": verdict(findings, settings.device),
+                "findings": [asdict(finding) for finding in findings],
+            }
+        )
     else:
         table = Table("what", "state", "found", "remedy", title=f"device: {settings.device}")
         for finding in findings:

@@ -248,8 +248,8 @@ def connect(url: str) -> RolloutBufferClient:
     return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
 
 
-def print_json(value: Any) -> None:
-    """Prints a value as indented JSON."""
+def print_json(value: Mapping[str, Any]) -> None:
+    """Prints an object as indented JSON: every command's ``--json`` is one object, a list has a name in it."""
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
 

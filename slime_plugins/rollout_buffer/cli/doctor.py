@@ -122,18 +122,23 @@ def verdict(findings: Sequence[Finding], device: str) -> str:
     return f"Missing for device: {device}: {', '.join(missing)}. The remedies stand beside them."
 
 
-def check_launch(kind: str) -> int:
+def check_launch(kind: str, *, quietly: bool = False) -> tuple[int, list[str]]:
     """Runs the launch script's own check of what a training needs; returns its exit code, 2 where it is not there.
 
-    The scripts belong to a checkout of the project, or of slime with the overlay, and not to an installed package.
+    What it says goes to the terminal, or, ``quietly``, comes back as lines. The scripts belong to a checkout of the
+    project, or of slime with the overlay, and not to an installed package.
     """
     program = Path(__file__).resolve().parents[3] / "tools" / "launch_training.py"
     if not program.is_file():
-        sys.stderr.write(
-            f"doctor --launch: there is no {program}: run it in a checkout of this project, or of slime overlaid\n"
-        )
-        return 2
-    return subprocess.run([sys.executable, str(program), kind, "--check"], check=False).returncode
+        says = f"doctor --launch: there is no {program}: run it in a checkout of this project, or of slime overlaid"
+        sys.stderr.write(f"{says}\n")
+        return 2, [says]
+    said = subprocess.PIPE if quietly else None
+    done = subprocess.run(
+        [sys.executable, str(program), kind, "--check"], stdout=said, stderr=subprocess.STDOUT if quietly else None,
+        text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, (done.stdout or "").splitlines()
 
 
 def _found(name: str, there: bool, detail: str, remedy: str, *, needed: bool) -> list[Finding]:

@@ -363,7 +363,11 @@ class Gateway:
         self._sessions.pop(session.name, None)
         logger.info("session %s %s (%s)", session.name, why, code, extra=_log_fields(session))
         try:
-            await self.stored(lambda: self.claims.fail(session.claim, code, f"the session {why}", given_up=given_up))
+            await self.stored(
+                lambda: self.claims.fail(
+                    session.claim, code, f"the session {why}", given_up=given_up, transcript=session.messages
+                )
+            )
         except StaleAttemptError:
             logger.info("session %s was taken over", session.name, extra=_log_fields(session))
 

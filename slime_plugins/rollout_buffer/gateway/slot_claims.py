@@ -8,7 +8,7 @@ out; when it starts, the attempts of its predecessor are given up.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -29,7 +29,15 @@ from slime_plugins.rollout_buffer.storage.tables.attempt_rows import AttemptReco
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import AttemptState, GroupState, Instance, JobState, Trajectory, WriteStatus
+from slime_plugins.rollout_buffer.types import (
+    AttemptState,
+    GroupState,
+    Instance,
+    JobState,
+    Message,
+    Trajectory,
+    WriteStatus,
+)
 
 __all__ = ["ClaimState", "SlotClaim", "SlotClaims"]
 
@@ -123,14 +131,25 @@ class SlotClaims:
         self._settle(claim.job, claim.group)
         return result.status
 
-    def fail(self, claim: SlotClaim, code: str, message: str, *, given_up: bool = False) -> None:
+    def fail(
+        self, claim: SlotClaim, code: str, message: str, *, given_up: bool = False, transcript: Sequence[Message] = ()
+    ) -> None:
         """Ends a claim without a trajectory: it has no reward. ``given_up`` does not count against the slot.
+
+        ``transcript`` is kept, shortened, for people to read.
 
         Raises:
             StaleAttemptError: another process hands out the job's slots now.
         """
         self._buffer.fail_attempt(
-            claim.job.fence, claim.group, claim.slot, claim.attempt, code=code, message=message, given_up=given_up
+            claim.job.fence,
+            claim.group,
+            claim.slot,
+            claim.attempt,
+            code=code,
+            message=message,
+            given_up=given_up,
+            transcript=transcript,
         )
         self._settle(claim.job, claim.group)
 

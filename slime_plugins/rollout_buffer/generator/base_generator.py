@@ -173,6 +173,7 @@ class SingleTurnGenerator:
         """
         engine, chat = self._started()
         messages = self.messages(episode.instance)
+        episode.transcript.extend(messages)
         prompt_ids = chat.prompt(messages)
         start = time.monotonic()
         reply = await engine.generate(
@@ -180,6 +181,7 @@ class SingleTurnGenerator:
         )
         sampled = time.monotonic()
         text = chat.text(reply.output_ids)
+        episode.transcript.append({"role": "assistant", "content": text})
         reward = await self._checked_reward(episode.instance, text) if reply.finish_reason == "stop" else 0.0
         outcome, stop_reason = _ENDINGS[reply.finish_reason]
         return Trajectory(

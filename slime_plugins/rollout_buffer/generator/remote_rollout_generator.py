@@ -128,6 +128,7 @@ class RemoteRolloutGenerator:
                 raise GeneratorError(f"{type(self).__name__} gave the reward {reward!r:.100}: it {error}") from error
             return trainer.finish(session, end.model_copy(update={"reward": number}))
         finally:
+            episode.transcript.extend(session.messages or messages)
             trainer.drop(session, "the attempt was given up")
 
     async def close(self) -> None:

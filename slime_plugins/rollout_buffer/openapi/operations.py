@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from slime_plugins.rollout_buffer.openapi.schemas import Schema, integer, ref, text
 from slime_plugins.rollout_buffer.protocol.query_params import (
+    AttemptPageQuery,
     DeliveryQuery,
     GroupPageQuery,
     NamedTrajectoryQuery,
@@ -310,6 +311,19 @@ OPERATIONS: tuple[Operation, ...] = (
         path_parameters=_JOB_ID,
         errors=(400, 404, 503),
         example="'URL/jobs/run-1/groups?state=filtered'",
+    ),
+    Operation(
+        method="get",
+        path="/jobs/{job_id}/attempts",
+        summary="List attempts that failed",
+        description="The last ended first, each with its error and, on request, what was said in it. Of each job the "
+        "newest 100 are kept with their messages.",
+        query=AttemptPageQuery,
+        reply=ref("FailedAttemptPage"),
+        reply_says="One page.",
+        path_parameters=_JOB_ID,
+        errors=(400, 404, 503),
+        example="'URL/jobs/run-1/attempts?transcripts=true'",
     ),
     Operation(
         method="get",

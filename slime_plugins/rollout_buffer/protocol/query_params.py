@@ -12,6 +12,7 @@ from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
 
 __all__ = [
     "MAX_KEY",
+    "AttemptPageQuery",
     "DeliveryQuery",
     "GroupPageQuery",
     "NamedTrajectoryQuery",
@@ -107,6 +108,27 @@ class GroupPageQuery(Body):
     """Only those with this text in their instance id, in either case of its letters."""
     cause: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     """Only those with this text in their cause."""
+
+
+def _is_attempt_cursor(value: str) -> str:
+    if re.fullmatch(r"[0-9.]{1,24}(:[0-9]{1,18}){3}", value) is None:
+        raise ValueError("it is no next_cursor of this list: leave it out for the first page")
+    return value
+
+
+class AttemptPageQuery(Body):
+    """One page of the attempts of a job that failed, the last ended first; every filter that is given must hold."""
+
+    limit: Annotated[Count, Field(ge=1, le=500)] = 50
+    """How many entries at most."""
+    cursor: Annotated[str, AfterValidator(_is_attempt_cursor)] | None = None
+    """The `next_cursor` of the page before; the first page when it is left out."""
+    error_code: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    """Only those with this error code."""
+    search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Only those with this text in their instance id or error, in either case of its letters."""
+    transcripts: bool = False
+    """With what was said in them, where it was kept."""
 
 
 class SeriesQuery(Body):

@@ -816,6 +816,50 @@ class GroupPage(TypedDict):
     """Send it as `cursor` for the next page; null on the last one."""
 
 
+class FailedAttempt(TypedDict):
+    """An attempt that died of its surroundings. It has no reward."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    uid: str
+    """Names what it would have brought, in logs and traces."""
+    group_index: int
+    """As in a delivered item."""
+    epoch: int
+    """Which pass over the input, from 0."""
+    instance_id: str
+    """The line of the input that it belongs to."""
+    slot: int
+    """Place in the group, from 0."""
+    attempt: int
+    """Which try to fill its slot, from 1."""
+    error_code: str | None
+    """The same for programs: a stable code."""
+    error_message: str | None
+    """Why it failed."""
+    started_at: float
+    """When it began."""
+    ended_at: float
+    """When it failed."""
+    has_transcript: bool
+    """Whether what was said in it was kept: that of the newest is."""
+    messages: list[dict[str, Any]] | None
+    """What was said in it, long texts shortened, where `transcripts` asks for it and it was kept."""
+
+
+class FailedAttemptPage(TypedDict):
+    """A page of attempts that failed."""
+
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
+    job_id: str
+    """The job's id."""
+    attempts: list[FailedAttempt]
+    """The last ended first."""
+    next_cursor: str | None
+    """Send it as `cursor` for the next page; null on the last one."""
+
+
 class GroupAttempt(TypedDict):
     """One try to fill a slot."""
 

@@ -18,7 +18,7 @@ import os
 import random
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -59,6 +59,7 @@ from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
     JobState,
+    Message,
     Outcome,
     SamplingParams,
     Trajectory,
@@ -376,7 +377,9 @@ class JobRunner:
             away = isinstance(error, EngineAwayError)
             if self._engine_watch is not None and isinstance(error, EngineError):
                 self._engine_watch.failed(record.instance_id, error)
-            await self._give_up(record, slot, number, error.code, error.message, given_up=away)
+            await self._give_up(
+                record, slot, number, error.code, error.message, given_up=away, transcript=request.transcript
+            )
             return _Tried.NOT_COUNTED if away else _Tried.FAILED
         except asyncio.CancelledError:
             await asyncio.shield(self._give_up(record, slot, number, "aborted", "stopped", given_up=True))
@@ -385,7 +388,7 @@ class JobRunner:
             # A generator's defect costs this attempt and is reported, not fatal.
             logger.exception("job %s: episode %s raised", self._job.job_id, request.uid)
             reason = "".join(traceback.format_exception_only(error)).strip()
-            await self._give_up(record, slot, number, GeneratorError.code, reason)
+            await self._give_up(record, slot, number, GeneratorError.code, reason, transcript=request.transcript)
             return _Tried.FAILED
         group.quiet_s, group.has_members = 0.0, True
         self._streak.end()
@@ -435,14 +438,29 @@ class JobRunner:
         return replace(params, extra={**params.extra, "sampling_seed": own})
 
     async def _give_up(
-        self, record: GroupRecord, slot: int, attempt: int, code: str, message: str, *, given_up: bool = False
+        self,
+        record: GroupRecord,
+        slot: int,
+        attempt: int,
+        code: str,
+        message: str,
+        *,
+        given_up: bool = False,
+        transcript: Sequence[Message] = (),
     ) -> None:
         if not given_up:
             logger.warning("job %s: slot %d of %s, attempt %d: %s: %s",
                            self._job.job_id, slot, record.instance_id, attempt, code, message)  # fmt: skip
         await self._stored(
             lambda: self._buffer.fail_attempt(
-                self._fence, record, slot, attempt, code=code, message=message, given_up=given_up
+                self._fence,
+                record,
+                slot,
+                attempt,
+                code=code,
+                message=message,
+                given_up=given_up,
+                transcript=transcript,
             )
         )
         if not given_up:

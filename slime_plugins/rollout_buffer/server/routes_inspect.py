@@ -8,6 +8,7 @@ from flask import Blueprint, Response, request
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import (
+    AttemptPageQuery,
     DeliveryQuery,
     PageQuery,
     SearchQuery,
@@ -16,6 +17,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
     TrajectoryQuery,
 )
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.inspection import without_generations
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
@@ -50,6 +52,13 @@ def delivery(delivery_id: str) -> Response:
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
     return as_response(Answer(delivery_chunks(the_buffer(), found, poll, None)))
+
+
+@routes.get("/jobs/<id:job_id>/attempts")
+def attempts(job_id: str) -> Response:
+    """Lists the attempts of a job that failed, the last ended first."""
+    page = request_models.parse(AttemptPageQuery, request.args.to_dict())
+    return json_reply(failed_attempts(the_inspection().store, job_id, page))
 
 
 @routes.get("/trajectories")

@@ -78,10 +78,14 @@ def end_running_attempt(
     attempt: int,
     state: AttemptState,
     error: tuple[str, str] | None,
+    transcript: bytes = b"",
 ) -> None:
-    """Ends an attempt that runs; one that was ended before stays as it is."""
-    if attempt_rows.attempt_state(connection, group.key, slot, attempt) is AttemptState.RUNNING:
-        attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
+    """Ends an attempt that runs, and keeps what was said in it; one that was ended before stays as it is."""
+    if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
+        return
+    attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
+    if transcript:
+        attempt_rows.keep_transcript(connection, group.job_key, group.key, slot, attempt, transcript, now)
 
 
 def is_duplicate(connection: Connection, brought: Brought) -> bool:

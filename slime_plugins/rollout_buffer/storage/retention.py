@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.storage.pack_writer import is_locked, pack_path, packs_in
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.tables import clock_rows, content_rows, trainer_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, clock_rows, content_rows, trainer_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 __all__ = ["Purged", "purge", "would_purge"]
@@ -79,6 +79,7 @@ def _purge_rows(connection: Connection, now: float, retain_s: float) -> tuple[in
     before -= clock_rows.jumped_since(connection, before)  # no day has passed where the clock was set forward by one
     before = min(before, content_rows.oldest_undelivered(connection, now))
     trainer_rows.purge_log_probs(connection, before)
+    attempt_rows.purge_transcripts(connection, before)
     return content_rows.purge_payloads(connection, before), content_rows.purge_images(connection, before)
 
 

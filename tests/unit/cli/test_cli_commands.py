@@ -150,6 +150,67 @@ def test_groups_say_what_became_of_them(served: Served) -> None:
     assert "more with --cursor" in served.said("groups", "j", "--limit", "2")
 
 
+def failing_job(served: Served, attempts: int, transcript: list[dict[str, Any]]) -> None:
+    """Job ``f``, whose slot was tried that often in vain."""
+    buffer = served.buffer
+    served.client.start_rollout({"task_type": "external", "job_id": "f", "instances": [{"instance_id": "x"}],
+                                 "num_repeat_per_sample": 1})  # fmt: skip
+    job = buffer.job("f")
+    fence = buffer.begin_running(job.key)
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=1)
+    for number in range(attempts):
+        attempt = buffer.begin_attempt(fence, group, 0)
+        assert attempt is not None
+        buffer.fail_attempt(
+            fence, group, 0, attempt, code="device", message=f"phone {number} hung", transcript=transcript
+        )
+
+
+def test_failed_attempts_are_listed_with_their_error_and_what_was_said(served: Served) -> None:
+    failing_job(served, 3, [{"role": "user", "content": "Turn it off"}, {"role": "assistant", "content": ANSWER}])
+    said = served.said("attempts", "f", "--limit", "2")
+    for part in ("device: phone 2 hung", "device: phone 1 hung", "Turn it off", "I see the app.", "more with --cursor"):
+        assert part in said
+    assert "phone 0" not in said
+    assert "no such attempt" in served.said("attempts", "f", "--error-code", "engine")
+    assert "no such attempt" in served.said("attempts", "j")
+    assert served.run("attempts", "nobody").exit_code == 2
+
+
+def test_the_pages_of_failed_attempts_together_are_all_of_them_once(served: Served) -> None:
+    failing_job(served, 5, [])
+    seen, cursor = [], None
+    while True:
+        page = served.client.attempts("f", limit=2, cursor=cursor)
+        seen += [entry["attempt"] for entry in page["attempts"]]
+        assert not any(entry["has_transcript"] for entry in page["attempts"])
+        if (cursor := page["next_cursor"]) is None:
+            break
+    assert seen == [5, 4, 3, 2, 1]
+    (found,) = served.client.attempts("f", search="PHONE 3")["attempts"]
+    assert (found["attempt"], found["messages"]) == (4, None)
+
+
+def test_failed_attempts_are_read_from_a_data_directory_that_nobody_serves(served: Served) -> None:
+    failing_job(served, 1, [{"role": "user", "content": "Turn it off"}])
+    over_http = json.loads(served.said("attempts", "f", "--json"))
+    result = CliRunner().invoke(command_line, ["attempts", "f", "--json", "--data-dir", str(served.data_dir)])
+    assert json.loads(result.stdout) == over_http
+    wrong = CliRunner().invoke(command_line, ["attempts", "f", "--data-dir", str(served.data_dir / "none")])
+    assert wrong.exit_code == 2
+    assert "holds no buffer" in " ".join(wrong.stderr.split())
+
+
+def test_every_json_is_one_object_with_its_lists_by_name(served: Served) -> None:
+    calls = [
+        ("jobs",), ("status",), ("status", "j"), ("groups", "j"), ("attempts", "j"), ("mismatch", "j"),
+        ("deliveries", "j"), ("trajectories",), ("inspect", "u1"), ("pause", "j"), ("resume", "j"), ("drain", "j"),
+    ]  # fmt: skip
+    for call in calls:
+        assert isinstance(json.loads(served.said(*call, "--json")), dict), call
+    assert [job["job_id"] for job in json.loads(served.said("jobs", "--json"))["jobs"]] == ["j"]
+
+
 def test_the_worst_disagreement_of_trainer_and_engine_is_listed(served: Served) -> None:
     assert "no trainer reported" in served.said("mismatch", "j")
     turn = {"prompt_ids": [1], "output_ids": [2, 3], "output_log_probs": [-1.0, -1.0], "finish_reason": "stop"}
@@ -200,7 +261,7 @@ def test_status_says_why_and_how_far(served: Served) -> None:
     said = served.said("status")
     assert "slots closed" in said
     assert "to be fetched or acknowledged" in said
-    (job,) = json.loads(served.said("status", "--json"))
+    (job,) = json.loads(served.said("status", "--json"))["jobs"]
     assert job["now"]["explanation"] == served.client.explanation("j")["explanation"]
 
 

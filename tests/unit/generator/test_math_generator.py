@@ -120,6 +120,14 @@ async def test_a_broken_engine_is_an_error_and_no_reward() -> None:
         await play([EngineError("away")])
 
 
+async def test_what_was_said_before_an_error_is_in_the_transcript() -> None:
+    generator, asked = FixedReward(float("nan")), request(PROBLEM)
+    await started(generator, ["It is 42."])
+    with pytest.raises(GeneratorError):
+        await generator.play(asked)
+    assert [message["content"] for message in asked.transcript] == ["What is 6 * 7?", "It is 42."]
+
+
 async def test_a_reward_that_is_no_number_breaks_the_contract() -> None:
     generator = FixedReward(float("nan"))
     await started(generator, ["Hi."])

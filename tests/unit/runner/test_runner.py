@@ -16,11 +16,14 @@ from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS_OF_A_JOB
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
@@ -163,6 +166,37 @@ async def test_a_broken_device_costs_an_attempt_and_never_a_reward(real_time_buf
     generator = ScriptedGenerator(lambda e: DeviceError("it hung") if e.attempt == 1 else by_slot(e))
     await run(real_time_buffer, job, generator)
     assert real_time_buffer.describe(job)["attempts"] == {"failed": 2, "failed:device": 2, "finished": 2}
+
+
+async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_trained(
+    real_time_buffer: Buffer,
+) -> None:
+    def play(episode: EpisodeRequest) -> Any:
+        episode.transcript.append({"role": "user", "content": f"try {episode.attempt}"})
+        return (
+            by_slot(episode) if episode.attempt == 3 else KeyError("x") if episode.attempt == 2 else DeviceError("hung")
+        )
+
+    job = start(real_time_buffer, count=1, num_repeat_per_sample=1)
+    await run(real_time_buffer, job, ScriptedGenerator(play))
+    page = failed_attempts(real_time_buffer.store, job.job_id, AttemptPageQuery(transcripts=True))
+    told = [(one["attempt"], one["error_code"], one["messages"][0]["content"]) for one in page["attempts"]]
+    assert told == [(2, "generator", "try 2"), (1, "device", "try 1")]
+    assert len(uids(real_time_buffer, poll(real_time_buffer, job))) == 1
+
+
+def test_of_a_job_whose_attempts_all_fail_the_newest_transcripts_are_kept(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1, num_repeat_per_sample=1)
+    fence = real_time_buffer.begin_running(job.key)
+    (group,) = real_time_buffer.open_groups(job.key, after=(-1, -1), limit=1)
+    for _ in range(TRANSCRIPTS_OF_A_JOB + 5):
+        attempt = real_time_buffer.begin_attempt(fence, group, 0)
+        assert attempt is not None
+        real_time_buffer.fail_attempt(
+            fence, group, 0, attempt, code="device", message="hung", transcript=[{"role": "user"}]
+        )
+    page = failed_attempts(real_time_buffer.store, job.job_id, AttemptPageQuery(limit=500))
+    assert [one["has_transcript"] for one in page["attempts"]] == [True] * TRANSCRIPTS_OF_A_JOB + [False] * 5
 
 
 async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tried_again(

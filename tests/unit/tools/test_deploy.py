@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_the_image_is_built_of_everything_that_the_package_needs() -> None:
     wanted = packages | modules | {"pyproject.toml", PROJECT["project"]["readme"], "requirements"}
     assert wanted <= copied()
     assert [name for name in sorted(copied()) if not (ROOT / name).exists()] == []
+
+
+def test_every_file_that_is_no_python_is_named_for_the_wheel() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["*"]
+    files = [path for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*") if path.is_file()]
+    data = [path.name for path in files if path.suffix not in (".py", ".pyc")]
+    assert len(data) > 30
+    assert [name for name in data if not any(fnmatch(name, pattern) for pattern in patterns)] == []
 
 
 def test_the_image_installs_extras_that_there_are() -> None:

@@ -149,9 +149,12 @@ class Episode:
         """
         first = await self._task_runner.reset()
         self._conversation.open(first)
-        ending = await self._play_turns()
-        given_up = ending.outcome is Outcome.ABORTED
-        breakdown = await self._task_runner.reward(ended_by_agent=ending.by_agent, given_up=given_up)
+        try:
+            ending = await self._play_turns()
+            given_up = ending.outcome is Outcome.ABORTED
+            breakdown = await self._task_runner.reward(ended_by_agent=ending.by_agent, given_up=given_up)
+        finally:
+            self._request.transcript.extend(self._conversation.messages)
         return self._trajectory(first, ending, breakdown)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------

@@ -125,7 +125,10 @@ class ContextEditingEpisode:
         Raises:
             EpisodeError: the engine broke.
         """
-        ending = await self._play_turns()
+        try:
+            ending = await self._play_turns()
+        finally:
+            self._request.transcript.extend(self._history.messages)
         score, reward = self._reward(ending)
         return self._trajectory(ending, score, reward)
 

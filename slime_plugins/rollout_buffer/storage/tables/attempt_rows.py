@@ -10,6 +10,9 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import AttemptState
 
+TRANSCRIPTS_OF_A_JOB = 100
+"""The newest. A job whose attempts all fail fills no disk with what they said."""
+
 
 def insert_attempt(connection: Connection, group_key: int, slot: int, fence: int, now: float) -> int:
     """Begins the next attempt to fill a slot and returns its number, from 1."""
@@ -52,6 +55,27 @@ def end_attempt(
         "WHERE group_key = ? AND slot = ? AND attempt = ?",
         (state.value, now, code, message, group_key, slot, attempt),
     )
+
+
+def keep_transcript(
+    connection: Connection, job_key: int, group_key: int, slot: int, attempt: int, messages: bytes, now: float
+) -> None:
+    """Keeps what was said in an attempt that failed; of each job only the newest are kept."""
+    connection.execute(
+        "INSERT OR IGNORE INTO failed_transcripts (job_key, group_key, slot, attempt, kept_at, messages) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (job_key, group_key, slot, attempt, now, messages),
+    )
+    connection.execute(
+        "DELETE FROM failed_transcripts WHERE job_key = :job AND key <= (SELECT key FROM failed_transcripts "
+        "WHERE job_key = :job ORDER BY key DESC LIMIT 1 OFFSET :most)",
+        {"job": job_key, "most": TRANSCRIPTS_OF_A_JOB},
+    )
+
+
+def purge_transcripts(connection: Connection, before: float) -> int:
+    """Forgets what was said in attempts that failed before a moment; returns of how many."""
+    return connection.execute("DELETE FROM failed_transcripts WHERE kept_at < ?", (before,)).rowcount
 
 
 def give_up_running_attempts(connection: Connection, job_key: int, now: float) -> int:

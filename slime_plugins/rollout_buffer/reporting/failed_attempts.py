@@ -1,0 +1,82 @@
+"""The attempts of a job that failed: their errors, and what was said in the newest of them. Changes no state."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
+from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, find_job, like_pattern
+from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+
+__all__ = ["failed_attempts"]
+
+
+def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> dict[str, Any]:
+    """Returns one page of the attempts of a job that failed, the last ended first, each with its error.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    with store.read() as connection:
+        job = find_job(connection, job_id)
+        conditions, values = _attempt_conditions(job.key, page)
+        query = f"{_FAILED} WHERE {' AND '.join(conditions)} {_LAST_ENDED_FIRST} LIMIT ?"
+        rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
+    shown = rows[: page.limit]
+    last = shown[-1] if len(rows) > page.limit else None
+    return {
+        "job_id": job.job_id,
+        "attempts": [_failed_attempt(job, row, page) for row in shown],
+        "next_cursor": None if last is None else ":".join(str(last[name]) for name in _ATTEMPT_ORDER),
+    }
+
+
+_ATTEMPT_ORDER = ("ended_at", "group_key", "slot", "attempt")
+_FAILED = (
+    "SELECT a.group_key AS group_key, a.slot AS slot, a.attempt AS attempt, groups.epoch, groups.position, "
+    "groups.instance_id, a.error_code, a.error_message, a.started_at, a.ended_at AS ended_at, said.messages "
+    "FROM attempts AS a INDEXED BY attempts_failed JOIN groups ON groups.key = a.group_key "
+    "LEFT JOIN failed_transcripts AS said ON said.group_key = a.group_key AND said.slot = a.slot "
+    "AND said.attempt = a.attempt"
+)
+_LAST_ENDED_FIRST = "ORDER BY a.ended_at DESC, a.group_key DESC, a.slot DESC, a.attempt DESC"
+
+
+def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str], list[Any]]:
+    conditions: list[str] = ["a.state = 'failed'", "groups.job_key = ?"]
+    values: list[Any] = [job_key]
+    if page.cursor is not None:
+        ended_at, *place = page.cursor.split(":")
+        conditions.append("(a.ended_at, a.group_key, a.slot, a.attempt) < (?, ?, ?, ?)")
+        values += [float(ended_at), *map(int, place)]
+    if page.error_code is not None:
+        conditions.append("a.error_code = ?")
+        values.append(page.error_code)
+    if page.search is not None:
+        conditions.append(f"({CONTAINS.format('groups.instance_id')} OR {CONTAINS.format('a.error_message')})")
+        values += [like_pattern(page.search)] * 2
+    return conditions, values
+
+
+def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> dict[str, Any]:
+    said = row["messages"]
+    place = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
+    return {
+        "uid": str(AttemptUid(job_key=job.key, **place)),
+        "group_index": row["group_key"],
+        "epoch": row["epoch"],
+        "instance_id": row["instance_id"],
+        "slot": row["slot"],
+        "attempt": row["attempt"],
+        "error_code": row["error_code"],
+        "error_message": row["error_message"],
+        "started_at": row["started_at"],
+        "ended_at": row["ended_at"],
+        "has_transcript": said is not None,
+        "messages": orjson.loads(said) if said is not None and page.transcripts else None,
+    }

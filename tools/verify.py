@@ -1,0 +1,369 @@
+"""What ``scripts/verify`` runs: the checks that need more than a plain machine has, and one table of what came of them.
+
+Each row is a choice of the tests that ``scripts/test`` skips where their needs are not met, and names its needs: one
+environment variable, or a program. Where they are not there the row says so instead of running.
+
+    scripts/verify                   every row whose needs are met
+    scripts/verify slime npm         these rows; what one of them lacks is a failure then
+    scripts/verify --list            what there is, and what each row needs
+    scripts/verify --require-all     a row that lacks something is a failure, as before a release
+
+Exit codes: 0 what ran passed, 1 something failed (or is missing and was asked for), 2 there is no such row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import xml.etree.ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["ROWS", "Result", "Row", "main"]
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_S = 3600.0
+_ANSWER_S = 5.0
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One check: its tests, what they need in words, and ``lacks``, which says what of it is not there."""
+
+    name: str
+    needs: str
+    tests: tuple[str, ...]
+    lacks: Callable[[Environment], str]
+    adds: Callable[[Environment], dict[str, str]] = field(default=lambda _: {})
+    """Variables that follow from the one that is set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What came of a row. ``state`` is passed, failed or missing."""
+
+    row: Row
+    state: str
+    detail: str
+    seconds: float = 0.0
+
+
+# --- needs -----------------------------------------------------------------------------------------------------------
+
+
+def _folder(variable: str, *holds: str) -> Callable[[Environment], str]:
+    """A variable that names a folder with those files in it."""
+
+    def lacks(environment: Environment) -> str:
+        value = environment.get(variable, "")
+        if not value:
+            return f"{variable} is not set"
+        missing = [name for name in holds or (".",) if not (Path(value) / name).exists()]
+        return f"{variable}={value} has no {', '.join(missing)}" if missing else ""
+
+    return lacks
+
+
+def _python(variable: str, module: str) -> Callable[[Environment], str]:
+    """A variable that names a Python with that package."""
+
+    def lacks(environment: Environment) -> str:
+        value = environment.get(variable, "")
+        if not value:
+            return f"{variable} is not set"
+        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+        try:
+            done = subprocess.run([value, "-c", code], capture_output=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{variable}={value} cannot be run: {error}"
+        return f"{variable}={value} has no {module}" if done.returncode else ""
+
+    return lacks
+
+
+def _program(*names: str, variable: str = "") -> Callable[[Environment], str]:
+    """A program on the PATH, or the one that a variable names."""
+
+    def lacks(environment: Environment) -> str:
+        if value := environment.get(variable, ""):
+            return "" if shutil.which(value) else f"{variable}={value} is no program"
+        if any(shutil.which(name, path=environment.get("PATH")) for name in names):
+            return ""
+        return f"no {' or '.join(names)} on the PATH" + (f", and {variable} is not set" if variable else "")
+
+    return lacks
+
+
+def _module(name: str) -> Callable[[Environment], str]:
+    return lambda _: "" if importlib.util.find_spec(name) else f"{name} is not installed in {sys.executable}"
+
+
+def _engine(variable: str) -> Callable[[Environment], str]:
+    """A variable with the address of an SGLang that answers; torch recomputes what it says."""
+
+    def lacks(environment: Environment) -> str:
+        url = environment.get(variable, "")
+        if not url:
+            return f"{variable} is not set"
+        if not _model_of(url):
+            return f"no SGLang with a model on this machine answers at {variable}={url}"
+        if environment.get("ROLLOUT_BUFFER_TEST_TORCH_PYTHON"):
+            return ""
+        return _module("torch")(environment)
+
+    return lacks
+
+
+def _model_of(url: str) -> str:
+    """The folder of the model that a server serves; empty when nobody says, or it is not here."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/get_model_info", timeout=_ANSWER_S) as reply:
+            path = str(json.load(reply).get("model_path", ""))
+    except (OSError, ValueError):
+        return ""
+    return path if Path(path).is_dir() else ""
+
+
+def _text_models(environment: Environment) -> dict[str, str]:
+    path = _model_of(environment["ROLLOUT_BUFFER_TEST_ENGINE_URL"])
+    return {"ROLLOUT_BUFFER_TEST_MODEL": path, "ROLLOUT_BUFFER_TEST_ENGINE_MODEL": path}
+
+
+def _vision_model(environment: Environment) -> dict[str, str]:
+    return {"ROLLOUT_BUFFER_TEST_VISION_MODEL": _model_of(environment["ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL"])}
+
+
+def _all(*needs: Callable[[Environment], str]) -> Callable[[Environment], str]:
+    """The first that is missing."""
+    return lambda environment: next((missing for need in needs if (missing := need(environment))), "")
+
+
+_SLIME = _folder("ROLLOUT_BUFFER_TEST_SLIME", "slime/ray/rollout.py", "train_async.py")
+_SLIME_TORCH = _all(_SLIME, _python("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", "torch"))
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        name="sglang",
+        needs="ROLLOUT_BUFFER_TEST_ENGINE_URL: an SGLang with a text model of this machine, in float32 (a CPU will do)",
+        tests=(
+            "tests/integration/test_engine_real.py",
+            "tests/integration/test_rows_real_engine.py",
+            "tests/integration/test_gateway_real_engine.py",
+            "tests/integration/test_embedded_engine_real.py",
+            "tests/integration/test_context_editing_real_engine.py",
+        ),
+        lacks=_engine("ROLLOUT_BUFFER_TEST_ENGINE_URL"),
+        adds=_text_models,
+    ),
+    Row(
+        name="sglang-vision",
+        needs="ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL: an SGLang with a Qwen3-VL or Qwen2.5-VL of this machine",
+        tests=("tests/integration/test_engine_real.py", "tests/integration/test_images_real_engine.py"),
+        lacks=_engine("ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL"),
+        adds=_vision_model,
+    ),
+    Row(
+        name="sglang-android",
+        needs="SLIME_TEST_SGLANG_PORT and SLIME_TEST_MODEL: the engine and its model for whole Android episodes",
+        tests=("tests/integration/test_android_world_verification.py",),
+        lacks=_all(
+            lambda environment: (
+                "" if environment.get("SLIME_TEST_SGLANG_PORT") else "SLIME_TEST_SGLANG_PORT is not set"
+            ),
+            _folder("SLIME_TEST_MODEL", "config.json"),
+        ),
+    ),
+    Row(
+        name="slime",
+        needs="ROLLOUT_BUFFER_TEST_SLIME: a slime checkout; its parsers, its mask code, the overlay, the launcher",
+        tests=(
+            "tests/unit/docs/test_arguments_page.py",
+            "tests/unit/tools/test_install_into_slime.py",
+            "tests/unit/tools/test_launch_training.py",
+            "tests/unit/tools/test_overlay_advice.py",
+            "tests/integration/test_plain_generators.py",
+        ),
+        lacks=_SLIME,
+    ),
+    Row(
+        name="slime-contract",
+        needs="also ROLLOUT_BUFFER_TEST_SLIME_PYTHON: a Python with torch, ray, transformers; slime's RolloutManager",
+        tests=("tests/integration/test_slime_contract.py", "tests/unit/learning/test_losses.py"),
+        lacks=_all(_SLIME_TORCH, _module("torch")),
+    ),
+    Row(
+        name="slime-versions",
+        needs="ROLLOUT_BUFFER_TEST_SLIME_GIT: slime with its history; both ends of each range that the docs name",
+        tests=("tests/integration/test_slime_versions.py",),
+        lacks=_all(_folder("ROLLOUT_BUFFER_TEST_SLIME_GIT"), _python("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", "torch")),
+    ),
+    Row(
+        name="train-step",
+        needs="also ROLLOUT_BUFFER_TEST_MEGATRON: Megatron-LM with slime's patch; slime's own training step on a CPU",
+        tests=("tests/integration/test_slime_train_step.py",),
+        lacks=_all(_SLIME_TORCH, _folder("ROLLOUT_BUFFER_TEST_MEGATRON", "megatron")),
+    ),
+    Row(
+        name="android_world",
+        needs="ROLLOUT_BUFFER_TEST_ANDROID_WORLD: a Python with android_world (scripts/install_android_world)",
+        tests=("tests/integration/test_android_world_real.py", "tests/integration/test_android_world_farm.py"),
+        lacks=_python("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "android_world"),
+    ),
+    Row(
+        name="chromium",
+        needs="a Chromium on the PATH, or ROLLOUT_BUFFER_CHROMIUM: the dashboard in a browser",
+        tests=("tests/integration/test_dashboard_browser.py",),
+        lacks=_all(
+            _program("chromium", "chromium-browser", "google-chrome", variable="ROLLOUT_BUFFER_CHROMIUM"),
+            _module("playwright"),
+        ),
+    ),
+    Row(
+        name="prometheus",
+        needs="a Prometheus on the PATH, or ROLLOUT_BUFFER_PROMETHEUS: every query of the Grafana dashboard",
+        tests=("tests/integration/test_grafana_prometheus.py",),
+        lacks=_program("prometheus", variable="ROLLOUT_BUFFER_PROMETHEUS"),
+    ),
+    Row(
+        name="torch",
+        needs="torch in this environment: the embedded engine, the reference trainer, slime's image processors",
+        tests=(
+            "tests/integration/test_embedded_engine.py",
+            "tests/integration/test_embedded_engine_images.py",
+            "tests/integration/test_vision_processors.py",
+            "tests/unit/learning/test_reference_trainer.py",
+            "tests/integration/test_learning.py",
+        ),
+        lacks=_module("torch"),
+    ),
+    Row(
+        name="agents",
+        needs="ROLLOUT_BUFFER_TEST_AGENTS_PYTHON: a Python with openai-agents; the SDK's tool loop at the gateway",
+        tests=("tests/integration/test_gateway_agents.py",),
+        lacks=_python("ROLLOUT_BUFFER_TEST_AGENTS_PYTHON", "agents"),
+    ),
+    Row(
+        name="npm",
+        needs="ROLLOUT_BUFFER_TEST_NPM: a folder where `npm install openai` ran; its client at the gateway",
+        tests=("tests/integration/test_npm_client.py",),
+        lacks=_all(_folder("ROLLOUT_BUFFER_TEST_NPM", "node_modules/openai"), _program("node")),
+    ),
+    Row(
+        name="adb",
+        needs="adb on the PATH (Debian's package): its server's habits",
+        tests=("tests/integration/test_adb_servers.py",),
+        lacks=_program("adb"),
+    ),
+    Row(
+        name="wheel",
+        needs="ROLLOUT_BUFFER_TEST_WHEEL=1, and an index to install from: a wheel in an empty environment",
+        tests=("tests/integration/test_wheel.py",),
+        lacks=lambda environment: (
+            "" if environment.get("ROLLOUT_BUFFER_TEST_WHEEL") else "ROLLOUT_BUFFER_TEST_WHEEL is not set"
+        ),
+    ),
+)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def run_row(row: Row, environment: Environment) -> Result:
+    """Runs a row's tests in a process of their own, if what they need is there."""
+    if missing := row.lacks(environment):
+        return Result(row=row, state="missing", detail=missing)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        try:
+            done = subprocess.run(
+                [*command, *row.tests], cwd=ROOT, env={**environment, **row.adds(environment)}, timeout=LONGEST_S,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Result(row=row, state="failed", detail="it took too long", seconds=LONGEST_S)
+        state, detail = read_report(report, done.returncode)
+    return Result(row=row, state=state, detail=detail, seconds=time.monotonic() - began)
+
+
+def read_report(report: Path, exit_code: int) -> tuple[str, str]:
+    """Returns state and detail of a run: its counts, or the first failure. Where all was skipped, nothing passed."""
+    try:
+        suite = xml.etree.ElementTree.parse(report).getroot().find("testsuite")
+    except (OSError, xml.etree.ElementTree.ParseError):
+        suite = None
+    if suite is None:
+        return "failed", f"pytest ended with {exit_code} and no report"
+    count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
+    bad = [case.get("name", "?") for case in suite.iter("testcase") if {one.tag for one in case} & {"failure", "error"}]
+    reasons = sorted({one.get("message", "") for one in suite.iter("skipped")})
+    if exit_code not in (0, 5) or bad:
+        return (
+            "failed",
+            f"{len(bad)} of {count['tests']}: {', '.join(bad[:3])}" if bad else f"pytest ended with {exit_code}",
+        )
+    skipped = f", {count['skipped']} skipped ({'; '.join(reasons)[:200]})" if reasons else ""
+    return ("passed" if passed else "missing"), f"{passed} passed{skipped}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the rows that were asked for and prints the table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW")
+    parser.add_argument("--list", action="store_true", help="say what there is and what each row needs; run nothing")
+    parser.add_argument("--require-all", action="store_true", help="what lacks something is a failure")
+    options = parser.parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    by_name = {row.name: row for row in ROWS}
+    if unknown := [name for name in options.rows if name not in by_name]:
+        parser.error(f"there is no row {', '.join(unknown)}: {', '.join(by_name)}")
+    chosen = [by_name[name] for name in options.rows] or list(ROWS)
+    if options.list:
+        console.print(_listed(chosen))
+        return 0
+    results = []
+    for row in chosen:
+        console.rule(row.name)
+        results.append(run_row(row, os.environ))
+    console.print(_table(results))
+    bad = {"failed", "missing"} if options.rows or options.require_all else {"failed"}
+    return int(any(result.state in bad for result in results))
+
+
+def _listed(rows: Sequence[Row]) -> Table:
+    table = Table("row", "needs", "here")
+    for row in rows:
+        missing = row.lacks(os.environ)
+        table.add_row(row.name, row.needs, missing or "yes")
+    return table
+
+
+_COLORS = {"passed": "green", "failed": "bold red", "missing": "yellow"}
+
+
+def _table(results: Sequence[Result]) -> Table:
+    table = Table("row", "state", "what came of it", "seconds")
+    for result in results:
+        seconds = f"{result.seconds:.0f}" if result.seconds else ""
+        table.add_row(result.row.name, f"[{_COLORS[result.state]}]{result.state}[/]", result.detail, seconds)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
