@@ -36,6 +36,9 @@ PASSING_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses that say nothing against the request: the same one may succeed later."""
 
 
+LARGEST_COUNT: Final = 2**53
+
+
 class ForeignReplyError(Exception):
     """A body that no engine sends: something between answered in its place. Ends in ``part_of_answer``."""
 
@@ -178,6 +181,9 @@ def _sampled_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[
         raise EngineError("the engine's reply has no output_token_logprobs")
     tokens = [_token(entry) for entry in entries]
     ids = tuple(token_id for token_id, _ in tokens)
+    said = meta.get("completion_tokens")
+    if not isinstance(output_ids, list) and type(said) is int and said != len(ids):
+        raise EngineError(f"the engine says that it sampled {said} tokens, and sent log-probs of {len(ids)}")
     if isinstance(output_ids, list) and tuple(output_ids) != ids:
         raise EngineError(
             f"the engine sent {len(output_ids)} output ids and log-probs of {len(ids)}: they do not belong together",
@@ -223,13 +229,14 @@ def _reported_spans(reported: Any) -> list[WeightVersionSpan]:
         return []
     try:
         return [WeightVersionSpan(str(span["version"]), int(span["start"]), int(span["end"])) for span in reported]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         return []
 
 
 def _optional_int(meta: Mapping[str, Any], key: str) -> int | None:
+    """A count; what could be none, or could not be written as JSON, is left out."""
     value = meta.get(key)
-    return value if type(value) is int else None
+    return value if type(value) is int and 0 <= value <= LARGEST_COUNT else None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -89,6 +89,14 @@ class JobBackend:
                 self._chats.popitem(last=False)
         return self._chats[key]
 
+    @property
+    def trouble(self) -> str | None:
+        """What the engine did when it was asked last, if that was no answer; None when it was, or nobody knows."""
+        if not isinstance(self.engine, HttpEngine):
+            return None
+        report = self.engine.report(unasked=True)
+        return None if report.code is EngineTrouble.NONE else f"the engine at {report.url} {report.message}"
+
     def due_report(self) -> EngineReport | None:
         """Returns how the engine is, if that should be kept now.
 

@@ -24,6 +24,8 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequ
 from slime_plugins.rollout_buffer.errors import (
     BusyError,
     ConfigError,
+    ConflictError,
+    EngineError,
     GoneError,
     InvalidPayloadError,
     NotFoundError,
@@ -166,6 +168,7 @@ class Gateway:
 
         Raises:
             GoneError: it was given up or has expired: it has no reward.
+            ConflictError: the engine failed its last turn, and the body names no outcome.
             RequestError: nothing was sampled in it; the scoring callback is not allowed.
             UnavailableError, StorageFullError: it stays open: close it again.
         """
@@ -177,6 +180,11 @@ class Gateway:
                 return self._closed_before(await self._past(session_id))
             if not session.recording.turns:
                 raise RequestError(f"session {session_id} has no turn to train: abandon it, and its slot is open again")
+            if session.engine_failure is not None and body.outcome is None:
+                raise ConflictError(
+                    f"the last turn of session {session_id} got no answer: {session.engine_failure}. What it earned "
+                    "says nothing of the policy: ask again, or abandon it. Naming an outcome has it trained as it is"
+                )
             reward, extra_info = body.reward, dict(body.extra_info)
             if body.scoring_url is not None:
                 reward, more = await score(self._score_asked(session, body.scoring_url))
@@ -272,9 +280,7 @@ class Gateway:
             session_id=session.name,
             images=[session.images[sha256] for sha256 in prompt.images],
         )
-        began = time.monotonic()
-        sampled = await session.run(backend.engine.generate(request))
-        session.generate_s += time.monotonic() - began
+        sampled = await _sampled(session, backend, request)
         return self._answer(session, body, conversation, key, prompt, chat, sampled, backend)
 
     def _answer(
@@ -396,6 +402,26 @@ class Gateway:
     def _score_asked(self, session: Session, url: str) -> ScoreAsked:
         described = self.describe(session)
         return ScoreAsked(url=url, body={**described, "messages": list(session.messages)})
+
+
+async def _sampled(session: Session, backend: JobBackend, request: GenerateRequest) -> GenerateReply:
+    """Samples a turn; notes on the session when it is the engine that failed it.
+
+    A harness that scores whatever ends early would make of a dead engine a reward of 0. An engine's word against the
+    request itself, such as a prompt that is too long, is the episode's own.
+    """
+    began = time.monotonic()
+    try:
+        sampled = await session.run(backend.engine.generate(request))
+    except EngineError as error:
+        session.engine_failure = None if "status" in error.detail else error.message
+        raise
+    except asyncio.CancelledError:
+        session.engine_failure = backend.trouble or session.engine_failure
+        raise
+    session.engine_failure = None
+    session.generate_s += time.monotonic() - began
+    return sampled
 
 
 def _log_fields(session: Session) -> dict[str, str | int]:

@@ -87,6 +87,8 @@ class Session:
     generate_s: float = 0.0
     ended: str | None = None
     """Why it takes no more requests; None while it does."""
+    engine_failure: str | None = None
+    """Why its last turn got no answer, where that was the engine's doing; None when it got one, or none was owed."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 

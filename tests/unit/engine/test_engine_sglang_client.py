@@ -81,6 +81,12 @@ def answered(
     return web.json_response(body, status=status)
 
 
+def without_output_ids(ids: list[int], **meta: Any) -> web.Response:
+    """A reply of which only the log-probs say what was sampled."""
+    body = json.loads(str(answered(ids, **meta).text))
+    return web.json_response({key: value for key, value in body.items() if key != "output_ids"})
+
+
 def turn(max_new_tokens: int = 20, images: tuple[Image, ...] = (), **extra: Any) -> GenerateRequest:
     return GenerateRequest(
         input_ids=[1, 2, 3],
@@ -332,6 +338,7 @@ class TestNonsense:
         [
             (web.json_response({"output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}}}), "logprobs"),
             (answered([7, 8], output_ids=[7]), "1 output ids and log-probs of 2"),
+            (without_output_ids([7, 8], completion_tokens=5), "sampled 5 tokens, and sent log-probs of 2"),
             (answered([7, 8], output_ids=[7, 9]), "do not belong together"),
             (answered([7], output_token_logprobs=[[None, 7, None]]), "not a finite number"),
             (
@@ -372,6 +379,23 @@ class TestNonsense:
         else:
             assert isinstance(outcome, EngineError)
             assert "151936, which is not in the vocabulary of 151936 ids" in outcome.message
+
+    async def test_log_probs_alone_say_what_was_sampled_where_nothing_contradicts_them(self) -> None:
+        for meta in ({}, {"completion_tokens": 2}):
+            reply, _ = await play(without_output_ids([7, 8], **meta))
+            assert reply.output_ids == (7, 8)
+
+    @pytest.mark.parametrize("end", [float("inf"), float("nan"), "many", None])
+    async def test_spans_that_are_none_leave_the_replys_one_version(self, end: Any) -> None:
+        spans = [{"version": "2", "start": 0, "end": end}]
+        reply, _ = await play(answered([7, 8], version="3", weight_versions=spans))
+        assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 2),)
+
+    @pytest.mark.parametrize("count", [-1, 2**70, 1.5, "70", True])
+    async def test_a_count_that_is_none_is_left_out(self, count: Any) -> None:
+        """It would be written as JSON with the trajectory, which has no number so large."""
+        reply, _ = await play(answered([7], prompt_tokens=count, cached_tokens=count))
+        assert (reply.prompt_tokens, reply.cached_tokens) == (None, None)
 
     async def test_the_cap_holds_over_all_parts_of_a_turn(self) -> None:
         with pytest.raises(EngineError, match="19 tokens for a cap of 18"):
