@@ -14,6 +14,8 @@ __all__ = ["ServeSettings", "read_token", "sentences"]
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8889
+SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
+"""How ``ServeSettings`` reach the server's process, as JSON."""
 
 
 class ServeSettings(BaseModel):

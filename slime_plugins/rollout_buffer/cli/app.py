@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-import requests
 import typer
 from rich.live import Live
 from rich.markup import escape
@@ -175,12 +174,14 @@ def _tell_in_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> N
 
 def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
     """Shows it anew every second; a buffer that goes away is waited for, once it has answered."""
+    from requests import RequestException
+
     with Live(job_table(read()), console=console, refresh_per_second=4) as live, suppress(KeyboardInterrupt):
         while True:
             time.sleep(1.0)
             try:
                 live.update(job_table(read()))
-            except (requests.RequestException, UnavailableError):
+            except (RequestException, UnavailableError):
                 live.update(Text(f"no answer from the buffer since {local_time(time.time())}; asking again"))
                 time.sleep(4.0)
 

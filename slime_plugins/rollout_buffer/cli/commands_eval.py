@@ -32,9 +32,6 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.evaluation.evaluation import REPORT_FILE, EvaluationStoppedError, evaluate
-from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
-from slime_plugins.rollout_buffer.evaluation.report import compare_reports, default_ks
 
 __all__ = ["register"]
 
@@ -147,6 +144,9 @@ def evaluate_policy(
 
     What was played is kept: after Ctrl-C, a crash or a reboot the same command goes on with what is missing.
     """
+    from slime_plugins.rollout_buffer.evaluation.evaluation import EvaluationStoppedError, evaluate
+    from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
+
     with report_errors():
         earlier = None if compare is None else _read_report(compare)
         settings = EvaluationSettings(
@@ -197,6 +197,8 @@ def _demo_tasks(task_type: str) -> str:
 
 
 def _checked_ks(pass_k: Sequence[int] | None, samples_per_task: int) -> list[int]:
+    from slime_plugins.rollout_buffer.evaluation.report import default_ks
+
     ks = sorted(set(pass_k)) if pass_k else default_ks(samples_per_task)
     if ks[0] < 1 or ks[-1] > samples_per_task:
         raise ConfigError(f"--pass-k lies in 1 … {samples_per_task}, the attempts of --samples-per-task")
@@ -227,6 +229,8 @@ def _read_report(path: Path) -> Report:
 
 
 def _compared(report: Report, earlier: Report) -> dict[str, Any]:
+    from slime_plugins.rollout_buffer.evaluation.report import compare_reports
+
     try:
         return compare_reports(dict(report), dict(earlier))
     except (ValueError, KeyError, TypeError) as error:
@@ -273,6 +277,8 @@ class _Notes:
 
 
 def _tell(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:
+    from slime_plugins.rollout_buffer.evaluation.evaluation import REPORT_FILE
+
     if as_json:
         print_json(dict(report) if comparison is None else {**report, "comparison": comparison})
         return

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -29,9 +29,11 @@ from slime_plugins.rollout_buffer.cli.common import (
     refuse_existing,
     report_errors,
 )
-from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError
 from slime_plugins.rollout_buffer.wire import image_media_type
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 __all__ = ["register"]
 

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -30,10 +30,12 @@ from slime_plugins.rollout_buffer.cli.common import (
     print_page,
     report_errors,
 )
-from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, RequestError
 from slime_plugins.rollout_buffer.types import GroupState
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 __all__ = ["register"]
 

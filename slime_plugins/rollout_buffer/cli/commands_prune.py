@@ -10,8 +10,6 @@ import typer
 
 from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.storage import retention
-from slime_plugins.rollout_buffer.storage.store import Store
 
 __all__ = ["register", "seconds_of"]
 
@@ -32,6 +30,9 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Forget payloads and screenshots older than AGE. What is still to be delivered stays, and so do all rows."""
+    from slime_plugins.rollout_buffer.storage import retention
+    from slime_plugins.rollout_buffer.storage.store import Store
+
     with report_errors():
         retain_s = seconds_of(older_than)
         if not (data_dir / "buffer.sqlite3").is_file():

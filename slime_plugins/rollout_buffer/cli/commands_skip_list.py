@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -28,11 +28,13 @@ from slime_plugins.rollout_buffer.cli.common import (
     refuse_existing,
     report_errors,
 )
-from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.redaction import holds_masked_address
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 __all__ = ["consumed_ids", "read_skip_list", "register"]
 

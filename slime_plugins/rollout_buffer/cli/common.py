@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import orjson
-import requests
 import typer
 from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, token_from_environment
 from slime_plugins.rollout_buffer.errors import (
     BusyError,
@@ -31,6 +29,11 @@ from slime_plugins.rollout_buffer.errors import (
     StorageFullError,
     UnavailableError,
 )
+
+if TYPE_CHECKING:  # what speaks HTTP takes longer to load than all else of `--help`
+    import requests
+
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 __all__ = [
     "DEFAULT_URL",
@@ -149,13 +152,16 @@ def report_errors() -> Iterator[None]:
 
 def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     """Returns what is to be said of an error, and what the exit code says."""
+    import requests
+
     if isinstance(error, BusyError | ConflictError | StorageFullError | UnavailableError):
         return error, ExitCode.REFUSED
     if isinstance(error, ConfigError | RequestError):
         return error, ExitCode.WRONG_CALL
     if isinstance(error, RolloutBufferError):
         return error, ExitCode.NO
-    if isinstance(error, _NO_ADDRESS):
+    wrong = requests.exceptions
+    if isinstance(error, wrong.InvalidURL | wrong.MissingSchema | wrong.InvalidSchema):
         return ConfigError(f"--url is no address: give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
         return _NoAnswerError(_why_no_answer(error)), ExitCode.OUT_OF_REACH
@@ -165,13 +171,6 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     assert isinstance(error, OSError)
     says = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
     return ConfigError(says), ExitCode.WRONG_CALL
-
-
-_NO_ADDRESS = (
-    requests.exceptions.InvalidURL,
-    requests.exceptions.MissingSchema,
-    requests.exceptions.InvalidSchema,
-)
 
 
 class _NoAnswerError(RolloutBufferError):
@@ -222,11 +221,13 @@ def _with_commands(says: str) -> str:
 
 def _why_no_answer(error: requests.RequestException) -> str:
     """One sentence without the stack of libraries that it went through."""
+    from requests.exceptions import SSLError, Timeout
+
     parts = urlsplit(str(getattr(error.request, "url", "") or ""))
     where = f" at {parts.scheme}://{parts.netloc}" if parts.netloc else ""
-    if isinstance(error, requests.exceptions.SSLError):
+    if isinstance(error, SSLError):
         why = "it speaks no TLS, or its certificate is not trusted"
-    elif isinstance(error, requests.exceptions.Timeout):
+    elif isinstance(error, Timeout):
         why = "it took too long"
     else:
         why = next(iter(_reasons(error)), "the connection broke")
@@ -245,6 +246,8 @@ def _reasons(error: BaseException | None) -> Sequence[str]:
 
 def connect(url: str) -> RolloutBufferClient:
     """Returns a client with the token of the environment."""
+    from slime_plugins.rollout_buffer.client import RolloutBufferClient
+
     return RolloutBufferClient(url, token=token_from_environment(), timeout_s=30.0)
 
 

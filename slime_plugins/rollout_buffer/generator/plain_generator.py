@@ -23,7 +23,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
-from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import (
     BusyError,
     ConfigError,
@@ -130,6 +129,8 @@ class BaseGenerator:
         self.num_repeats = int(num_repeats)
         self.skip_instance_ids = [str(instance_id) for instance_id in skip_instance_ids or ()]
         self.client = _openai_client(remote_engine_url)
+        from slime_plugins.rollout_buffer.client import RolloutBufferClient  # every runner loads this file
+
         self._buffer = RolloutBufferClient(remote_buffer_url, token=os.environ.get("ROLLOUT_BUFFER_TOKEN") or None)
         self._job_id = os.environ.get(JOB_ID_VARIABLE) or None
 

@@ -25,7 +25,7 @@ from werkzeug.exceptions import (
     RequestURITooLarge,
 )
 
-from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.auth import is_open
 from slime_plugins.rollout_buffer.server.app import create_app
@@ -62,13 +62,11 @@ from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ
 
 __all__ = [
     "OWN_ROUTES",
-    "SETTINGS_VARIABLE",
     "Application",
     "create_application",
     "create_application_from_environment",
 ]
 
-SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 OWN_ROUTES = {"/buffer/write": ("POST",), "/get_rollout_data": ("POST",), "/health": ("GET", "HEAD")}
 """What is answered here, with its methods; everything else is Flask's."""
 PUBLIC_PER_S = 500

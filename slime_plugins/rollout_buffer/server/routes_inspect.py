@@ -5,7 +5,6 @@ from __future__ import annotations
 import orjson
 from flask import Blueprint, Response, request
 
-from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import (
     AttemptPageQuery,
@@ -101,5 +100,7 @@ def metrics() -> Response:
 
 @routes.get("/openapi.json")
 def openapi() -> Response:
-    """Returns the OpenAPI 3.1 document of all routes."""
+    """Returns the OpenAPI 3.1 document of all routes. Its schemas take longer to make than all else at a start."""
+    from slime_plugins.rollout_buffer.openapi.document import openapi_document
+
     return json_reply(openapi_document())

@@ -22,12 +22,11 @@ from types import FrameType
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.config import ServeSettings
+from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
 from slime_plugins.rollout_buffer.protocol.request_models import EXTERNAL_TASK_TYPE
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
-from slime_plugins.rollout_buffer.server.asgi import SETTINGS_VARIABLE
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage import data_dir, retention
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -108,6 +107,8 @@ class Supervisor:
     _records: ChildRecords = field(init=False)
     _recorded: list[ProcessMark] | None = field(init=False, default=None)
     _orphans: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
+    _catalog_is_stored: bool = field(init=False, default=False)
+    """Servers accept only jobs of task types that are stored."""
     _announced: bool = field(init=False, default=False)
     _stopping: bool = field(init=False, default=False)
 
@@ -136,6 +137,7 @@ class Supervisor:
         writing = Duties(
             {
                 self._store_heartbeat: SUPERVISOR.beats_every_s,
+                self._store_catalog: 0.0,
                 self._fail_jobs: 0.0,
                 self._keep_reserve: CLOCK_INTERVAL_S,
                 self._turn_clock: CLOCK_INTERVAL_S,
@@ -284,8 +286,11 @@ class Supervisor:
         return (child for child in services if child is not None)
 
     def _announce(self) -> None:
-        """Says once that requests are answered and jobs accepted."""
-        if self._announced or self.on_ready is None or self._discovery.catalog is None or not _answers(self.settings):
+        """Says once that requests are answered and jobs accepted; on a full disk, that requests are."""
+        if self._announced or self.on_ready is None or self._discovery.catalog is None:
+            return
+        accepts = self._catalog_is_stored or self._writing.duties.problem() is not None
+        if not accepts or not _answers(self.settings):
             return
         self._announced = True
         self.on_ready(self.settings.base_url)
@@ -296,6 +301,12 @@ class Supervisor:
         catalog = self._discovery.catalog
         if catalog is not None:
             self._buffer.beat(SUPERVISOR.name, os.getpid(), {**catalog, "task_types": self._task_types()})
+            self._catalog_is_stored = True
+
+    def _store_catalog(self) -> None:
+        """Stores what was found as soon as it was: the next heartbeat may be seconds away."""
+        if not self._catalog_is_stored:
+            self._store_heartbeat()
 
     def _fail_jobs(self) -> None:
         for key, cause in list(self._to_fail.items()):
