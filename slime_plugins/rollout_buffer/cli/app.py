@@ -69,6 +69,7 @@ class DemoTask(StrEnum):
 
     ANDROID_WORLD = "android_world"
     STATELM = "statelm"
+    MINIWOB = "miniwob"
 
 
 class RolloutModeName(StrEnum):
@@ -371,16 +372,16 @@ def doctor(
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo keeps its data, logs and results.")] = Path(".demo"),
     task: Annotated[
-        DemoTask, typer.Option(help="Simulated phones, or questions over long documents.")
+        DemoTask, typer.Option(help="Simulated phones, questions over long documents, or web pages in a Chromium.")
     ] = DemoTask.ANDROID_WORLD,
     rollouts: Annotated[int, typer.Option(min=1, max=20, help="How many rollouts the trainer asks for.")] = 3,
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="Skill of the stand-in engine's policy.")] = 0.7,
-    phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones.")] = 4,
+    phones: Annotated[int, typer.Option(min=1, max=64, help="Simulated phones, or web pages.")] = 4,
     rollout_mode: Annotated[
         RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
     ] = RolloutModeName.INCREMENTAL,
 ) -> None:
-    """Play the whole thing on this machine: server, stand-in engine, phones or documents, and a trainer that polls."""
+    """Play the whole thing on this machine: server, stand-in engine, what is played on, and a trainer that polls."""
     try:
         from slime_plugins.rollout_buffer.cli.demo import DemoSettings, run_demo
     except ImportError as error:

@@ -35,6 +35,8 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_PORT
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
+from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
@@ -43,7 +45,7 @@ from slime_plugins.rollout_buffer.tools.generate_documents import generate
 
 __all__ = ["DemoError", "DemoSettings", "run_demo"]
 
-INPUT_FILE = Path(__file__).resolve().parents[1] / "assets" / "demo_android_world.jsonl"
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
 GROUPS_PER_ROLLOUT = 4
 SAMPLES_PER_GROUP = 4
 PACKAGE = "slime_plugins.rollout_buffer"
@@ -55,7 +57,8 @@ JOB_ID = "demo"
 END_OF_TURN = "<|im_end|>"
 
 
-ANDROID_WORLD, STATELM = "android_world", "statelm"
+ANDROID_WORLD, STATELM, MINIWOB = "android_world", "statelm", "miniwob"
+INPUT_FILES = {task: ASSETS / f"demo_{task}.jsonl" for task in (ANDROID_WORLD, MINIWOB)}
 SHORTEST_DOCUMENT, LONGEST_DOCUMENT = 4_000, 200_000
 
 
@@ -67,7 +70,8 @@ class DemoError(RolloutBufferError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSettings:
-    """How large the demo is and where it writes. ``phones`` and ``rollout_mode`` are for ``android_world`` alone."""
+    """How large the demo is and where it writes. ``phones`` are pages in ``miniwob``; neither they nor ``rollout_mode``
+    are for ``statelm``."""
 
     folder: Path
     task: str = ANDROID_WORLD
@@ -99,7 +103,11 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
     Raises:
         DemoError: a process did not start, the trainer failed, or what it got is not what it should have got.
+        ConfigError: what the task needs is not installed; says how to get it.
     """
+    if settings.task == MINIWOB:
+        find_pages()
+        find_chromium()
     folder = settings.folder.resolve()
     shutil.rmtree(folder / "run", ignore_errors=True)
     run = folder / "run"
@@ -129,13 +137,14 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 def _what_is_played(settings: DemoSettings) -> str:
     if settings.task == STATELM:
         return f"questions over documents of {SHORTEST_DOCUMENT:,} to {LONGEST_DOCUMENT:,} tokens"
-    return f"{settings.phones} simulated phones, mode {settings.rollout_mode}"
+    devices = "web pages in a Chromium" if settings.task == MINIWOB else "simulated phones"
+    return f"{settings.phones} {devices}, mode {settings.rollout_mode}"
 
 
 def _input_file(settings: DemoSettings, run: Path) -> Path:
-    """The shipped tasks of the phones, or documents that are written now, more of them than rollouts need."""
-    if settings.task == ANDROID_WORLD:
-        return INPUT_FILE
+    """The shipped tasks of phones and pages, or documents that are written now, more of them than rollouts need."""
+    if settings.task in INPUT_FILES:
+        return INPUT_FILES[settings.task]
     path = run / "documents.jsonl"
     lines = generate(4 * settings.rollouts * GROUPS_PER_ROLLOUT, (SHORTEST_DOCUMENT, LONGEST_DOCUMENT))
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
@@ -146,6 +155,8 @@ def _options(settings: DemoSettings) -> dict[str, Any]:
     """What the job says to its generator."""
     if settings.task == STATELM:
         return {"statelm": {"max_model_length": 8192}}
+    if settings.task == MINIWOB:  # the stand-in reads the elements; whoever looks at it later wants to see the page
+        return {"miniwob": {"rollout_mode": settings.rollout_mode, "observation": "both"}}
     return {"android_world": {"rollout_mode": settings.rollout_mode}}
 
 
@@ -163,6 +174,7 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
         "--data-root", str(input_file.parent), "--ray-num-cpus", "2",
     ]  # fmt: skip
     environment = {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config), "HF_HUB_OFFLINE": "1"}
+    environment["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(settings.phones)
     # The demo talks to itself only: a token meant for another buffer must not be needed or sent.
     os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
     children: list[ChildProcess] = []

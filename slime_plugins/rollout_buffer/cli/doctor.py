@@ -21,6 +21,7 @@ from pathlib import Path
 import requests
 
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     allocated_bytes,
@@ -29,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
+from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
 from slime_plugins.rollout_buffer.redaction import redacted
 
@@ -38,6 +40,7 @@ _PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
     "android": ("PIL", "numpy"),
     "math": ("math_verify",),
+    "miniwob": ("miniwob", "playwright"),
     "parquet": ("pyarrow",),
     "wandb": ("wandb",),
 }
@@ -109,7 +112,7 @@ def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
     emulators = (_memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg) if examination.real_devices else ()
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _two_slimes, _extras, _ray, _ray_cluster, _disk, *emulators, _engine,
+        _python, _two_slimes, _extras, _browser, _ray, _ray_cluster, _disk, *emulators, _engine,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -170,6 +173,16 @@ def _extras(examination: Examination) -> list[Finding]:
         remedy = f"pip install 'slime-rollout-buffer[{extra}]'"
         findings += _found(f"extra {extra}", not missing, detail, remedy, needed=needed)
     return findings
+
+
+def _browser(_: Examination) -> list[Finding]:
+    """For task type miniwob alone: nothing else that plays needs one."""
+    try:
+        there, detail = True, find_chromium() or "the one that Playwright brought"
+        remedy = ""
+    except ConfigError as error:
+        there, (detail, _colon, remedy) = False, error.message.partition(": ")
+    return _found("browser (task type miniwob)", there, detail, remedy, needed=False)
 
 
 def _ray(examination: Examination) -> list[Finding]:

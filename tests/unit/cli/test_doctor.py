@@ -61,6 +61,18 @@ def test_of_what_a_simulated_phone_does_not_need_nothing_is_said(tmp_path: Path)
     assert not [one for one in findings.values() if one.state is State.MISSING and "disk" not in one.name]
 
 
+def test_a_browser_for_web_pages_is_found_or_told_how_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
+    monkeypatch.delenv("ROLLOUT_BUFFER_CHROMIUM", raising=False)
+    lacking = examined(AndroidWorldSettings(), tmp_path)["browser (task type miniwob)"]
+    assert (lacking.state, "apt install chromium" in lacking.remedy) == (State.ABSENT, True)
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    (tmp_path / "chromium").chmod(0o755)
+    there = examined(AndroidWorldSettings(), tmp_path)["browser (task type miniwob)"]
+    assert (there.state, there.detail) == (State.OK, str(tmp_path / "chromium"))
+
+
 def test_what_is_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = bare(tmp_path)
     for path in (tmp_path / "emulator", tmp_path / "adb", tmp_path / "python", tmp_path / "ffmpeg"):

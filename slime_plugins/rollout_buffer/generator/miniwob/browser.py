@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.leased_device import device_died
@@ -46,7 +47,7 @@ _Result = TypeVar("_Result")
 class LaunchOptions:
     """What a browser and its pages are started with. Pages that agree in all of it may share a browser.
 
-    ``executable`` empty takes the Chromium that Playwright has installed for itself. ``script`` runs in every page
+    An empty ``executable`` takes the Chromium that Playwright has installed for itself. ``script`` runs in every page
     before its own scripts. ``width`` and ``height`` are points; a point has ``scale`` pixels on a side.
     """
 
@@ -79,10 +80,10 @@ class _Shared:
 
 
 def find_chromium(named: str = "") -> str:
-    """Returns the path of a Chromium: the one named, the variable's, one on the PATH; "" leaves it to Playwright.
+    """Returns the path of a Chromium: the one named, the variable's, one on the PATH, or one that Playwright brought.
 
     Raises:
-        ConfigError: the one that was named is not there.
+        ConfigError: the one that was named is not there, or there is none at all.
     """
     wanted = named or os.environ.get(CHROMIUM_VARIABLE, "")
     if wanted:
@@ -90,7 +91,16 @@ def find_chromium(named: str = "") -> str:
         if path is None:
             raise ConfigError(f"there is no browser {wanted}: {INSTALL}")
         return path
-    return next((path for name in _NAMES if (path := shutil.which(name))), "")
+    on_path = next((path for name in _NAMES if (path := shutil.which(name))), "")
+    if not on_path and not _of_playwright():
+        raise ConfigError(f"there is no Chromium on this machine: {INSTALL}, or name one in {CHROMIUM_VARIABLE}")
+    return on_path
+
+
+def _of_playwright() -> bool:
+    """Whether Playwright has put a Chromium where it looks for its own."""
+    folder = os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright"
+    return any(Path(folder).glob("chromium*"))
 
 
 class SharedBrowsers:
@@ -174,8 +184,6 @@ class SharedBrowsers:
                     "task type miniwob needs Playwright: pip install 'slime-rollout-buffer[miniwob]'"
                 ) from error
             self._playwright = await async_playwright().start()
-        if not options.executable and not os.path.exists(self._playwright.chromium.executable_path):  # noqa: ASYNC240 - once, before seconds of starting
-            raise ConfigError(f"there is no Chromium on this machine: {INSTALL}, or name one in {CHROMIUM_VARIABLE}")
         return await self._playwright.chromium.launch(
             executable_path=options.executable or None,
             args=list(_ARGUMENTS),

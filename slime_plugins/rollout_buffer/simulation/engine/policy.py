@@ -10,11 +10,13 @@ from slime_plugins.rollout_buffer.simulation.engine.document_policy import is_do
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, work_out, wrong_answer
 from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
+from slime_plugins.rollout_buffer.simulation.engine.web.policy import is_web_task, play_page
 
 __all__ = ["POLITE_REPLY", "Policy", "reply_to"]
 
 POLITE_REPLY: Final = (
-    "I am a stand-in engine, not a model: I operate the simulated phone and work out simple sums and equations. "
+    "I am a stand-in engine, not a model: I operate the simulated phone and web pages, and work out simple sums and "
+    "equations. "
     "I cannot answer this, but thank you for asking."
 )
 
@@ -29,6 +31,8 @@ class Policy(Protocol):
 
 def reply_to(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """The text of the next assistant turn; the same conversation, skill and rng give the same text."""
+    if is_web_task(conversation):
+        return play_page(conversation, skill=skill, rng=rng)
     if is_phone_task(conversation):
         return play_phone(conversation, skill=skill, rng=rng)
     if is_document_task(conversation):
