@@ -15,6 +15,8 @@ EXPECTED = {
     r"ROLLOUT_BUFFER_TEST_MEGATRON": "a checkout of Megatron-LM, with slime's patch",
     r"android_world|ANDROID_WORLD": "the android_world package, which is on no package index",
     r"ROLLOUT_BUFFER_TEST_AGENTS_PYTHON": "an environment with agent frameworks",
+    r"ROLLOUT_BUFFER_TEST_NPM": "a folder with OpenAI's client from npm, and node",
+    r"ROLLOUT_BUFFER_TEST_WHEEL": "minutes for an environment of its own; scripts/verify wheel",
     r"\btorch\b": "torch, which no process of this project needs",
     r"[Pp]rometheus": "a Prometheus server",
     r"systemd-analyze": "systemd",

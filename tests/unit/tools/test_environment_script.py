@@ -84,6 +84,29 @@ def test_a_python_that_was_named_is_taken_or_refused(programs: Path) -> None:
     assert "ROLLOUT_BUFFER_PYTHON is old, which is no Python 3.11, 3.12 or 3.13" in refused.stderr
 
 
+def test_who_has_the_tests_environment_waits_for_no_other(programs: Path, tmp_path: Path) -> None:
+    add_python(programs, "python3.13", (3, 13))
+    command = f"prepare_environment {tmp_path}/venv"
+
+    sourced(programs, f"{command} dev")
+    before = (programs / "calls").read_text()
+    again = sourced(programs, f"{command} android; {command} dev")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "pip install" not in (programs / "calls").read_text().removeprefix(before)
+
+
+def test_a_tests_environment_of_before_does_not_have_the_demo_install_every_time(
+    programs: Path, tmp_path: Path
+) -> None:
+    add_python(programs, "python3.13", (3, 13))
+    command = f"prepare_environment {tmp_path}/venv android"
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / ".ready-dev").write_text("of another commit")
+
+    assert "Installing" in sourced(programs, command).stdout
+    assert sourced(programs, command).stdout == ""
+
+
 def test_without_a_python_a_sentence_says_which(programs: Path) -> None:
     add_python(programs, "python3", (3, 10))
 
