@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="the policy and its engine need torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (301, 302, 303)
+PHONE_MODES = ("incremental", "history")
 CAUGHT = ("late-mask", "environment", "other-version")
 """Arms whose log-probs are not those of what would be trained: the trainer stops at once or a step later."""
 BLIND = ("shuffled-rewards", "frozen")
@@ -62,6 +63,20 @@ def test_three_steps_go_through_the_service_and_leave_metrics_and_a_curve(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", PHONE_MODES)
+def test_the_phones_screenshots_reach_the_trainer_as_the_engine_saw_them(tmp_path: Path, mode: str) -> None:
+    sizes = ("--steps", "2", "--groups", "3", "--samples", "6", "--warm-up", "30")
+    run = learn(tmp_path, "--task", "phone", "--mode", mode, *sizes, timeout_s=280)
+
+    assert "a Qwen3-VL of" in run.said, run.said
+    assert run.steps, run.said
+    gaps = [float(str(step["log_prob_gap"])) for step in run.steps if step["log_prob_gap"] is not None]
+    assert gaps
+    assert max(gaps) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_mask_that_is_one_token_late_is_caught_before_anything_is_trained(tmp_path: Path) -> None:
     run = learn(tmp_path, "--arm", "late-mask", "--steps", "3", "--groups", "4", "--warm-up", "60", timeout_s=280)
 
@@ -73,11 +88,14 @@ def test_a_mask_that_is_one_token_late_is_caught_before_anything_is_trained(tmp_
 def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path: Path) -> None:
     unknown_task = learn(tmp_path, "--task", "nothing", timeout_s=50)
     unknown_arm = learn(tmp_path, "--arm", "nothing", timeout_s=50)
+    unknown_mode = learn(tmp_path, "--task", "phone", "--mode", "nothing", timeout_s=50)
 
     assert unknown_task.code == 2, unknown_task.said
-    assert "the tasks there: next_digit" in unknown_task.said
+    assert "the tasks there: next_digit, phone" in unknown_task.said
     assert unknown_arm.code == 2
     assert "late-mask" in unknown_arm.said
+    assert unknown_mode.code == 2, unknown_mode.said
+    assert "its modes: incremental, history" in unknown_mode.said
 
 
 @pytest.mark.large
@@ -99,3 +117,23 @@ def test_a_spoilt_signal_is_not_learned(tmp_path: Path, seed: int, arm: str) -> 
 
     assert run.code == 1, run.said
     assert ("the engine's log-probs are" in run.said) is (arm in CAUGHT), run.said
+
+
+@pytest.mark.large
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", PHONE_MODES)
+def test_the_phone_is_learned_by_looking_in_both_modes(tmp_path: Path, mode: str) -> None:
+    run = learn(tmp_path, "--task", "phone", "--mode", mode, "--seed", "301", timeout_s=1100)
+
+    assert run.code == 0, run.said
+    assert float(str(run.steps[-1]["reward"])) > 0.7
+
+
+@pytest.mark.large
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("mode", PHONE_MODES)
+def test_the_phone_is_not_learned_from_shuffled_rewards(tmp_path: Path, mode: str) -> None:
+    arm = ("--arm", "shuffled-rewards", "--seed", "301", "--steps", "14")
+    run = learn(tmp_path, "--task", "phone", "--mode", mode, *arm, timeout_s=1100)
+
+    assert run.code == 1, run.said

@@ -51,7 +51,14 @@ Device = Annotated[str, typer.Option(help="Where policy and engine compute: cpu 
 Hidden = Annotated[int, typer.Option(min=16, help="Width of the new policy, a multiple of 16.")]
 Layers = Annotated[int, typer.Option(min=1, help="Depth of the new policy.")]
 LearningRate = Annotated[float, typer.Option(min=0.0, help="Of AdamW.")]
-WarmUp = Annotated[int, typer.Option(min=0, help="Updates of the new policy on scripted episodes.")]
+WarmUp = Annotated[
+    int | None,
+    typer.Option(min=0, help="Updates of the new policy on scripted episodes.", show_default="the task's own, or 600"),
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(help="How episodes become prompts, where the task has modes.", show_default="the task's first"),
+]
 MaxLag = Annotated[int, typer.Option(min=0, help="Versions that a trained trajectory may be behind.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest reply.", show_default="the task's own, or 16")]
 TolerateGap = Annotated[
@@ -72,6 +79,7 @@ def learn(
     task: Task = "next_digit",
     generator_dir: TaskDir = None,
     input_file: InputFile = None,
+    mode: Mode = None,
     arm: ArmName = "true",
     seed: Seed = 0,
     steps: Steps = 20,
@@ -85,7 +93,7 @@ def learn(
     hidden: Hidden = 64,
     layers: Layers = 2,
     learning_rate: LearningRate = 1e-3,
-    warm_up: WarmUp = 600,
+    warm_up: WarmUp = None,
     max_lag: MaxLag = 2,
     max_new_tokens: MaxNewTokens = None,
     tolerate_gap: TolerateGap = False,
@@ -115,6 +123,7 @@ def learn(
             task=task,
             generator_dir=generator_dir,
             input_file=input_file,
+            mode=mode,
             arm=Arm(arm),
             seed=seed,
             steps=steps,

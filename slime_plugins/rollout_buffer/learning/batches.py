@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ class Batch:
     """R rows of T places, filled up on the right, where nobody looks; and the K tokens in them that are trained.
 
     ``places`` (R, T - 1) marks where the logits are that predicted a trained token: one place before it. ``targets``,
-    ``log_probs`` (the engine's), ``trajectories`` and ``versions`` are of those tokens, (K) each.
+    ``log_probs`` (the engine's), ``trajectories`` and ``versions`` are of those tokens, (K) each. ``images`` is what
+    the model's processor made of all screenshots in the order of their places, empty for a model of text.
     """
 
     ids: torch.Tensor
@@ -27,6 +28,7 @@ class Batch:
     log_probs: torch.Tensor
     trajectories: torch.Tensor
     versions: torch.Tensor
+    images: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> Batch:
@@ -44,14 +46,24 @@ def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> 
         log_probs=log_probs[:, 1:][places].to(device),
         trajectories=torch.tensor([number for number, _, _ in rows])[of_row].to(device),
         versions=torch.tensor([each.weight_version or 0 for _, each, _ in rows])[of_row].to(device),
+        images=_images([row.train_inputs for _, _, row in rows if row.train_inputs], device),
     )
 
 
 def trained_logits(policy: Any, batch: Batch) -> torch.Tensor:
     """The logits (K, V) that predicted the trained tokens of a batch, and no others: a vocabulary is large."""
-    hidden = policy.model(input_ids=batch.ids).last_hidden_state[:, :-1]
+    inputs = dict(batch.images)
+    if inputs:
+        inputs["mm_token_type_ids"] = (batch.ids == policy.config.image_token_id).int()
+    hidden = policy.model(input_ids=batch.ids, **inputs).last_hidden_state[:, :-1]
     logits: torch.Tensor = policy.lm_head(hidden[batch.places])
     return logits
+
+
+def _images(inputs: Sequence[Mapping[str, torch.Tensor]], device: str) -> dict[str, torch.Tensor]:
+    """The inputs of all rows that show images, joined."""
+    names = inputs[0].keys() if inputs else ()
+    return {name: torch.cat([of_row[name] for of_row in inputs]).to(device) for name in names}
 
 
 def _filled(values: Sequence[Any], width: int, with_what: Any) -> list[Any]:

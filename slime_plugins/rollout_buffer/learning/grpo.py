@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.learning.losses import (
     token_weights,
 )
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+from slime_plugins.rollout_buffer.trainer.reports import RowReport
 
 __all__ = ["GrpoSettings", "GrpoTrainer", "LogProbGapError", "StepReport"]
 
@@ -71,10 +72,14 @@ class StepReport:
 
 
 class GrpoTrainer:
-    """A policy of transformers with its optimizer; ``version`` counts its steps."""
+    """A policy of transformers with its optimizer; ``version`` counts its steps.
+
+    ``row_reports`` is what the last step computed of each row before it trained: for the buffer, to find mismatches.
+    """
 
     def __init__(self, policy: Any, settings: GrpoSettings, *, seed: int = 0) -> None:
         self.policy, self.settings, self.version = policy, settings, 0
+        self.row_reports: list[RowReport] = []
         self._optimizer = torch.optim.AdamW(
             policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
@@ -92,7 +97,7 @@ class GrpoTrainer:
         played = [each for each in trajectories if not each.is_dummy]
         rewards = torch.tensor([each.reward for each in played])
         advantages = group_advantages(rewards, torch.tensor([each.group_index for each in played]))
-        batches, old, entropy, gaps = [], [], [], []
+        batches, old, entropy, gaps, reports = [], [], [], [], []
         chosen = list(self._minibatches(len(played)))
         for part in chosen:
             batch = batch_of([played[at] for at in part], self.policy.device.type)
@@ -101,7 +106,9 @@ class GrpoTrainer:
             old.append(log_probs)
             entropy.append(entropy_of_tokens)
             gaps.append((log_probs - batch.log_probs).abs()[batch.versions == self.version])
+            reports += list(_row_reports([played[at] for at in part], advantages[part], log_probs, entropy_of_tokens))
         gap = self._checked(torch.cat(gaps))
+        self.row_reports = reports
         updates = [
             self._update(batch, before, advantages[part].to(before.device))
             for batch, before, part in zip(batches, old, chosen, strict=True)
@@ -159,3 +166,23 @@ class GrpoTrainer:
         self._optimizer.step()
         self._warmup.step()
         return found.loss.item(), found.clipped, norm.item()
+
+
+def _row_reports(
+    trajectories: Sequence[RolloutTrajectory], advantages: torch.Tensor, log_probs: torch.Tensor, entropy: torch.Tensor
+) -> Iterator[RowReport]:
+    """What was computed of each row; its tokens stand one after another, row by row."""
+    start = 0
+    for each, advantage in zip(trajectories, advantages.tolist(), strict=True):
+        for row in each.rows:
+            end = start + row.trained_tokens
+            sampled = row.log_probs or ()
+            yield RowReport(
+                uid=row.uid,
+                row=row.number,
+                log_probs=log_probs[start:end].tolist(),
+                rollout_log_probs=[value for value, trained in zip(sampled, row.loss_mask, strict=False) if trained],
+                advantage=advantage,
+                entropy=float(entropy[start:end].mean()),
+            )
+            start = end

@@ -1,31 +1,37 @@
 """One run of ``rollout-buffer learn``: a policy is made, warmed up, trained through the service, and judged.
 
-task file → policy, warmed up → engine, buffer, job → step: delivery → rows → GRPO → weights → ack → … → verdict
+task file → policy, warmed up → engine, buffer, job → step: batch of rows → GRPO → weights → ack → … → verdict
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler
 from slime_plugins.rollout_buffer.learning.curve import Curve, draw
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError, StepReport
-from slime_plugins.rollout_buffer.learning.policy import PolicySize, imitate, load_policy, new_policy, save_policy
+from slime_plugins.rollout_buffer.learning.policy import (
+    PolicySize,
+    imitate,
+    load_policy,
+    new_policy,
+    save_policy,
+    save_processors,
+)
 from slime_plugins.rollout_buffer.learning.service import (
     EngineWeights,
     LearnError,
@@ -36,15 +42,15 @@ from slime_plugins.rollout_buffer.learning.service import (
 )
 from slime_plugins.rollout_buffer.learning.task_file import TaskFile, find_task
 from slime_plugins.rollout_buffer.learning.verdict import Verdict, judge
+from slime_plugins.rollout_buffer.trainer import ImageSettings, RolloutFeed, RolloutTrajectory, RowSettings
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
-from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
-from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSettings
+from slime_plugins.rollout_buffer.trainer.vision import load_vision
 
 __all__ = ["LearnSettings", "Outcome", "Step", "learn", "make_policy"]
 
 JOB_ID = "learn"
-WARM_UP_EPISODES = 2000
 PASSES = 4
 """Passes over the input that the job may make: groups with equal rewards are filtered, and more are played."""
 
@@ -53,7 +59,8 @@ PASSES = 4
 class LearnSettings:
     """What is learned, from what, and for how long. ``folder`` gets everything that is written.
 
-    ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already.
+    ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``
+    and ``warm_up_updates`` are the task's own where they are None.
     """
 
     folder: Path
@@ -70,7 +77,8 @@ class LearnSettings:
     device: str = "cpu"
     size: PolicySize = field(default_factory=PolicySize)
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
-    warm_up_updates: int = 600
+    mode: str | None = None
+    warm_up_updates: int | None = None
     max_lag: int = 2
     max_new_tokens: int | None = None
     wandb: bool = False
@@ -129,7 +137,8 @@ def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) 
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     task = find_task(settings.task, settings.generator_dir)
-    policy, tokenizer = _policy(settings, task, run, tell)
+    job_options = task.options(settings.mode)
+    policy = _policy(settings, task, run / "model", tell)
     write_lines(run / "instances.jsonl", _instances(settings, task))
     options = ["--device", settings.device, "--seed", str(settings.seed)]
     options += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
@@ -138,8 +147,17 @@ def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) 
         run, run / "model", generator_dir=task.path.parent, engine_url=settings.engine_url, engine_options=options
     ) as (engine_url, buffer_url):
         tell(f"engine {engine_url}, buffer {buffer_url} (its dashboard), logs in {run}")
-        training = _Training(settings, task, run, policy, tokenizer, on_step)
-        return asyncio.run(training.play(engine_url, buffer_url))
+        payload = {**_payload(settings, task, run, engine_url), **job_options}
+        with RolloutFeed(
+            buffer_url,
+            payload,
+            rows=_row_settings(settings.samples, run / "model"),
+            images=ImageSettings(),
+            max_failures=20,
+        ) as feed:
+            client = RolloutBufferClient(buffer_url)
+            training = _Training(settings, run, policy, feed, client, on_step)
+            return training.play(EngineWeights(engine_url))
 
 
 def make_policy(settings: LearnSettings, folder: Path, tell: Tell) -> None:
@@ -149,46 +167,54 @@ def make_policy(settings: LearnSettings, folder: Path, tell: Tell) -> None:
         ConfigError: the task cannot be used.
     """
     torch.manual_seed(settings.seed)
-    policy, tokenizer = _new_policy(settings, find_task(settings.task, settings.generator_dir), tell)
-    save_policy(policy, folder, tokenizer)
+    _new_policy(settings, find_task(settings.task, settings.generator_dir), folder, tell)
     tell(f"the policy is in {folder}: serve it, and give --model {folder} --engine URL")
 
 
-def _policy(settings: LearnSettings, task: TaskFile, run: Path, tell: Tell) -> tuple[Any, Any]:
-    """The policy of step 0, also in ``run/model``: the one that was given, or a new one, warmed up."""
-    if settings.model is not None:
-        if not (settings.model / "config.json").is_file():
-            raise ConfigError(f"--model {settings.model} holds no config.json: give a model's folder")
-        policy, tokenizer = load_policy(settings.model)
-    else:
-        policy, tokenizer = _new_policy(settings, task, tell)
-    policy.to(settings.device)
-    save_policy(policy, run / "model", tokenizer)
-    return policy, tokenizer
+def _policy(settings: LearnSettings, task: TaskFile, folder: Path, tell: Tell) -> Any:
+    """The policy of step 0, also in ``folder``: the one that was given, or a new one, warmed up."""
+    if settings.model is None:
+        return _new_policy(settings, task, folder, tell)
+    if not (settings.model / "config.json").is_file():
+        raise ConfigError(f"--model {settings.model} holds no config.json: give a model's folder")
+    policy, tokenizer = load_policy(settings.model)
+    save_processors(tokenizer, folder, model=settings.model)
+    save_policy(policy, folder)
+    return policy.to(settings.device)
 
 
-def _new_policy(settings: LearnSettings, task: TaskFile, tell: Tell) -> tuple[Any, Any]:
+def _new_policy(settings: LearnSettings, task: TaskFile, folder: Path, tell: Tell) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-    policy = new_policy(tokenizer, settings.size, settings.seed)
-    _warm_up(settings, task, policy, tokenizer, tell)
-    return policy, tokenizer
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in task.phrases])
+    save_processors(tokenizer, folder, patch_size=task.patch_size)
+    policy = new_policy(tokenizer, settings.size, settings.seed, patch_size=task.patch_size)
+    policy.to(settings.device)
+    _warm_up(settings, task, policy, tokenizer, folder, tell)
+    save_policy(policy, folder)
+    return policy
 
 
-def _warm_up(settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: Any, tell: Tell) -> None:
+def _warm_up(settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: Any, folder: Path, tell: Tell) -> None:
     parameters = sum(each.numel() for each in policy.parameters())
-    said = f"a Qwen3 of {parameters / 1e6:.2f} million parameters, random"
-    items = task.warm_up(tokenizer, random.Random(f"warm-up {settings.seed}"), WARM_UP_EPISODES)
-    if not items:
+    name = "Qwen3" if task.patch_size is None else "Qwen3-VL"
+    said = f"a {name} of {parameters / 1e6:.2f} million parameters, random"
+    rng = random.Random(f"warm-up {settings.seed}")
+    plan = task.warm_up_plan
+    warm_up = task.warm_up(tokenizer, rng, plan.episodes, task.options(settings.mode))
+    if not warm_up.items:
         tell(f"policy: {said}; {task.path.name} has no scripted_reply and no warm_up_traces to warm it up on")
         return
-    rows = RowBuilder(_row_settings(1, wants_log_probs=False))
-    episodes = [each for group in rows.groups(items) for each in group.trajectories if not each.is_dummy]
+    rows = RowBuilder(_row_settings(1, folder, wants_log_probs=False))
+    vision = load_vision(str(folder)) if warm_up.images else None
+    groups = rows.groups(warm_up.items, vision, FetchedImages(data=warm_up.images))
+    episodes = [each for group in groups for each in group.trajectories if not each.is_dummy]
     if not episodes:
         raise ConfigError(f"nothing of the warm-up of {task.path} can be trained")
-    policy.to(settings.device)
     tell(f"policy: {said}; warming it up on {len(episodes)} scripted episodes …")
-    loss = imitate(policy, episodes, updates=settings.warm_up_updates, seed=settings.seed)
-    tell(f"warm-up: {loss:.3f} nats a token after {settings.warm_up_updates} updates")
+    if settings.warm_up_updates is not None:
+        plan = replace(plan, updates=settings.warm_up_updates)
+    loss = imitate(policy, episodes, plan, seed=settings.seed)
+    tell(f"warm-up: {loss:.3f} nats a token after {plan.updates} updates")
 
 
 def _instances(settings: LearnSettings, task: TaskFile) -> list[Mapping[str, Any]]:
@@ -201,10 +227,29 @@ def _instances(settings: LearnSettings, task: TaskFile) -> list[Mapping[str, Any
     return list(task.instances(random.Random(f"instances {settings.seed}"), 2 * settings.steps * settings.groups))
 
 
-def _row_settings(samples: int, *, wants_log_probs: bool = True) -> RowSettings:
-    masks = MaskSettings(tokenizer_path=str(DEMO_TOKENIZER_PATH), loss_mask_type="qwen", source=None)
+def _row_settings(samples: int, model: Path, *, wants_log_probs: bool = True) -> RowSettings:
+    masks = MaskSettings(tokenizer_path=str(model), loss_mask_type="qwen", source=None)
     wanted_by = "the reference trainer" if wants_log_probs else None
     return RowSettings(samples_per_group=samples, masks=masks, report_drift=False, log_probs_wanted_by=wanted_by)
+
+
+def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str) -> dict[str, Any]:
+    return {
+        "job_id": JOB_ID,
+        "task_type": settings.task,
+        "input_file": str(run / "instances.jsonl"),
+        "num_epoch": PASSES,
+        "num_repeat_per_sample": settings.samples,
+        "num_process": settings.groups * settings.samples,
+        "max_groups_ahead": settings.groups,
+        "tokenizer_path": str(run / "model"),
+        "remote_engine_url": engine_url,
+        "sampling_params": {
+            "max_new_tokens": settings.max_new_tokens or task.max_new_tokens,
+            "temperature": settings.grpo.temperature,
+        },
+        "max_weight_version_lag": settings.max_lag,
+    }
 
 
 class _Training:
@@ -213,74 +258,49 @@ class _Training:
     def __init__(
         self,
         settings: LearnSettings,
-        task: TaskFile,
         run: Path,
         policy: Any,
-        tokenizer: Any,
+        feed: RolloutFeed,
+        client: RolloutBufferClient,
         on_step: Callable[[Step], None],
     ) -> None:
-        self._settings, self._task, self._run, self._tokenizer = settings, task, run, tokenizer
+        self._settings, self._run, self._feed, self._client = settings, run, feed, client
         self._spoil = spoiler(settings.arm, policy, settings.seed)
         self._trainer = GrpoTrainer(policy, settings.grpo, seed=settings.seed)
-        self._rows = RowBuilder(_row_settings(settings.samples))
         self._on_step = on_step
         self._steps: list[Step] = []
         self._wandb = _wandb_run(settings, run) if settings.wandb else None
 
-    async def play(self, engine_url: str, buffer_url: str) -> Outcome:
+    def play(self, weights: EngineWeights) -> Outcome:
         """Trains, step by step, and returns how it ended."""
-        settings = self._settings
-        weights = EngineWeights(engine_url)
-        await weights.push(self._run / "model", 0)
-        feed = FeedSettings(buffer_url=buffer_url, job_id=JOB_ID, max_failures=20)
-        async with AsyncRolloutBufferClient(buffer_url) as client:
-            await client.start_rollout(self._payload(engine_url))
-            job = LearningJob(client, feed, groups_per_step=settings.groups)
-            stopped = await self._train(job, weights)
-            await job.cancel()
+        weights.push(self._run / "model", 0)
+        self._feed.start(fresh=True)
+        stopped = self._train(weights)
+        self._client.cancel(self._feed.job_id)
         return self._outcome(stopped)
 
-    async def _train(self, job: LearningJob, weights: EngineWeights) -> str | None:
+    def _train(self, weights: EngineWeights) -> str | None:
+        job = LearningJob(self._feed, self._client, groups_per_step=self._settings.groups)
         for step in range(self._settings.steps):
             began = time.monotonic()
-            delivery = await job.next_delivery()
-            played = await job.played()
-            if delivery is None:
+            batch = job.next_batch(self._trainer.version)
+            played = job.played()
+            if batch is None:
                 return "every group that was played has equal rewards: there is nothing left to learn from"
-            groups = self._rows.groups(delivery.items)
-            trajectories = [each for group in groups for each in group.trajectories if not each.is_dummy]
+            trajectories = [each for each in batch.trajectories if not each.is_dummy]
             came = time.monotonic()
             try:
                 report = self._trainer.step(self._spoil(trajectories))
             except LogProbGapError as error:
                 return f"stopped before step {step} trained anything: {error.message}"
             folder = self._run / "weights"
-            save_policy(self._trainer.policy, folder, self._tokenizer)
+            save_policy(self._trainer.policy, folder)
             if self._settings.arm is not Arm.FROZEN:
-                await weights.push(folder, self._trainer.version)
-            await job.acknowledge(self._trainer.version)
+                weights.push(folder, self._trainer.version)
+            self._feed.ack(batch)
+            self._feed.report(self._trainer.row_reports, step=step)
             self._note(step, played, trajectories, report, came - began, time.monotonic() - came)
         return None
-
-    def _payload(self, engine_url: str) -> dict[str, Any]:
-        settings = self._settings
-        return {
-            "job_id": JOB_ID,
-            "fresh": True,
-            "task_type": settings.task,
-            "input_file": str(self._run / "instances.jsonl"),
-            "num_epoch": PASSES,
-            "num_repeat_per_sample": settings.samples,
-            "num_process": settings.groups * settings.samples,
-            "max_groups_ahead": settings.groups,
-            "tokenizer_path": str(self._run / "model"),
-            "remote_engine_url": engine_url,
-            "sampling_params": {
-                "max_new_tokens": settings.max_new_tokens or self._task.max_new_tokens,
-                "temperature": settings.grpo.temperature,
-            },
-            "max_weight_version_lag": settings.max_lag,
-        }
 
     def _note(
         self,

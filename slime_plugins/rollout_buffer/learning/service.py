@@ -1,12 +1,11 @@
 """What a run of learning asks of processes: an engine and a buffer that it starts, a job, its groups, new weights.
 
-It is what a trainer does with the service: a leased delivery for each step, acknowledged when the step's weights are
-safe, and weights with a version pushed to the engine while episodes go on.
+It is what a trainer does with the service: a leased batch for each step, acknowledged when the step's weights are safe,
+and weights with a version pushed to the engine while episodes go on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -18,15 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import requests
 
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed
-from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
-from slime_plugins.rollout_buffer.wire import RolloutData
+from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBatch, RolloutFeed
 
 __all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "processes"]
 
@@ -116,29 +112,26 @@ class EngineWeights:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    async def push(self, folder: Path, version: int) -> None:
+    def push(self, folder: Path, version: int) -> None:
         """Loads the weights in the absolute ``folder`` under a version; running requests go on with them.
 
         Raises:
             EngineError: the engine does not take them.
         """
-        timeout = aiohttp.ClientTimeout(total=UPDATE_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            await self._post(session, "pause_generation", {"mode": "retract"})
-            try:
-                body = {"model_path": str(folder), "weight_version": str(version)}
-                await self._post(session, "update_weights_from_disk", body)
-            finally:
-                await self._post(session, "continue_generation", {})
-
-    async def _post(self, session: aiohttp.ClientSession, route: str, body: Mapping[str, Any]) -> None:
+        self._post("pause_generation", {"mode": "retract"})
         try:
-            async with session.post(f"{self._url}/{route}", json=body) as response:
-                text = await response.text()
-                if response.status != 200 or '"success": false' in text or '"success":false' in text:
-                    raise EngineError(f"the engine answers {route} with {response.status}: {text[:300]}")
-        except (aiohttp.ClientError, TimeoutError) as error:
+            body = {"model_path": str(folder), "weight_version": str(version)}
+            self._post("update_weights_from_disk", body)
+        finally:
+            self._post("continue_generation", {})
+
+    def _post(self, route: str, body: Mapping[str, Any]) -> None:
+        try:
+            reply = requests.post(f"{self._url}/{route}", json=body, timeout=UPDATE_TIMEOUT_S)
+        except requests.RequestException as error:
             raise EngineError(f"the engine at {self._url} does not take {route}: {error!r}") from error
+        if reply.status_code != 200 or '"success":false' in reply.text.replace(" ", ""):
+            raise EngineError(f"the engine answers {route} with {reply.status_code}: {reply.text[:300]}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,61 +148,51 @@ class PlayedGroup:
 
 
 class LearningJob:
-    """One job as a trainer sees it: the groups of a step, those played beside them, and acknowledgements."""
+    """One job as a trainer sees it: the groups of a step, and those played beside them."""
 
-    def __init__(self, client: AsyncRolloutBufferClient, settings: FeedSettings, *, groups_per_step: int) -> None:
-        self._client = client
-        self._job_id = settings.job_id
-        self._feed = JobFeed(client, settings, settings.job_id)
+    def __init__(self, feed: RolloutFeed, client: RolloutBufferClient, *, groups_per_step: int) -> None:
+        self._feed, self._client = feed, client
         self._groups_per_step = groups_per_step
-        self._delivery: RolloutData | None = None
         self._known: set[int] = set()
         self._settled_before = 0
 
-    async def next_delivery(self) -> RolloutData | None:
+    def next_batch(self, version: int) -> RolloutBatch | None:
         """Waits for a step's groups and leases them; None when what is played gives no group any more.
 
-        Fewer come where most groups are filtered: a step waits for some multiple of its groups to be played, no more.
+        ``version`` is the trainer's newest. Fewer groups come where most are filtered: a step waits for some multiple
+        of its groups to be played, no more.
 
         Raises:
             JobEndedError: the job has failed; says why.
         """
         while True:
-            groups = (await self._client.job(self._job_id))["groups"]
+            groups = self._client.job(self._feed.job_id)["groups"]
             settled = sum(groups[state] for state in SETTLED)
             enough = settled - self._settled_before >= PLAYED_PER_STEP * self._groups_per_step
             if groups["ready"] >= self._groups_per_step or (enough and groups["ready"]) or not groups["open"]:
                 break
             if enough:
                 return None
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            time.sleep(LOOK_INTERVAL_S)
         self._settled_before = settled
         try:
-            self._delivery = await self._feed.next_delivery(self._groups_per_step)
+            return self._feed.next_batch(min(self._groups_per_step, max(1, groups["ready"])), weight_version=version)
         except InputExhaustedError:
             return None
-        return self._delivery
 
-    async def acknowledge(self, version: int) -> None:
-        """Says that weights of that version hold the step; before, its groups come back to a trainer that dies."""
-        self._feed.weight_version = version
-        if self._delivery is not None:
-            self._feed.received(self._delivery)
-            await self._feed.flush_acks()
-
-    async def played(self) -> list[PlayedGroup]:
+    def played(self) -> list[PlayedGroup]:
         """The groups that were settled since the last call, the filtered ones included."""
         found: list[PlayedGroup] = []
         for state in ("leased", "filtered"):
-            found += await self._played_in(state)
+            found += self._played_in(state)
         self._known.update(group.group_index for group in found)
         return found
 
-    async def _played_in(self, state: str) -> list[PlayedGroup]:
+    def _played_in(self, state: str) -> list[PlayedGroup]:
         found: list[PlayedGroup] = []
         cursor: str | None = None
         while True:
-            page = await self._client.groups(self._job_id, state=state, limit=GROUPS_PER_PAGE, cursor=cursor)
+            page = self._client.groups(self._feed.job_id, state=state, limit=GROUPS_PER_PAGE, cursor=cursor)
             new = [entry for entry in page["groups"] if entry["group_index"] not in self._known]
             for entry in new:
                 rewards = tuple(member["reward"] for member in entry["members"] if not member["late"])
@@ -218,10 +201,6 @@ class LearningJob:
             cursor = page["next_cursor"]
             if cursor is None or len(new) < len(page["groups"]):
                 return found
-
-    async def cancel(self) -> None:
-        """Ends the job; nothing of it is played any more."""
-        await self._client.cancel(self._job_id)
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -4,6 +4,10 @@
     scripted_reply(prompt, instance, rng) -> text    what somebody says who knows the form and is right now and then
     warm_up_traces(rng) -> [messages, ...]           conversations instead of the player
     MAX_NEW_TOKENS = 16                              longest reply
+    MODES = {name: {...}, ...}                       what --mode adds to the job's payload; the first is the default
+    PHRASES = [text, ...]                            texts that are one token each of a new policy
+    PATCH_SIZE = 8                                   a new policy sees, in patches of so many pixels
+    WARM_UP = {"episodes": 2000, "updates": 600}     how long a new policy imitates the player, as ``WarmUpPlan``
 
 All are optional. A scripted player plays the generator itself, so that a policy warms up on the very tokens and masks
 that it is trained on later.
@@ -14,31 +18,58 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, SamplingParams
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["TaskFile", "find_task"]
+__all__ = ["TaskFile", "WarmUp", "WarmUpPlan", "find_task"]
 
 TASKS = Path(__file__).parent / "tasks"
 AT_ONCE = 64
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUpPlan:
+    """How long a new policy imitates, on how many episodes, ``batch`` of them at once.
+
+    The learning rate rises over the first ``rising`` updates.
+    """
+
+    episodes: int = 2000
+    updates: int = 600
+    batch: int = 64
+    learning_rate: float = 2e-3
+    rising: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmUp:
+    """Episodes to imitate, and their screenshots by sha256."""
+
+    items: Sequence[RolloutItem] = ()
+    images: Mapping[str, bytes] = field(default_factory=dict)
+
+
 class TaskFile:
-    """One file with a ``TASK_TYPE``."""
+    """One file with a ``TASK_TYPE``, and what it says about learning."""
 
     def __init__(self, path: Path, module: ModuleType) -> None:
         self.path = path
         self.task_type: str = module.TASK_TYPE
         self.max_new_tokens: int = getattr(module, "MAX_NEW_TOKENS", 16)
+        self.phrases: Sequence[str] = getattr(module, "PHRASES", ())
+        self.patch_size: int | None = getattr(module, "PATCH_SIZE", None)
+        self.warm_up_plan = WarmUpPlan(**getattr(module, "WARM_UP", {}))
+        self._modes: Mapping[str, Mapping[str, Any]] = getattr(module, "MODES", {})
         self._module = module
 
     def instances(self, rng: random.Random, count: int) -> list[dict[str, Any]]:
@@ -47,20 +78,40 @@ class TaskFile:
         lines = [{} for _ in range(count)] if make is None else make(rng, count)
         return [{"instance_id": str(number), **line} for number, line in enumerate(lines)]
 
-    def warm_up(self, tokenizer: Any, rng: random.Random, episodes: int) -> list[RolloutItem]:
-        """Episodes to imitate: played by the file's scripted player, else its recorded ones; else none."""
+    def options(self, mode: str | None) -> Mapping[str, Any]:
+        """What a mode adds to the job's payload; None is the first mode, or none.
+
+        Raises:
+            ConfigError: there is no such mode.
+        """
+        if mode is None:
+            return next(iter(self._modes.values()), {})
+        if mode not in self._modes:
+            there = ", ".join(self._modes) or "none"
+            raise ConfigError(f"the task {self.task_type} has no mode {mode!r}; its modes: {there}")
+        return self._modes[mode]
+
+    def warm_up(
+        self, tokenizer: Any, rng: random.Random, episodes: int, options: Mapping[str, Any] = MappingProxyType({})
+    ) -> WarmUp:
+        """Episodes to imitate: played by the file's scripted player, else its recorded ones; else none.
+
+        ``options`` are the mode's.
+        """
         if (reply := getattr(self._module, "scripted_reply", None)) is not None:
-            return asyncio.run(self._played(reply, tokenizer, rng, episodes))
+            return asyncio.run(self._played(reply, tokenizer, rng, episodes, options))
         if (traces := getattr(self._module, "warm_up_traces", None)) is not None:
-            return [
-                RolloutItem(uid=str(at), instance_id=str(at), messages=messages, reward=0.0, group_index=at)
-                for at, messages in enumerate(traces(rng))
-            ]
-        return []
+            return WarmUp(
+                items=[
+                    RolloutItem(uid=str(at), instance_id=str(at), messages=messages, reward=0.0, group_index=at)
+                    for at, messages in enumerate(traces(rng))
+                ]
+            )
+        return WarmUp()
 
     async def _played(
-        self, reply: Callable[..., str], tokenizer: Any, rng: random.Random, episodes: int
-    ) -> list[RolloutItem]:
+        self, reply: Callable[..., str], tokenizer: Any, rng: random.Random, episodes: int, options: Mapping[str, Any]
+    ) -> WarmUp:
         lines = {str(number): line for number, line in enumerate(self.instances(rng, episodes))}
 
         def say(request: GenerateRequest) -> str:
@@ -70,14 +121,20 @@ class TaskFile:
         generator: Generator = self._module.create_generator()
         engine = FakeEngine(say, tokenizer=tokenizer)
         await generator.start(
-            GeneratorContext(job_id="warm-up", engine=engine, tokenizer=tokenizer, concurrency=AT_ONCE)
+            GeneratorContext(job_id="warm-up", engine=engine, tokenizer=tokenizer, concurrency=AT_ONCE, options=options)
         )
         try:
-            return [await self._episode(generator, uid, line) for uid, line in lines.items()]
+            played = [await self._episode(generator, uid, line) for uid, line in lines.items()]
         finally:
             await generator.close()
+        return WarmUp(
+            items=[item for item, _ in played],
+            images={image.sha256: image.data for _, images in played for image in images},
+        )
 
-    async def _episode(self, generator: Generator, uid: str, line: Mapping[str, Any]) -> RolloutItem:
+    async def _episode(
+        self, generator: Generator, uid: str, line: Mapping[str, Any]
+    ) -> tuple[RolloutItem, Sequence[Image]]:
         sampling = SamplingParams(max_new_tokens=self.max_new_tokens)
         instance = Instance(instance_id=str(line["instance_id"]), data=line)
         played = await generator.play(
@@ -85,7 +142,7 @@ class TaskFile:
                 uid=uid, job_id="warm-up", instance=instance, epoch=0, slot=0, attempt=1, sampling_params=sampling
             )
         )
-        return RolloutItem(
+        item = RolloutItem(
             uid=uid,
             instance_id=uid,
             messages=played.messages,
@@ -93,6 +150,7 @@ class TaskFile:
             generations=played.generations,
             group_index=int(uid),
         )
+        return item, played.images
 
 
 def find_task(name: str, folder: Path | None) -> TaskFile:

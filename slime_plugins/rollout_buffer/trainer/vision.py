@@ -17,6 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 from slime.utils.mask_generator import Generation, TrainingRow, expand_image_tokens
@@ -180,24 +181,40 @@ def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily
     Raises:
         ConfigError: the processor is of a family that is not in the table.
     """
-    from transformers import AutoProcessor
-
     try:
-        processor = AutoProcessor.from_pretrained(checkpoint, trust_remote_code=True)
+        name, processor = _load_processor(checkpoint)
     except Exception as error:  # noqa: BLE001 - whatever is missing, the answer is the same: there is no processor
         logger.warning("no image processor can be loaded from %s: %s", checkpoint, str(error).strip()[:300])
         return None
     if getattr(processor, "image_processor", None) is None:
         logger.warning("%s has a tokenizer and no image processor", checkpoint)
         return None
-    return _family_of(processor, pixel_dtype)
+    return _family_of(name, processor, pixel_dtype)
 
 
-def _family_of(processor: Any, pixel_dtype: str | None) -> VisionFamily:
-    family = FAMILIES.get(type(processor).__name__)
+def _load_processor(checkpoint: str) -> tuple[str, Any]:
+    """Returns the name of a model's processor and the processor.
+
+    Its part for videos needs torchvision. Without it the parts for images and text are taken by themselves.
+    """
+    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, ImageProcessingMixin
+
+    try:
+        processor = AutoProcessor.from_pretrained(checkpoint, trust_remote_code=True)
+    except ImportError:
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(checkpoint)
+        image_processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=True)
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
+        parts = SimpleNamespace(image_processor=image_processor, tokenizer=tokenizer)
+        return str(settings.get("processor_class")), parts
+    return type(processor).__name__, processor
+
+
+def _family_of(name: str, processor: Any, pixel_dtype: str | None) -> VisionFamily:
+    family = FAMILIES.get(name)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"trajectories have images and {type(processor).__name__} is not among {known}")
+        raise ConfigError(f"trajectories have images and {name} is not among {known}")
     import torch
 
     dtype = None if pixel_dtype is None else getattr(torch, pixel_dtype)

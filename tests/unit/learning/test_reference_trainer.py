@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logi
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402
 from slime_plugins.rollout_buffer.learning.losses import token_log_probs  # noqa: E402
 from slime_plugins.rollout_buffer.learning.policy import PolicySize, imitate, new_policy  # noqa: E402
+from slime_plugins.rollout_buffer.learning.task_file import WarmUpPlan  # noqa: E402
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory  # noqa: E402
 
 VOCABULARY = 12
@@ -162,6 +163,28 @@ def test_a_trajectory_in_two_rows_counts_as_one() -> None:
     assert (report.trajectories, report.tokens) == (2, 4)
 
 
+def test_each_row_is_reported_with_its_own_log_probs_and_the_advantage_of_its_trajectory() -> None:
+    two_rows = trajectory(row([2, 5], [0, 1], [0.0, -1.0]), row([3, 6, 7], [0, 1, 1], [0.0, -2.0, -3.0], 1), reward=1.0)
+    other = trajectory(row([4, 8], [0, 1], [0.0, -4.0]), reward=0.0)
+    model = policy()
+    expected = {
+        tuple(each.token_ids): token_log_probs(trained_logits(model, one), one.targets).tolist()
+        for of in (two_rows, other)
+        for each in of.rows
+        for one in [batch_of([replace(of, rows=(each,))])]
+    }
+    trainer = GrpoTrainer(model, LOOSE)
+
+    trainer.step([two_rows, other])
+
+    said = {tuple(each.rollout_log_probs or ()): each for each in trainer.row_reports}
+    assert set(said) == {(-1.0,), (-2.0, -3.0), (-4.0,)}
+    assert said[-1.0,].log_probs == pytest.approx(expected[2, 5], abs=1e-5)
+    assert said[-2.0, -3.0].log_probs == pytest.approx(expected[3, 6, 7], abs=1e-5)
+    assert said[-2.0, -3.0].row == 1
+    assert said[-1.0,].advantage == said[-2.0, -3.0].advantage == -(said[-4.0,].advantage or 0.0)
+
+
 def test_log_probs_of_other_weights_stop_the_step_before_anything_is_trained() -> None:
     model = policy()
     trainer, before = GrpoTrainer(model, GrpoSettings()), weights(model)
@@ -254,7 +277,7 @@ def test_a_policy_imitates_what_it_is_shown() -> None:
     model = new_policy(tokenizer, PolicySize(hidden=32, layers=1), 0)
     shown = [trajectory(row([10, 11, 12, 13], [0, 0, 1, 1]))] * 8
 
-    loss = imitate(model, shown, updates=80, learning_rate=1e-2)
+    loss = imitate(model, shown, WarmUpPlan(updates=80, learning_rate=1e-2))
 
     assert loss < 1.0
     assert int(model(torch.tensor([[10, 11]])).logits[0, -1].argmax()) == 12

@@ -25,7 +25,7 @@ RECORDED = (
 def test_a_scripted_player_plays_the_generator_itself() -> None:
     task = find_task("next_digit", None)
 
-    items = task.warm_up(TOKENIZER, random.Random(0), 60)
+    items = task.warm_up(TOKENIZER, random.Random(0), 60).items
 
     assert len(items) == 60
     assert all(len(item.generations) == 3 for item in items)
@@ -51,15 +51,25 @@ def test_a_file_may_have_nothing_but_a_generator(tmp_path: Path) -> None:
     task = find_task("bare", tmp_path)
 
     assert task.instances(random.Random(0), 2) == [{"instance_id": "0"}, {"instance_id": "1"}]
-    assert task.warm_up(TOKENIZER, random.Random(0), 9) == []
+    assert task.warm_up(TOKENIZER, random.Random(0), 9).items == ()
 
 
 def test_recorded_conversations_are_taken_where_there_is_no_player(tmp_path: Path) -> None:
     (tmp_path / "recorded.py").write_text(RECORDED)
 
-    (item,) = find_task("bare", tmp_path).warm_up(TOKENIZER, random.Random(0), 9)
+    (item,) = find_task("bare", tmp_path).warm_up(TOKENIZER, random.Random(0), 9).items
 
     assert item.messages[1]["content"] == "b"
+
+
+def test_the_first_mode_is_the_default_and_an_unknown_one_is_named_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "modes.py").write_text(BARE + "MODES = {'one': {'key': 1}, 'two': {'key': 2}}\n")
+    task = find_task("bare", tmp_path)
+
+    assert task.options(None) == {"key": 1}
+    assert task.options("two") == {"key": 2}
+    with pytest.raises(ConfigError, match="no mode 'three'; its modes: one, two"):
+        task.options("three")
 
 
 def test_a_task_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
+from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.launcher import arrange_home
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.packages import INSTALLED_APPS
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import DeviceState
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import Rect
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
+    SimulatedPhone,
+    SimulatedPhoneConfig,
+)
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks import registry
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import Task, rng_for
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import (
@@ -19,6 +29,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.
     VARIATIONS,
     apps_of,
 )
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import WidgetKind
 from tests.simulated_phone_player import SOLUTIONS, Player
 
 _TRIED_VARIATIONS = (0, 7, 19)
@@ -60,6 +71,46 @@ def test_the_parameters_stand_in_the_goal() -> None:
 def test_most_tasks_with_parameters_differ_between_variations() -> None:
     goals = {registry.start_task("MarkorCreateNote", params_idx).goal for params_idx in range(VARIATIONS)}
     assert len(goals) == VARIATIONS
+
+
+def test_a_phone_plays_tasks_of_ones_own_in_as_many_variations_as_one_likes() -> None:
+    task = Task(
+        name="OpenAnything",
+        step_budget=3,
+        goal="Open the app {app_name}.",
+        make_params=lambda rng: {"app_name": rng.choice(("Clock", "Camera"))},
+        success=lambda state, params, answer: float("clock" in state.focused_component),
+    )
+    phone = SimulatedPhone(SimulatedPhoneConfig(tasks={task.name: task}))
+
+    seen = phone.reset("OpenAnything", 10**6)
+    phone.step(Action(kind=ActionKind.OPEN, text="Clock"))
+
+    assert seen.goal in ("Open the app Clock.", "Open the app Camera.")
+    assert phone.score() == 1.0
+    assert phone.reset("SystemWifiTurnOn", 0).goal
+    with pytest.raises(EnvironmentSetupError, match="no task called 'OpenAnything'"):
+        SimulatedPhone().reset("OpenAnything", 0)
+
+
+def test_an_arranged_home_screen_shows_those_apps_in_that_order_each_in_its_colour() -> None:
+    def tiles(*labels: str) -> list[tuple[str, Rect, Surface | None]]:
+        state = DeviceState()
+        if labels:
+            arrange_home(state, labels)
+        widgets = Shell(state).screen().widgets
+        return [
+            (each.text, each.bounds, each.surface) for each in widgets if each.kind is WidgetKind.ICON and each.text
+        ]
+
+    plain = tiles()
+    arranged = tiles("Clock", "Settings")
+
+    assert [text for text, _, _ in plain] == [app.label for app in INSTALLED_APPS]
+    assert [text for text, _, _ in arranged] == ["Clock", "Settings"]
+    assert [bounds for _, bounds, _ in arranged] == [bounds for _, bounds, _ in plain[:2]]
+    colour_of = {text: surface for text, _, surface in plain}
+    assert all(surface is colour_of[text] for text, _, surface in arranged)
 
 
 def test_goals_and_first_screens_are_the_same_in_another_process() -> None:

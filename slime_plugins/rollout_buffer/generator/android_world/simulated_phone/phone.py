@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.generator.android_world.device_actions import 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.painting import encode_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell
+from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import Task
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import (
     TaskRun,
     apps_of,
@@ -47,13 +48,15 @@ class SimulatedPhoneConfig:
     """How the phone behaves.
 
     ``screenshot_max_pixels`` caps width times height of a screenshot; the default halves 1080x2400. ``step_latency_s``
-    is slept in every reset and step, to be as slow as a real device; 0 means as fast as it can.
+    is slept in every reset and step, to be as slow as a real device; 0 means as fast as it can. ``tasks`` are one's
+    own, by name, beside those that come along.
     """
 
     screenshot_max_pixels: int = 648_000
     image_format: Literal["png", "jpeg"] = "png"
     step_latency_s: float = 0.0
     faults: FaultPlan = field(default_factory=FaultPlan)
+    tasks: Mapping[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.screenshot_max_pixels < 1:
@@ -84,7 +87,7 @@ class SimulatedPhone:
         """
         self._begin_call()
         self._drop_task()
-        self._run = start_task(task_name, params_idx)
+        self._run = start_task(task_name, params_idx, self._config.tasks)
         self._shell = Shell(self._run.state)
         self._episodes += 1
         return self._observe(self._run, self._shell, note="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.page import App, Page
@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.layout
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import APP_TILES, Surface
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Align, Widget, WidgetKind
 
-__all__ = ["LAUNCHER", "LauncherApp"]
+__all__ = ["LAUNCHER", "LauncherApp", "arrange_home"]
 
 LAUNCHER = InstalledApp(
     label="Home",
@@ -32,6 +32,12 @@ LAUNCHER = InstalledApp(
 _COLUMNS, _CELL_WIDTH, _CELL_HEIGHT, _TILE = 3, 360, 400, 168
 _FIRST_ROW = 240
 _SWIPE_UP = 200
+_ARRANGED = "home"
+
+
+def arrange_home(state: DeviceState, labels: Sequence[str]) -> None:
+    """Puts the apps with these labels on the home screen, in this order, and no others."""
+    state.preferences_of(LAUNCHER.package)[_ARRANGED] = "\n".join(labels)
 
 
 class LauncherApp(App):
@@ -52,8 +58,8 @@ class _Home(Page):
     def build(self, screen: ScreenBuilder) -> None:
         ground = Rect(left=0, top=STATUS_BAR_HEIGHT, right=SCREEN_WIDTH, bottom=SCREEN_HEIGHT)
         screen.place(Widget(kind=WidgetKind.FILL, bounds=ground, surface=Surface.HOME))
-        for index, app in enumerate(INSTALLED_APPS):
-            for widget in _app_widgets(index, app, partial(self.app.launch, app)):
+        for cell, app in enumerate(_on_home(self.app.preferences)):
+            for widget in _app_widgets(cell, app, partial(self.app.launch, app)):
                 screen.place(widget)
 
     def back(self) -> None:
@@ -75,10 +81,21 @@ class _AllApps(Page):
             screen.row(app.label, icon=app.icon, on_tap=partial(self.app.launch, app))
 
 
-def _app_widgets(index: int, app: InstalledApp, launch: Callable[[], None]) -> list[Widget]:
-    """The picture on its tile, with the name in one or two lines below it; all of the cell reacts."""
-    left = index % _COLUMNS * _CELL_WIDTH
-    top = _FIRST_ROW + index // _COLUMNS * _CELL_HEIGHT
+def _on_home(preferences: Mapping[str, str]) -> Sequence[InstalledApp]:
+    """The apps on the home screen, cell by cell: all of them, unless somebody arranged it."""
+    if _ARRANGED not in preferences:
+        return INSTALLED_APPS
+    by_label = {app.label: app for app in INSTALLED_APPS}
+    return [by_label[label] for label in preferences[_ARRANGED].split("\n")]
+
+
+def _app_widgets(cell_number: int, app: InstalledApp, launch: Callable[[], None]) -> list[Widget]:
+    """The picture on its tile, with the name in one or two lines below it; all of the cell reacts.
+
+    An app's tile has its colour wherever it stands.
+    """
+    left = cell_number % _COLUMNS * _CELL_WIDTH
+    top = _FIRST_ROW + cell_number // _COLUMNS * _CELL_HEIGHT
     cell = Rect(left=left, top=top, right=left + _CELL_WIDTH, bottom=top + _CELL_HEIGHT)
     tile_left = left + (_CELL_WIDTH - _TILE) // 2
     tile = Rect(left=tile_left, top=top + 32, right=tile_left + _TILE, bottom=top + 32 + _TILE)
@@ -89,7 +106,7 @@ def _app_widgets(index: int, app: InstalledApp, launch: Callable[[], None]) -> l
             bounds=tile,
             icon=app.icon,
             text=app.label,
-            surface=APP_TILES[index % len(APP_TILES)],
+            surface=APP_TILES[INSTALLED_APPS.index(app) % len(APP_TILES)],
             on_tap=launch,
         ),
     ]

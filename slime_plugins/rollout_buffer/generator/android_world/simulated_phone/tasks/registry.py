@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import DeviceState
@@ -42,9 +44,9 @@ _OTHER_APPS = {
 
 
 def apps_of(task_name: str) -> str:
-    """Returns the apps of a task as AndroidWorld names them, with commas between."""
+    """Returns the apps of a task as AndroidWorld names them, with commas between; nothing for one of one's own."""
     by_beginning = (apps for start, apps in _APPS_BY_BEGINNING.items() if task_name.startswith(start))
-    return _OTHER_APPS.get(task_name) or next(by_beginning)
+    return _OTHER_APPS.get(task_name) or next(by_beginning, "")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,16 +68,17 @@ class TaskRun:
         return self.task.success(self.state, self.params, self.answer)
 
 
-def start_task(task_name: str, params_idx: int) -> TaskRun:
-    """Returns the task set up on a clean device.
+def start_task(task_name: str, params_idx: int, own: Mapping[str, Task] = MappingProxyType({})) -> TaskRun:
+    """Returns the task set up on a clean device. ``own`` are further tasks, which have as many variations as one likes.
 
     Raises:
         EnvironmentSetupError: no such task, no such variation, or it is already solved.
     """
-    task = TASKS.get(task_name)
+    task = own.get(task_name) or TASKS.get(task_name)
     if task is None:
-        raise EnvironmentSetupError(f"the simulated phone has no task called {task_name!r}", {"known": sorted(TASKS)})
-    if not 0 <= params_idx < VARIATIONS:
+        known = sorted({*TASKS, *own})
+        raise EnvironmentSetupError(f"the simulated phone has no task called {task_name!r}", {"known": known})
+    if task_name not in own and not 0 <= params_idx < VARIATIONS:
         raise EnvironmentSetupError(f"params_idx must lie in 0..{VARIATIONS - 1}, not {params_idx}")
 
     rng = rng_for(task_name, params_idx)
