@@ -38,9 +38,11 @@ __all__ = ["PolicySize", "imitate", "load_policy", "new_policy", "save_policy", 
 POSITIONS_OF_PATCHES = 256
 """Learned positions of a picture's patches: a grid of 16 by 16, stretched over any picture."""
 SPREAD, SPREAD_OF_PLACES = 0.1, 0.7
-"""Standard deviations of the random weights, and of the patches' learned places, of a policy that sees. The published
-0.02 is for wide models: one as narrow as this had not looked at its picture after 200 updates, and with 0.1 for both not
-after 400; with these it does after about 250."""
+"""Standard deviations of the random weights, and of the patches' learned places, of a policy that sees.
+
+The published 0.02 is for wide models: one as narrow as this had not looked at its picture after 200 updates, and with
+0.1 for both not after 400. With these it does after about 250.
+"""
 VISION_TOKENS = {
     "image": "<|image_pad|>",
     "video": "<|video_pad|>",
