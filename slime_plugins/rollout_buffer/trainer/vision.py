@@ -195,18 +195,20 @@ def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily
 def _load_processor(checkpoint: str) -> tuple[str, Any]:
     """Returns the name of a model's processor and the processor.
 
-    Its part for videos needs torchvision. Without it the parts for images and text are taken by themselves.
+    Its part for videos needs torchvision. Where the whole cannot be had, its parts for images and text are taken.
     """
     from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, ImageProcessingMixin
 
     try:
         processor = AutoProcessor.from_pretrained(checkpoint, trust_remote_code=True)
-    except ImportError:
+    except Exception:
         settings, _ = ImageProcessingMixin.get_image_processor_dict(checkpoint)
+        if "processor_class" not in settings:
+            raise
         image_processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=True)
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
         parts = SimpleNamespace(image_processor=image_processor, tokenizer=tokenizer)
-        return str(settings.get("processor_class")), parts
+        return str(settings["processor_class"]), parts
     return type(processor).__name__, processor
 
 
