@@ -202,7 +202,11 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="slime-contract",
         needs="also ROLLOUT_BUFFER_TEST_SLIME_PYTHON: a Python with torch, ray, transformers; slime's RolloutManager",
-        tests=("tests/integration/test_slime_contract.py", "tests/unit/learning/test_losses.py"),
+        tests=(
+            "tests/integration/test_slime_contract.py",
+            "tests/integration/test_slime_sweep.py",
+            "tests/unit/learning/test_losses.py",
+        ),
         lacks=_all(_SLIME_TORCH, _module("torch")),
     ),
     Row(

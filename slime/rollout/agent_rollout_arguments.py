@@ -6,6 +6,7 @@ sentence of the error names the flag to change; ``docs/slime.md`` lists them.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
+from slime.rollout.agent_rollout_versions import execution_field
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -22,7 +25,9 @@ __all__ = [
     "check_arguments",
     "data_parallel_size",
     "log_probs_come_with_the_loss",
+    "rows_divisor",
     "sees_images",
+    "wants_even_rows",
 ]
 
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
@@ -37,6 +42,7 @@ HOOKS_THAT_NOBODY_CALLS = {
     "rm_type": "rewards come from the generator of --rollout-task-type",
 }
 """slime calls them in its own rollout function alone."""
+WITHOUT = "leave it out, and post_process_rewards makes up for dummies"
 VIRTUAL_PIPELINE = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
 
 
@@ -61,6 +67,16 @@ def data_parallel_size(args: Any) -> int | None:
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     )
     return max(1, int(gpus) // parallel)
+
+
+def rows_divisor(args: Any) -> int:
+    """Returns what slime divides the rows of a step by, as far as its arguments tell; 1 where it takes any number."""
+    ranks = data_parallel_size(args)
+    if ranks is None or getattr(args, "use_dynamic_batch_size", True):
+        return 1
+    if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
+        return int(args.global_batch_size)  # ranks go in groups then, which divide a step of one row each
+    return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
 
 def log_probs_come_with_the_loss(args: Any) -> bool:
@@ -127,7 +143,7 @@ def _estimator(args: Any) -> Iterator[str]:
             f"--advantage-estimator {estimator} stops at a dummy, which has no trained token: "
             "set rollout_buffer_short_groups: refill"
         )
-    if not getattr(args, "use_dynamic_batch_size", True) and (data_parallel_size(args) or 1) > 1:
+    if not getattr(args, "use_dynamic_batch_size", True) and rows_divisor(args) > 1:
         yield (
             f"--advantage-estimator {estimator} stops at the untrained rows that fill up micro-batches of one size "
             "where a trajectory has several rows: set --use-dynamic-batch-size"
@@ -145,14 +161,35 @@ def _logging(args: Any) -> Iterator[str]:
             "--log-correct-samples reads log-probs that slime does not compute here before the loss: leave it out, or "
             "set --num-steps-per-rollout 2 or more"
         )
+    if getattr(args, "log_correct_samples", False) and (data_parallel_size(args) or 1) > 1 and not _splits_rewards():
+        yield (
+            "--log-correct-samples pairs the rewards of all data-parallel ranks with the rows of one in this slime, "
+            "which stops the training: leave it out, or take a slime from August 2026 on"
+        )
     if getattr(args, "log_reward_category", None):
         yield "--log-reward-category reads a key of the reward, and the rewards of a rollout buffer are numbers"
+
+
+def _splits_rewards() -> bool:
+    """Tells whether this slime gives each rank the rewards of its own rows; so it is said where there is no slime."""
+    try:
+        data = importlib.import_module("slime.utils.data")
+    except ImportError:
+        return True
+    return "local_raw_reward" in data.process_rollout_data.__code__.co_consts
 
 
 def _hooks(args: Any) -> Iterator[str]:
     for name, instead in HOOKS_THAT_NOBODY_CALLS.items():
         if getattr(args, name, None):
             yield f"--{name.replace('_', '-')} is called by slime's own rollout function alone: {instead}"
+    if getattr(args, "rollout_data_postprocess_path", None) != POSTPROCESS_PATH:
+        return
+    flag = "--rollout-data-postprocess-path"
+    if getattr(args, "train_backend", "megatron") != "megatron":
+        yield f"{flag} is called by slime's Megatron alone, not by {args.train_backend}: {WITHOUT}"
+    elif execution_field() != "rollout_id":
+        yield f"{flag}: this slime has no rollout_mask_sums, which our hook changes: {WITHOUT}"
 
 
 def _engine(args: Any) -> Iterator[str]:
@@ -173,11 +210,23 @@ def _engine(args: Any) -> Iterator[str]:
 
 def sees_images(args: Any) -> bool:
     """Tells whether the model that is trained has a vision tower, as far as its folder says so."""
+    return "vision_config" in _model_config(args)
+
+
+def wants_even_rows(args: Any) -> bool:
+    """Tells whether slime wants an even number of tokens in each row, as its own Qwen3.5 with eyes does.
+
+    It cuts rows for context parallelism into two pieces a rank, one rank or more, and stops at an odd one.
+    """
+    return sees_images(args) and str(_model_config(args).get("model_type")).startswith("qwen3_5")
+
+
+def _model_config(args: Any) -> dict[str, Any]:
     try:
         config = json.loads((_checkpoint(args) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "vision_config" in config
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _checkpoint(args: Any) -> Path:

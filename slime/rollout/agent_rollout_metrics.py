@@ -15,7 +15,8 @@ __all__ = ["METRICS", "batch_metrics", "job_metrics", "no_filter_metrics"]
 def batch_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Returns what the trajectories of a batch have in common, and how often one of k attempts at a task succeeds."""
     by_group = [[_facts(rows) for rows in trajectories_of([group])] for group in groups]
-    return metrics.batch_metrics(fact for group in by_group for fact in group) | metrics.pass_at(by_group)
+    of_groups = metrics.pass_at(by_group) | metrics.equal_rewards(by_group)
+    return metrics.batch_metrics(fact for group in by_group for fact in group) | of_groups
 
 
 def _facts(rows: list[Sample]) -> TrajectoryFacts:
@@ -30,6 +31,9 @@ def _facts(rows: list[Sample]) -> TrajectoryFacts:
         response_tokens=sum(row.response_length for row in trained),
         trained_tokens=sum(sum(row.loss_mask or ()) for row in trained),
         truncated=rows[0].status == Sample.Status.TRUNCATED,
+        prompt_tokens=sum(row.prefix_cache_info.total_prompt_tokens for row in trained),
+        cached_tokens=sum(row.prefix_cache_info.cached_tokens for row in trained),
+        replies=rows[0].response,
         weight_versions=[version for row in trained for version in row.weight_versions or ()],
         says=metadata,
     )

@@ -6,15 +6,14 @@ instance id, also knows which row of which trajectory it is.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slime.rollout.agent_rollout_settings import read_report_rows, read_settings
 from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
 
-__all__ = ["RowName", "report_rows", "rows_to_report"]
+__all__ = ["RowName", "report_rows", "reporters", "rows_to_report"]
 
 
 class RowName(str):
@@ -37,10 +36,12 @@ def report_rows(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> boo
     most_rows = read_report_rows(args)
     if not most_rows:
         return False
-    settings = read_settings(args)
     by_job: dict[str, list[RowReport]] = {}
     for job_id, row in rows_to_report(args, rollout_data):
         by_job.setdefault(job_id, []).append(row)
+    if not by_job:
+        return False
+    settings = read_settings(args)
     return _reporter(settings.buffer_url, settings.token, most_rows).report(by_job, step=rollout_id)
 
 
@@ -87,6 +88,16 @@ def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, hi
     return sum(not low <= ratio <= high for ratio in ratios) / len(ratios)
 
 
-@functools.lru_cache(maxsize=4)
+def reporters() -> Sequence[TrainingReporter]:
+    """Returns what reports from this process; its ``flush`` waits until all has arrived."""
+    return tuple(_reporters.values())
+
+
+_reporters: dict[tuple[str, str | None, int], TrainingReporter] = {}
+
+
 def _reporter(url: str, token: str | None, most_rows: int) -> TrainingReporter:
-    return TrainingReporter(url, token=token, most_rows=most_rows)
+    key = url, token, most_rows
+    if key not in _reporters:
+        _reporters[key] = TrainingReporter(url, token=token, most_rows=most_rows)
+    return _reporters[key]

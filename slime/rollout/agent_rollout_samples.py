@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime.rollout.agent_rollout_arguments import VIRTUAL_PIPELINE, data_parallel_size
+from slime.rollout.agent_rollout_arguments import rows_divisor, wants_even_rows
 from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
 from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
@@ -55,6 +55,8 @@ Group = list[Any]
 
 DUMMY_TOKENS = (0, 0)
 STD_EPSILON = 1e-6
+LARGEST_SUMMABLE_REWARD = 1e30
+"""32 bits end at 3.4e38: a hundred million tokens of it add up."""
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
 
@@ -109,6 +111,8 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     _agree_on_round_number(samples)
     _agree_on_source_name(samples)
     _agree_on_log_probs(samples, args)
+    if wants_even_rows(args):
+        _make_even(samples)
     if len(samples) == trajectories:
         return [[rows_of(member)[0] for member in group] for group in groups]
     check_rows(len(rows_of(member)) for group in groups for member in group)
@@ -123,7 +127,7 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
     Micro-batches of one size must: slime ends the training where they do not, and one row for each trajectory always
     does. ``--use-dynamic-batch-size`` packs any number.
     """
-    size, share = getattr(args, "global_batch_size", None), _rows_divisor(args)
+    size, share = getattr(args, "global_batch_size", None), rows_divisor(args)
     if not size or share <= 1:
         return
     for start in range(0, len(trajectories) - size + 1, size):
@@ -132,16 +136,6 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
         step[-1].extend([_filler(step[-1][0]) for _ in range(missing)])
         if missing:
             _warn_of_fillers()
-
-
-def _rows_divisor(args: Any) -> int:
-    """Returns what slime divides the rows of a step by, as far as its arguments tell; 1 where it takes any number."""
-    ranks = data_parallel_size(args)
-    if ranks is None or getattr(args, "use_dynamic_batch_size", True):
-        return 1
-    if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
-        return int(args.global_batch_size)  # ranks go in groups then, which divide a step of one row each
-    return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
 
 def _filler(sample: Sample) -> Sample:
@@ -154,6 +148,8 @@ def _filler(sample: Sample) -> Sample:
         rollout_log_probs=None if sample.rollout_log_probs is None else [0.0],
         multimodal_inputs=None,
         multimodal_train_inputs=None,
+        response="",
+        prefix_cache_info=Sample.PrefixCacheInfo(),
         remove_sample=True,
         metadata={
             **sample.metadata,
@@ -192,6 +188,18 @@ def is_agent_group(group: Any) -> bool:
 def consumed_ids(groups: Iterable[Group]) -> list[str]:
     """Returns the instance id of each group."""
     return [str(rows_of(group[0])[0].metadata["instance_id"]) for group in groups]
+
+
+def _make_even(samples: Iterable[Sample]) -> None:
+    """Gives rows of odd length an untrained token at their end, in place."""
+    for sample in samples:
+        if len(sample.tokens) % 2 == 0:
+            continue
+        sample.tokens = [*sample.tokens, DUMMY_TOKENS[0]]
+        sample.loss_mask = [*(sample.loss_mask or ()), 0]
+        sample.response_length += 1
+        if sample.rollout_log_probs is not None:
+            sample.rollout_log_probs = [*sample.rollout_log_probs, 0.0]
 
 
 def _share_metadata_keys(samples: Sequence[Sample]) -> None:
@@ -258,9 +266,11 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
     if lacking and _asks_their_shape(args):
-        _warn_of_unknown_log_probs(len(lacking), len(trained))
+        is_forgotten = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
+        if not is_forgotten:
+            _warn_of_unknown_log_probs(len(lacking), len(trained))
         for sample in lacking:
-            sample.rollout_log_probs = [math.nan] * sample.response_length
+            sample.rollout_log_probs = [math.nan if is_forgotten else 0.0] * sample.response_length
     elif lacking or not trained:
         if len(lacking) < len(trained):
             logger.warning("some trajectories of this batch have no log-probs: the batch goes on without any")
@@ -276,9 +286,11 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
 def _warn_of_unknown_log_probs(lacking: int, trained: int) -> None:
     logger.warning(
         "%d of %d rows have no log-probs of the engine, and slime wants their shape with one step for each rollout and "
-        "no KL penalty: they are NaN, which shows in train_rollout_logprob_abs_diff and is in no loss",
+        "no KL penalty: they are 0, which no loss sees, and train_rollout_logprob_abs_diff means nothing; "
+        "--rollout-data-postprocess-path %s leaves them out",
         lacking,
         trained,
+        POSTPROCESS_PATH,
     )
 
 
@@ -307,6 +319,10 @@ def _sample(trajectory: RolloutTrajectory, row: RolloutRow) -> Sample:
         weight_versions=list(row.weight_versions),
         status=Sample.Status.TRUNCATED if trajectory.truncated else Sample.Status.COMPLETED,
         metadata=_metadata(trajectory, row=row.number),
+        response=trajectory.replies,
+        prefix_cache_info=Sample.PrefixCacheInfo(
+            cached_tokens=row.cached_tokens, total_prompt_tokens=row.prompt_tokens
+        ),
         non_generation_time=_non_generation_time(trajectory),
     )
 
@@ -338,6 +354,8 @@ def as_dummy(member: Any, reason: str) -> Sample:
         multimodal_inputs=None,
         multimodal_train_inputs=None,
         weight_versions=[],
+        response="",
+        prefix_cache_info=Sample.PrefixCacheInfo(),
         status=Sample.Status.ABORTED,
         remove_sample=True,
         metadata={
@@ -389,7 +407,7 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     raw_rewards = _raw_rewards(args, samples)
     estimator = getattr(args, "advantage_estimator", "grpo")
     if estimator not in NORMALIZING_ESTIMATORS or not getattr(args, "rewards_normalization", True):
-        return raw_rewards, list(raw_rewards)
+        return raw_rewards, _summable(raw_rewards)
     by_std = estimator in STD_ESTIMATORS and getattr(args, "grpo_std_normalization", True)
     groups: dict[Any, dict[Any, float]] = {}
     for position, (sample, reward) in enumerate(zip(samples, raw_rewards, strict=True)):
@@ -402,7 +420,24 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
         normalized.append(0.0 if sample.remove_sample else (reward - mean) * scale)
     shares = _played_shares(args, samples) if estimator in STD_ESTIMATORS else {}
     keys = [_trajectory_key(sample, position) for position, sample in enumerate(samples)]
-    return raw_rewards, [reward / shares.get(key, 1.0) for key, reward in zip(keys, normalized, strict=True)]
+    scaled = [reward / shares.get(key, 1.0) for key, reward in zip(keys, normalized, strict=True)]
+    return raw_rewards, _summable(scaled)
+
+
+def _summable(rewards: Sequence[float]) -> list[float]:
+    """Cuts what would be infinite when slime adds it up over the tokens of a step, in 32 bits."""
+    if any(abs(reward) > LARGEST_SUMMABLE_REWARD for reward in rewards):
+        _warn_of_cut_rewards()
+    return [max(-LARGEST_SUMMABLE_REWARD, min(LARGEST_SUMMABLE_REWARD, reward)) for reward in rewards]
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_of_cut_rewards() -> None:
+    logger.warning(
+        "rewards beyond %g are cut to it: slime adds them up over all tokens in 32 bits, and a larger sum is infinite; "
+        "look at what the generator calls a reward",
+        LARGEST_SUMMABLE_REWARD,
+    )
 
 
 def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:

@@ -41,6 +41,7 @@ class Generation:
 
     ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when nobody told.
     ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
+    ``cached_tokens`` says how many of them it had in its cache; None when it did not tell.
     """
 
     prompt_ids: Sequence[int]
@@ -52,6 +53,7 @@ class Generation:
     weight_version_spans: tuple[WeightVersionSpan, ...] = field(default=())
     images: tuple[str, ...] | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.output_log_probs is not None and len(self.output_log_probs) != len(self.output_ids):

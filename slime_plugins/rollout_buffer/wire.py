@@ -171,6 +171,8 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
         entry["trained"] = False
     if generation.prompt_tokens is not None:
         entry["prompt_tokens"] = generation.prompt_tokens
+    if generation.cached_tokens is not None:
+        entry["cached_tokens"] = generation.cached_tokens
     if generation.weight_version_spans:
         entry["weight_version_spans"] = [
             {"weight_version": span.weight_version, "start": span.start, "end": span.end}
@@ -232,9 +234,9 @@ def _weight_version(entry: Mapping[str, Any], where: str) -> str | None:
     return str(version)
 
 
-def _prompt_tokens(entry: Mapping[str, Any], where: str) -> int | None:
-    value = entry.get("prompt_tokens")
-    return None if value is None else int(_expect(value, int, f"{where}.prompt_tokens"))
+def _count(entry: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = entry.get(key)
+    return None if value is None else int(_expect(value, int, f"{where}.{key}"))
 
 
 def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Sequence[str], where: str) -> Generation:
@@ -251,7 +253,8 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
         trained=_expect(entry.get("trained", True), bool, f"{where}.trained"),
         weight_version_spans=_spans(entry.get("weight_version_spans", []), f"{where}.weight_version_spans"),
         images=_decode_images(entry, shown, where),
-        prompt_tokens=_prompt_tokens(entry, where),
+        prompt_tokens=_count(entry, "prompt_tokens", where),
+        cached_tokens=_count(entry, "cached_tokens", where),
     )
 
 

@@ -7,39 +7,35 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.slime_step.batches import GENERATORS, mixed_rewards, recorded, with_dummies
+from tests.slime_step.record_batches import line_of, played
 from tests.slime_step.running import (
     NEEDS_MEGATRON,
     NEEDS_SLIME,
+    OF_QWEN3_5_VL,
     PYTHON,
     Batch,
-    Row,
     checkout_with_overlay,
     make_model,
-    recorded,
+    make_vision_rollout,
     train,
-    with_dummies,
 )
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(900), NEEDS_SLIME, NEEDS_MEGATRON]
 
-GENERATORS = ["android_world_history", "android_world_incremental", "math", "remote_rollout", "statelm"]
 ONE_POLICY = {"get_mismatch_metrics": True, "custom_tis_function_path": "megatron_layer.no_correction"}
 """slime computes log-probs before the step only where something asks for them."""
 DUMMIES = (2, 5)
 UNDONE = {"rollout_data_postprocess_path": "slime.rollout.agent_rollout.post_process_rollout_data"}
 
 Seen = dict[str, Any]
-
-
-def mixed_rewards(rows: list[Row]) -> list[Row]:
-    """Rewards that differ within every group, so that every trajectory has an advantage."""
-    return [{**row, "reward": float(2 ** (row["rollout_id"] % 4))} for row in rows]
 
 
 def batches() -> list[Batch]:
@@ -98,20 +94,28 @@ def test_slimes_log_probs_are_those_of_the_model_itself(name: str, one_rank: dic
         assert row["log_probs"] == pytest.approx(expected[-row["response_lengths"] :], abs=1e-4)
 
 
+def gradient_places(seen: Seen) -> list[list[int]]:
+    """Where the logits of each micro-batch have a gradient."""
+    return [[int(size > 0) for size in sizes] for sizes in seen["logit_gradients"]]
+
+
+def masked_places(seen: Seen) -> list[list[int]]:
+    """Where the logits of each micro-batch predict a token whose mask is 1."""
+    rows = list(rows_seen(seen))
+    places = []
+    for sizes, members in zip(seen["logit_gradients"], seen["micro_batches"], strict=True):
+        expected: list[int] = []
+        for row in (rows[member] for member in members):
+            before = len(row["tokens"]) - row["response_lengths"] - 1
+            expected += [0] * before + list(row["loss_masks"]) + [0]
+        places.append(expected + [0] * (len(sizes) - len(expected)))
+    return places
+
+
 @pytest.mark.parametrize("name", [*GENERATORS, "dummies"])
 def test_the_gradient_is_on_the_masked_tokens_and_on_no_other(name: str, one_rank: dict[str, Seen]) -> None:
     """The logits that predict a token have a gradient exactly where its mask is 1."""
-    seen = one_rank[name]
-    rows = list(rows_seen(seen))
-
-    for sizes, members in zip(seen["logit_gradients"], seen["micro_batches"], strict=True):
-        expected: list[int] = []
-        for member in members:
-            row = rows[member]
-            before = len(row["tokens"]) - row["response_lengths"] - 1
-            expected += [0] * before + list(row["loss_masks"]) + [0]
-        expected += [0] * (len(sizes) - len(expected))
-        assert [int(size > 0) for size in sizes] == expected
+    assert gradient_places(one_rank[name]) == masked_places(one_rank[name])
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -161,3 +165,86 @@ def test_a_dummy_weighs_as_a_trajectory_without_gradient(one_rank: dict[str, See
     plain, played = (one_rank[name]["steps"][0] for name in ("unscaled", "played"))
 
     assert plain["grad_norm"] / played["grad_norm"] == pytest.approx(6 / 8, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def vision(checkout: Path, folder: Path) -> Path:
+    if not (checkout / "slime_plugins" / "models" / "qwen3_5_vl.py").is_file():
+        pytest.skip("this slime trains models with eyes through a bridge, which wants a GPU")
+    return make_vision_rollout(checkout, folder / "vision")
+
+
+@pytest.fixture(scope="module")
+def seeing(checkout: Path, vision: Path, folder: Path) -> Seen:
+    batches = [Batch(name="vision", rows=vision / "rows.pt", changes={**ONE_POLICY, **UNDONE})]
+    return train(checkout, vision / "model", folder / "seeing", batches, arguments=OF_QWEN3_5_VL)[0]["vision"]
+
+
+def test_rows_with_pictures_have_the_log_probs_of_the_model_itself(seeing: Seen, vision: Path) -> None:
+    """Pictures of every size beside text alone and a dummy, rows of odd length, packed into one micro-batch."""
+    said = json.loads((vision / "log_probs.json").read_text())
+    by_tokens = sorted(zip((row["tokens"] for row in rows_seen(seeing)), rows_seen(seeing), strict=True), key=str)
+
+    assert len(by_tokens) == len(said)
+    for tokens, row in by_tokens:
+        expected = next(entry["log_probs"] for entry in said if entry["tokens"] == tokens)
+        assert row["log_probs"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_every_picture_reaches_the_model_beside_its_row(seeing: Seen, vision: Path) -> None:
+    said = json.loads((vision / "log_probs.json").read_text())
+    grids_of = {json.dumps(entry["tokens"]): entry["image_grid_thw"] for entry in said}
+    rows = list(rows_seen(seeing))
+
+    for grids, members in zip(seeing["images"], seeing["micro_batches"], strict=True):
+        assert (grids or []) == [grid for member in members for grid in grids_of[json.dumps(rows[member]["tokens"])]]
+    assert sum(len(grids or []) for grids in seeing["images"]) == 9
+
+
+def test_the_eyes_are_trained_too_and_the_gradient_is_on_masked_tokens(seeing: Seen) -> None:
+    of_eyes = {name: size for name, size in seeing["gradients"].items() if ".visual." in name}
+
+    assert any(size > 0 for size in of_eyes.values())
+    assert gradient_places(seeing) == masked_places(seeing)
+
+
+@pytest.fixture(scope="module")
+def reported(checkout: Path, model: Path, folder: Path) -> tuple[Seen, dict[str, Any], str]:
+    """A rollout that a served buffer played, trained by slime: what was seen, and what the buffer says of it after."""
+    with played("math") as (url, samples):
+        rows = [line_of(sample) | {"job_id": "math", "prompt": sample.prompt} for sample in samples]
+        for row in rows:
+            row["metadata"]["row"] = 0
+        to_buffer = {"rollout_buffer_url": url, "rollout_buffer_job_id": "math", "use_rollout_entropy": True}
+        batch = Batch(name="math", rows=rows, changes={**ONE_POLICY, **UNDONE, **to_buffer})
+        seen = train(checkout, model, folder / "reported", [batch])[0]["math"]
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "mismatch", "math", "--url", url]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        as_json = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    return seen, json.loads(as_json.stdout), listed.stdout
+
+
+def test_what_slime_computed_of_each_row_is_back_at_the_buffer_that_played_it(
+    reported: tuple[Seen, dict[str, Any], str],
+) -> None:
+    """The hook posts from slime's own step; ``rollout-buffer mismatch`` lists the same gaps that slime trained with."""
+    seen, said, listed = reported
+    gaps = [
+        abs(own - engines)
+        for row in rows_seen(seen)
+        for own, engines, mask in zip(row["log_probs"], row["rollout_log_probs"], row["loss_masks"], strict=True)
+        if mask
+    ]
+
+    assert (said["rows"], said["tokens"]) == (len(seen["data"]["tokens"]), len(gaps))
+    assert said["mean"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
+    assert said["max"] == pytest.approx(max(gaps), abs=1e-4)
+    assert said["worst"][0]["uid"] in listed
+
+
+def test_advantage_entropy_and_shares_of_a_row_come_back_with_it(reported: tuple[Seen, dict[str, Any], str]) -> None:
+    _, said, _ = reported
+
+    worst = said["worst"][0]
+    assert worst["advantage"] is not None
+    assert worst["weight_lag"] is not None or worst["gap"] > 0

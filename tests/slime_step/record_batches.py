@@ -40,57 +40,62 @@ MOST_ROWS = 2
 KEPT = ("round_number", "source_name", "raw_reward", "token_source", "row_source", "row", "rows", "turns", "success")
 
 
-def record(name: str) -> None:
-    """Plays one rollout and writes its Samples, a line each."""
+@contextmanager
+def played(name: str) -> Iterator[tuple[str, list[Any]]]:
+    """Plays one rollout of a batch's generator; yields the URL of the buffer, which still serves, and the Samples."""
     task_type, options = BATCHES[name]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = Path(folder)
-        settings = demo.DemoSettings(
-            folder=run, task="statelm" if task_type == "statelm" else "android_world", phones=2
-        )
+        task = "statelm" if task_type == "statelm" else "android_world"
+        settings = demo.DemoSettings(folder=run, task=task, phones=2)
         of_math = task_type in ("math", "remote_rollout")
         input_file = ROOT / "data" / "demo_math.jsonl" if of_math else demo._input_file(settings, run)
-        with (
-            demo._processes(settings, run, input_file, Console(stderr=True)) as (engine_port, url),
-            ExitStack() as stack,
-        ):
-            if task_type == "remote_rollout":
-                options = {**options, "remote_rollout_url": stack.enter_context(_agent_server(run))}
-            args = trainer_args(
-                rollout_buffer_url=url,
-                rollout_buffer_job_id=name,
-                rollout_task_type=task_type,
-                prompt_data=str(input_file),
-                rollout_batch_size=GROUPS,
-                n_samples_per_prompt=SAMPLES,
-                global_batch_size=GROUPS * SAMPLES,
-                rollout_max_response_len=1024,
-                sglang_router_ip="127.0.0.1",
-                sglang_router_port=engine_port,
-                hf_checkpoint=str(DEMO_TOKENIZER_PATH),
-                save=str(run / "checkpoints"),
-                rollout_buffer_options=options,
-            )
-            forget_jobs()
-            (played,) = TrainerStandIn(args).train(1)
-    rows = [
-        {
-            "index": sample.index,
-            "group_index": sample.group_index,
-            "rollout_id": sample.rollout_id,
-            "tokens": sample.tokens,
-            "response_length": sample.response_length,
-            "loss_mask": sample.loss_mask,
-            "rollout_log_probs": sample.rollout_log_probs,
-            "reward": sample.reward,
-            "status": sample.status.value,
-            "remove_sample": sample.remove_sample,
-            "weight_versions": sample.weight_versions,
-            "metadata": {key: sample.metadata[key] for key in KEPT if key in sample.metadata},
-        }
-        for sample in played.samples
-        if sample.metadata["row"] < MOST_ROWS
-    ]
+        services = demo._processes(settings, run, input_file, Console(stderr=True))
+        engine_port, url = stack.enter_context(services)
+        if task_type == "remote_rollout":
+            options = {**options, "remote_rollout_url": stack.enter_context(_agent_server(run))}
+        args = trainer_args(
+            rollout_buffer_url=url,
+            rollout_buffer_job_id=name,
+            rollout_task_type=task_type,
+            prompt_data=str(input_file),
+            rollout_batch_size=GROUPS,
+            n_samples_per_prompt=SAMPLES,
+            global_batch_size=GROUPS * SAMPLES,
+            rollout_max_response_len=1024,
+            sglang_router_ip="127.0.0.1",
+            sglang_router_port=engine_port,
+            hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+            save=str(run / "checkpoints"),
+            rollout_buffer_options=options,
+        )
+        forget_jobs()
+        (rollout,) = TrainerStandIn(args).train(1)
+        yield url, rollout.samples
+
+
+def line_of(sample: Any) -> dict[str, Any]:
+    """Returns what is kept of a Sample."""
+    return {
+        "index": sample.index,
+        "group_index": sample.group_index,
+        "rollout_id": sample.rollout_id,
+        "tokens": sample.tokens,
+        "response_length": sample.response_length,
+        "loss_mask": sample.loss_mask,
+        "rollout_log_probs": sample.rollout_log_probs,
+        "reward": sample.reward,
+        "status": sample.status.value,
+        "remove_sample": sample.remove_sample,
+        "weight_versions": sample.weight_versions,
+        "metadata": {key: sample.metadata[key] for key in KEPT if key in sample.metadata},
+    }
+
+
+def record(name: str) -> None:
+    """Plays one rollout and writes its Samples, a line each."""
+    with played(name) as (_, samples):
+        rows = [line_of(sample) for sample in samples if sample.metadata["row"] < MOST_ROWS]
     FOLDER.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (FOLDER / f"{name}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -17,21 +16,19 @@ from typing import Any
 
 import pytest
 
+from tests.slime_step.batches import Row
 from tools.install_into_slime import Overlay
 
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
 MEGATRON = os.environ.get("ROLLOUT_BUFFER_TEST_MEGATRON", "")
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
 HERE = Path(__file__).parent
-BATCHES = HERE.parent / "data" / "slime_batches"
 LIMIT_S = 560
 
 NEEDS_SLIME = pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
 NEEDS_MEGATRON = pytest.mark.skipif(
     not MEGATRON, reason="set ROLLOUT_BUFFER_TEST_MEGATRON to a checkout of Megatron-LM with slime's patch"
 )
-
-Row = dict[str, Any]
 
 MODEL = {
     "vocab_size": 4096,
@@ -47,38 +44,28 @@ MODEL = {
     "rms_norm_eps": 1e-6,
 }
 ARGUMENTS = (HERE / "arguments.txt").read_text(encoding="utf-8").split()
+OF_QWEN3_5_VL = (
+    *("--spec", "megatron_layer", "qwen3_5_vl_provider", "--rotary-percent", "0.5"),
+    *("--apply-layernorm-1p", "--attention-output-gate"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows of one rollout as ``record_batches`` writes them, and slime's arguments that are other for this one."""
+    """Rows of one rollout, and slime's arguments that are other for this one.
+
+    They are lines as ``record_batches`` writes them, or the file that ``vision_rows`` makes, with tensors.
+    """
 
     name: str
-    rows: Sequence[Row]
+    rows: Sequence[Row] | Path
     changes: dict[str, Any] = field(default_factory=dict)
-
-
-def recorded(name: str) -> list[Row]:
-    """Returns the rows of a recorded batch."""
-    return [json.loads(line) for line in gzip.decompress((BATCHES / f"{name}.jsonl.gz").read_bytes()).splitlines()]
-
-
-def with_dummies(rows: Sequence[Row], trajectories: Sequence[int]) -> list[Row]:
-    """Returns the rows with these trajectories replaced by dummies, as ``agent_rollout`` makes them."""
-    left = [row for row in rows if row["rollout_id"] not in trajectories]
-    dummies = [_dummy(next(row for row in rows if row["rollout_id"] == number)) for number in trajectories]
-    return sorted([*left, *dummies], key=lambda row: row["rollout_id"])
-
-
-def _dummy(row: Row) -> Row:
-    empty = {"tokens": [0, 0], "response_length": 1, "loss_mask": [0], "rollout_log_probs": [0.0]}
-    return {**row, **empty, "reward": 0.0, "remove_sample": True, "status": "aborted"}
 
 
 def checkout_with_overlay(folder: Path, slime: str = SLIME) -> Path:
     """Returns a copy of slime's checkout with our files in place."""
     for name in ("slime", "slime_plugins"):
-        shutil.copytree(Path(slime) / name, folder / name)
+        shutil.copytree(Path(slime) / name, folder / name, dirs_exist_ok=True)
     Overlay(folder).install()
     return folder
 
@@ -86,7 +73,7 @@ def checkout_with_overlay(folder: Path, slime: str = SLIME) -> Path:
 def make_model(folder: Path) -> Path:
     """Writes a tiny Qwen3 with random weights and this project's tokenizer, as a HuggingFace checkpoint."""
     tokenizer = Path(__file__).resolve().parents[2] / "slime_plugins/rollout_buffer/assets/chatml_tokenizer"
-    shutil.copytree(tokenizer, folder)
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
     program = (
         "import sys, json, torch, transformers\n"
         "torch.manual_seed(0)\n"
@@ -96,8 +83,20 @@ def make_model(folder: Path) -> Path:
         "model.save_pretrained(sys.argv[1])\n"
     )
     subprocess.run(
-        [PYTHON, "-c", program, str(folder), json.dumps(MODEL)], check=True, timeout=120, capture_output=True
+        [PYTHON, "-c", program, str(folder), json.dumps(MODEL)], check=True, timeout=300, capture_output=True
     )
+    return folder
+
+
+def make_vision_rollout(checkout: Path, folder: Path) -> Path:
+    """Writes a tiny Qwen3.5 with eyes (``model``), a rollout with pictures (``rows.pt``) and ``log_probs.json``."""
+    folder.mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
+    command = [PYTHON, str(HERE / "vision_rows.py"), str(folder)]
+    made = subprocess.run(command, cwd=checkout, env=environment, timeout=300, capture_output=True, text=True)
+    if "requires the Torchvision library" in made.stderr:
+        pytest.skip(f"{PYTHON} has no torchvision")
+    assert made.returncode == 0, made.stderr[-3000:]
     return folder
 
 
@@ -138,6 +137,8 @@ def train(
 
 
 def _written(batch: Batch, folder: Path) -> dict[str, Any]:
+    if isinstance(batch.rows, Path):
+        return {"name": batch.name, "rows": str(batch.rows), "changes": batch.changes}
     path = folder / f"{batch.name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in batch.rows))
     return {"name": batch.name, "rows": str(path), "changes": batch.changes}

@@ -12,6 +12,8 @@ import json
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ os.environ |= {"TORCHDYNAMO_DISABLE": "1", "SLIME_ACCELERATOR": "cpu", "CUDA_DEV
 
 import torch
 
-cpu_device: Any = import_module("cpu_device")  # beside this file
+cpu_device: Any = import_module("cpu_device")  # beside this file, as is what follows
+watched: Any = import_module("watching").watched
 cpu_device.stub("sglang", "sglang_router", "torch_memory_saver", "pynvml")
 cpu_device.install()
 torch.set_num_threads(1)
@@ -77,8 +80,23 @@ def samples_of(batch: dict[str, Any]) -> list[Any]:
     """Returns slime's own Samples of a batch: one line of its file each."""
     from slime.utils.types import Sample
 
-    lines = [json.loads(line) for line in Path(batch["rows"]).read_text().splitlines()]
-    return [Sample(**{**line, "status": Sample.Status(line["status"])}) for line in lines]
+    rows = Path(batch["rows"])
+    if rows.suffix == ".pt":  # rows with the tensors of their images
+        return [Sample(**fields) for fields in torch.load(rows, weights_only=False)]
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    return [named({**line, "status": Sample.Status(line["status"])}, Sample) for line in lines]
+
+
+def named(fields: dict[str, Any], kind: Any) -> Any:
+    """Returns the Sample of a row; one of a job is named as ``agent_rollout`` names it."""
+    job_id = fields.pop("job_id", None)
+    sample = kind(**fields)
+    if job_id is not None:
+        from slime.rollout.agent_rollout_reports import RowName
+
+        uid, row = fields["prompt"], fields["metadata"]["row"]
+        sample.index = RowName.of(sample.index, job_id=job_id, uid=uid, row=row)
+    return sample
 
 
 def shards_of(args: Namespace, samples: list[Any], ranks: int) -> list[Any]:
@@ -104,7 +122,7 @@ def main() -> None:
     ranks = plan["ranks"]
     args = read_arguments(plan)
     actor_type = import_module("slime.backends.megatron_utils.actor").MegatronTrainRayActor
-    import_module("megatron_layer").map_norms()
+    import_module("megatron_layer").load_hf_weights()
     actor = actor_type(ranks, rank, "127.0.0.1", plan["port"])
     actor.init(args, "actor", with_ref=bool(plan.get("with_ref")))
     report = {batch["name"]: trained(actor, args, batch, rank, ranks) for batch in plan["batches"]}
@@ -113,92 +131,67 @@ def main() -> None:
 
 
 def trained(actor: Any, args: Namespace, batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
-    """Trains one batch by slime's ``train_actor`` and puts the weights back; returns what went in and came out."""
-    model: Any = import_module("slime.backends.megatron_utils.model")
-    load_function = import_module("slime.utils.misc").load_function
-    before = {name: value for name, value in vars(args).items() if name in batch["changes"]}
-    vars(args).update(batch["changes"])
-    shards = shards_of(args, samples_of(batch), ranks)
-    weights = {name: value.detach().clone() for name, value in actor.model[0].named_parameters()}
-    seen: dict[str, Any] = {"logged": {}, "steps": [], "weights_moved": 0.0, "logit_gradients": []}
-    seen["micro_batches"] = shards[rank].inner["micro_batch_indices"]
+    """Trains one batch by slime's own ``train`` and puts the weights back; returns what was seen."""
+    with changed(args, batch["changes"]), untouched_weights(actor):
+        shards = shards_of(args, samples_of(batch), ranks)
+        actor.rollout_data_postprocess = hook_of(args, batch["changes"])
+        before = weights_of(actor)
+        with watched(actor) as seen:
+            actor.train(batch.get("rollout_id", 0), shards)
+        seen["weights_moved"] = distance(before, weights_of(actor))
+        seen["micro_batches"] = shards[rank].inner["micro_batch_indices"]
+        flush_reports()
+    return seen
 
-    actor_module = sys.modules["slime.backends.megatron_utils.actor"]
 
-    def log_data(rollout_id: int, its_args: Any, data: dict[str, Any]) -> Any:
-        kept = (
-            "tokens",
-            "log_probs",
-            "advantages",
-            "loss_masks",
-            "response_lengths",
-            "rollout_ids",
-            "rollout_mask_sums",
-        )
-        seen["data"] = {key: plain(data[key]) for key in kept if key in data}
-        return original_log(rollout_id, its_args, data)
-
-    def log(its_args: Any, metrics: dict[str, Any], step_key: str) -> None:
-        seen["logged"] |= {key: float(value) for key, value in metrics.items()}
-
-    def keep_gradients(*positional: Any, **named: Any) -> Any:
-        parameters = actor.model[0].named_parameters()
-        seen["gradients"] = {name: float(value.main_grad.norm()) for name, value in parameters}
-        return original_optimizer_step(*positional, **named)
-
-    def watch_logits(module: Any, inputs: Any, logits: Any) -> None:
-        if torch.is_grad_enabled():
-            seen["logit_gradients"].append(None)
-            number = len(seen["logit_gradients"]) - 1
-            logits.register_hook(lambda gradient: keep_size(number, gradient))
-
-    def keep_size(number: int, gradient: Any) -> None:
-        seen["logit_gradients"][number] = gradient.detach().abs().sum(-1).flatten().tolist()
-
-    def one_step(*positional: Any, **named: Any) -> Any:
-        losses, norm = original_step(*positional, **named)
-        seen["steps"].append({"grad_norm": float(norm), "losses": {k: float(v) for k, v in losses.items()}})
-        return losses, norm
-
-    metrics_of = getattr(actor_module, "train_metric_utils", None)
-    holder, name = (metrics_of, "log_rollout_data") if metrics_of else (actor_module, "log_rollout_data")
-    original_log, original_step = getattr(holder, name), model.train_one_step
-    setattr(holder, name, log_data)
-    model.train_one_step = one_step
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").endswith("logging_utils") and hasattr(module, "log"):
-            vars(module)["log"] = log
-    path = None if batch["changes"].get("leave_hook_out") else getattr(args, "rollout_data_postprocess_path", None)
-    actor.rollout_data_postprocess = load_function(path) if path else None
-    original_optimizer_step, actor.optimizer.step = actor.optimizer.step, keep_gradients
-    watched = actor.model[0].module.register_forward_hook(watch_logits)
+@contextmanager
+def changed(args: Namespace, changes: dict[str, Any]) -> Iterator[None]:
+    """Changes arguments for one batch."""
+    before = vars(args).copy()
+    vars(args).update(changes)
     try:
-        actor.train(batch.get("rollout_id", 0), shards)
+        yield
     finally:
-        setattr(holder, name, original_log)
-        model.train_one_step = original_step
-        actor.optimizer.step = original_optimizer_step
-        watched.remove()
-    now = dict(actor.model[0].named_parameters())
-    moved = {name: (now[name].detach() - value) for name, value in weights.items()}
-    seen["weights_moved"] = float(sum(delta.double().pow(2).sum() for delta in moved.values()) ** 0.5)
+        vars(args).clear()
+        vars(args).update(before)
+
+
+@contextmanager
+def untouched_weights(actor: Any) -> Iterator[None]:
+    """Gives the model its weights back and the optimizer no memory of the batch."""
+    before = weights_of(actor)
+    yield
     with torch.no_grad():
-        for name, value in now.items():
-            value.copy_(weights[name])
+        for name, value in actor.model[0].named_parameters():
+            value.copy_(before[name])
     for inner in getattr(actor.optimizer, "chained_optimizers", [actor.optimizer]):
         inner.optimizer.state.clear()
         if hasattr(inner, "reload_model_params"):
             inner.reload_model_params()
     actor.weights_backuper.backup("actor")
-    vars(args).update(before)
-    return seen
 
 
-def plain(value: Any) -> Any:
-    """Returns tensors as lists."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
-    return [plain(entry) for entry in value] if isinstance(value, list) else value
+def weights_of(actor: Any) -> dict[str, Any]:
+    """Returns a copy of the parameters by name."""
+    return {name: value.detach().clone() for name, value in actor.model[0].named_parameters()}
+
+
+def distance(before: dict[str, Any], after: dict[str, Any]) -> float:
+    """Returns how far the parameters moved, as one vector."""
+    return float(sum((after[name] - value).double().pow(2).sum() for name, value in before.items()) ** 0.5)
+
+
+def hook_of(args: Namespace, changes: dict[str, Any]) -> Any:
+    """Returns what slime calls between advantages and step, unless the batch leaves it out."""
+    path = None if changes.get("leave_hook_out") else args.rollout_data_postprocess_path
+    return import_module("slime.utils.misc").load_function(path) if path else None
+
+
+def flush_reports() -> None:
+    """Waits until what the hook reports to a buffer has arrived there."""
+    reports = sys.modules.get("slime.rollout.agent_rollout_reports")
+    for reporter in reports.reporters() if reports else ():
+        reporter.flush()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ __all__ = [
     "has_flag",
     "loads_hf_weights",
     "rows_share_weight",
+    "takes_weight_off_dummies",
     "trains_qwen3_5_vl",
     "trains_qwen3_vl",
 ]
@@ -67,6 +68,12 @@ def rows_share_weight(slime: Path) -> bool:
     """Whether the rows of one trajectory can weigh as one: its Sample says which execution each is a row of."""
     types = slime / "slime" / "utils" / "types.py"
     return re.search(r"^    (rollout_id|group_id)\b", types.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+def takes_weight_off_dummies(slime: Path) -> bool:
+    """Whether its ranks know by what a trajectory's part of the mean is divided: there dummies lose their weight."""
+    loss = slime / "slime" / "backends" / "megatron_utils" / "loss.py"
+    return loss.is_file() and '"rollout_mask_sums"' in loss.read_text(encoding="utf-8")
 
 
 def loads_hf_weights(slime: Path) -> bool:

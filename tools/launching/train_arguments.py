@@ -7,7 +7,7 @@ from typing import Any
 
 from tools.launching.models import Kind, math_model, vision_model
 from tools.launching.settings import LaunchSettings
-from tools.launching.slime_checkout import bridges
+from tools.launching.slime_checkout import bridges, takes_weight_off_dummies
 
 __all__ = ["config_path", "custom_config", "train_arguments"]
 
@@ -156,6 +156,9 @@ def _backend_arguments(settings: LaunchSettings) -> list[str]:
     arguments += ["--accumulate-allreduce-grads-in-fp32", "--attention-softmax-in-fp32"]
     if settings.kind.is_android and bridges(settings.slime):
         arguments += ["--megatron-to-hf-mode", "bridge"]
+    if takes_weight_off_dummies(settings.slime):
+        # Between advantages and step: dummies leave the mean, and the buffer is told what was computed of its rows.
+        arguments += ["--rollout-data-postprocess-path", "slime.rollout.agent_rollout.post_process_rollout_data"]
     return [*arguments, *_batch_arguments(settings)]
 
 

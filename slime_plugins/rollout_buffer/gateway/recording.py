@@ -43,6 +43,7 @@ class Turn:
     weight_version: str | None
     spans: tuple[WeightVersionSpan, ...]
     prompt_tokens: int | None
+    cached_tokens: int | None
     reply: bytes
     from_start: bool
     is_closed: bool
@@ -159,6 +160,7 @@ class Recording:
             weight_version=sampled.weight_version,
             spans=tuple(sampled.weight_version_spans),
             prompt_tokens=sampled.prompt_tokens,
+            cached_tokens=sampled.cached_tokens,
             reply=reply,
             from_start=from_start,
             is_closed=is_closed,
@@ -230,4 +232,5 @@ def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> G
         weight_version_spans=turn.spans,
         images=images,
         prompt_tokens=turn.prompt_tokens,
+        cached_tokens=turn.cached_tokens,
     )

@@ -228,4 +228,6 @@ def _generation(prompt_ids: Sequence[int], reply: GenerateReply) -> Generation:
         finish_reason=reply.finish_reason,
         weight_version=reply.weight_version,
         weight_version_spans=reply.weight_version_spans,
+        prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
     )

@@ -252,6 +252,8 @@ class Generation(TypedDict):
     """sha256 of the image behind each placeholder of the prompt, after the kept ones."""
     prompt_tokens: NotRequired[int | None]
     """The engine's count of the prompt with its images expanded."""
+    cached_tokens: NotRequired[int | None]
+    """How many of them the engine had in its cache."""
 
 
 class WrittenResult(TypedDict):

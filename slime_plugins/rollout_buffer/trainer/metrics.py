@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,16 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 
-__all__ = ["METRICS", "TrajectoryFacts", "batch_metrics", "facts_of", "job_metrics", "no_filter_metrics", "pass_at"]
+__all__ = [
+    "METRICS",
+    "TrajectoryFacts",
+    "batch_metrics",
+    "equal_rewards",
+    "facts_of",
+    "job_metrics",
+    "no_filter_metrics",
+    "pass_at",
+]
 
 Metrics = dict[str, float]
 
@@ -39,6 +49,10 @@ METRICS: Mapping[str, str] = {
     "rollout/response_length/mean": "tokens from the first trained one to the end, all rows of a trajectory together",
     "rollout/response_length/min": "the shortest",
     "rollout/response_length/max": "the longest",
+    "rollout/repetition/mean": "share of trajectories whose replies repeat themselves, by slime's measure: the last "
+    "10 000 characters compress to less than a tenth",
+    "rollout/prefix_cache/hit_rate": "share of prompt tokens that the engine had in its cache, where it tells",
+    "rollout/equal_rewards/mean": "share of groups whose rewards do not differ: they have no advantage",
     "rollout/trained_tokens/mean": "tokens with mask 1 of a trajectory",
     "rollout/turns/mean": "replies of the model in an episode",
     "rollout/turns/max": "most replies",
@@ -76,6 +90,8 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
 }
 """Every metric that a training rollout reports, and what it says."""
+REPETITION_CHARACTERS = 10_000
+REPETITION_RATIO = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +105,9 @@ class TrajectoryFacts:
     response_tokens: int
     trained_tokens: int
     truncated: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    replies: str = ""
     weight_versions: Sequence[str] = ()
     says: Mapping[str, Any] = field(default_factory=dict)
 
@@ -103,6 +122,9 @@ def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
         response_tokens=sum(row.response_length for row in trajectory.rows),
         trained_tokens=sum(row.trained_tokens for row in trajectory.rows),
         truncated=trajectory.truncated,
+        prompt_tokens=sum(row.prompt_tokens for row in trajectory.rows),
+        cached_tokens=sum(row.cached_tokens for row in trajectory.rows),
+        replies=trajectory.replies,
         weight_versions=[version for row in trajectory.rows for version in row.weight_versions],
         says=trajectory.extra_info,
     )
@@ -143,10 +165,21 @@ def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
         "rollout/trained_tokens/mean": statistics.fmean(member.trained_tokens for member in trained),
         **_pick(_spread("rollout/turns", turns), "mean", "max"),
         "rollout/truncated/mean": statistics.fmean(member.truncated for member in trained),
+        "rollout/repetition/mean": statistics.fmean(_repeats(member.replies) for member in trained),
+        **_prefix_cache(trained),
         **_shares("rollout/stop_reason", [member.stop_reason for member in trained]),
         **_success([member.says for member in trained]),
         **_staleness(trained),
     }  # fmt: skip
+
+
+def equal_rewards(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
+    """Returns the share of groups, of those with two members or more, whose played members all earned the same."""
+    rewards = [[member.raw_reward for member in group if not member.is_dummy] for group in groups]
+    several = [of_group for of_group in rewards if len(of_group) > 1]
+    if not several:
+        return {}
+    return {"rollout/equal_rewards/mean": statistics.fmean(max(one) == min(one) for one in several)}
 
 
 def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
@@ -169,6 +202,18 @@ def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
 def _succeeded(member: TrajectoryFacts) -> bool:
     said = member.says.get("success")
     return said if isinstance(said, bool) else member.raw_reward == 1
+
+
+def _repeats(text: str) -> bool:
+    """Tells whether a long text says the same again and again, by the measure of slime's ``repetition_frac``."""
+    end = text[-REPETITION_CHARACTERS:].encode()
+    return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
+
+
+def _prefix_cache(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
+    prompt_tokens = sum(member.prompt_tokens for member in trajectories)
+    cached_tokens = sum(member.cached_tokens for member in trajectories)
+    return {"rollout/prefix_cache/hit_rate": cached_tokens / prompt_tokens} if prompt_tokens else {}
 
 
 def job_metrics(job: Mapping[str, Any]) -> Metrics:

@@ -44,7 +44,9 @@ class RolloutRow:
 
     ``images`` names the screenshot (sha256) of each placeholder run in order. ``train_inputs`` holds what the model's
     own processor made of them (``pixel_values``, ``image_grid_thw``, joined along dimension 0), None without images or
-    without a processor. ``weight_versions`` are those that sampled the row's turns, in order.
+    without a processor. ``weight_versions`` are those that sampled the row's turns, in order. ``prompt_tokens`` and
+    ``cached_tokens`` count what the engine was shown in those turns, and what of it was in its cache; 0 where it did
+    not tell.
     """
 
     uid: str
@@ -56,6 +58,8 @@ class RolloutRow:
     response_start: int
     reward: float
     weight_versions: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     images: tuple[str, ...] = ()
     train_inputs: Mapping[str, Any] | None = None
     pictures: tuple[Any, ...] = ()
@@ -77,7 +81,8 @@ class RolloutTrajectory:
 
     ``reward`` is what the loss sees, ``raw_reward`` what the episode earned; those of a member that cannot be trained
     are the means of its group's others, so that it moves no mean. ``weight_version`` is the oldest that sampled some
-    token of it. ``extra_info`` is what its generator says beside.
+    token of it. ``extra_info`` is what its generator says beside, ``replies`` the text that the
+    policy wrote, as far as its messages hold it.
     """
 
     uid: str
@@ -95,6 +100,7 @@ class RolloutTrajectory:
     dummy_reason: str | None = None
     has_images: bool = False
     weight_version: int | None = None
+    replies: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     timings_s: Mapping[str, float] = field(default_factory=dict)
 

@@ -207,10 +207,14 @@ class RowBuilder:
             inputs = self._with_images(row, item, packed.generations)
             start = _response_start(inputs.row)
             if start is not None:
-                rows.append(self._row(item, inputs, start, _versions(packed, row), number=len(rows)))
+                sampled = [packed.generations[index] for index in row.generation_indices]
+                rows.append(self._row(item, inputs, start, sampled, number=len(rows)))
         return rows
 
-    def _row(self, item: RolloutItem, inputs: RowInputs, start: int, versions: list[str], *, number: int) -> RolloutRow:
+    def _row(
+        self, item: RolloutItem, inputs: RowInputs, start: int, sampled: Sequence[Generation], *, number: int
+    ) -> RolloutRow:
+        told = [one for one in sampled if one.cached_tokens is not None]
         return RolloutRow(
             uid=item.uid,
             group_index=item.group_index,
@@ -220,7 +224,9 @@ class RowBuilder:
             log_probs=None if inputs.row.log_probs is None else [float(value) for value in inputs.row.log_probs],
             response_start=start,
             reward=_reward(item.reward),
-            weight_versions=tuple(versions),
+            weight_versions=tuple(_versions(sampled)),
+            prompt_tokens=sum(one.prompt_tokens or len(one.prompt_ids) for one in told),
+            cached_tokens=sum(one.cached_tokens or 0 for one in told),
             images=inputs.row.images or (),
             train_inputs=inputs.train_inputs,
             pictures=inputs.pictures if self._settings.keep_pictures else (),
@@ -329,6 +335,7 @@ def _trajectory(item: RolloutItem) -> RolloutTrajectory:
         stop_reason=item.stop_reason,
         has_images=bool(images_of(item)),
         weight_version=item.weight_version,
+        replies=_replies(item),
         extra_info=item.extra_info,
         timings_s=timings if isinstance(timings, dict) else {},
     )
@@ -356,11 +363,16 @@ def _told_their_images(rows: list[TrainingRow], item: RolloutItem) -> list[Train
     return [replace(rows[0], images=shown_in_messages(item.messages))]
 
 
-def _versions(packed: _Packed, row: TrainingRow) -> list[str]:
+def _replies(item: RolloutItem) -> str:
+    """Returns the text of the policy's messages, one after the other; parts that are no text say nothing."""
+    written = [message.get("content") for message in item.messages if message.get("role") == "assistant"]
+    return "\n".join(content for content in written if isinstance(content, str))
+
+
+def _versions(sampled: Sequence[Generation]) -> list[str]:
     """Returns the weight versions that sampled the row's turns, in order; a resumed turn has several."""
     versions: list[str] = []
-    for index in row.generation_indices:
-        generation = packed.generations[index]
+    for generation in sampled:
         spans = [span.weight_version for span in generation.weight_version_spans]
         versions += spans or ([generation.weight_version] if generation.weight_version is not None else [])
     return versions

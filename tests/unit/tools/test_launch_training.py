@@ -318,6 +318,22 @@ def test_the_rows_of_a_trajectory_share_a_baseline_without_the_buffer_too(enviro
     assert values["--custom-reward-post-process-path"] == "slime.rollout.agent_rollout.post_process_rewards"
 
 
+def test_dummies_lose_their_weight_on_the_training_ranks_of_a_slime_that_knows_how(environment: dict[str, str]) -> None:
+    """The hook is called by Megatron alone, and changes what slimes before June do not have."""
+    loss = Path(environment["SLIME_DIR"]) / "slime" / "backends" / "megatron_utils" / "loss.py"
+    loss.parent.mkdir(parents=True)
+    set_by = {}
+    for source in ("group_mask_sums", 'batch["rollout_mask_sums"]'):
+        loss.write_text(source)
+        for backend in ("fsdp", "megatron"):
+            settings = settings_of(environment, SLIME_SCRIPT_TRAIN_BACKEND=backend)
+            path = values_of(train_arguments(settings)).get("--rollout-data-postprocess-path")
+            set_by[source, backend] = path is not None
+
+    assert [names for names, is_set in set_by.items() if is_set] == [('batch["rollout_mask_sums"]', "megatron")]
+    assert path == "slime.rollout.agent_rollout.post_process_rollout_data"
+
+
 @pytest.fixture
 def newest(environment: dict[str, str]) -> dict[str, str]:
     """A slime without FSDP and without the bridge, which trains Qwen3.5 by itself."""

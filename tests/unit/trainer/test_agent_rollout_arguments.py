@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from slime.rollout import agent_rollout_arguments
 from slime.rollout.agent_rollout import forget_jobs, generate_rollout
 from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
+from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
@@ -46,6 +48,8 @@ def slimes_args(**changes: Any) -> Namespace:
         {"use_routing_replay": True},
         {"use_opd": True, "opd_type": "megatron"},
         {"rollout_sample_filter_path": None},
+        {"rollout_data_postprocess_path": POSTPROCESS_PATH, "train_backend": "megatron"},
+        {"rollout_data_postprocess_path": "own.hook", "train_backend": "fsdp"},
     ],
 )
 def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> None:
@@ -74,6 +78,15 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
             "rollout_buffer_short_groups: refill",
         ),
         ({**RANKS, "advantage_estimator": "reinforce_plus_plus"}, "set --use-dynamic-batch-size"),
+        (
+            {
+                **RANKS,
+                "actor_num_gpus_per_node": 1,
+                "micro_batch_size": 2,
+                "advantage_estimator": "reinforce_plus_plus",
+            },
+            "untrained rows that fill up micro-batches",
+        ),
         ({"log_passrate": True}, "--log-passrate"),
         ({"log_correct_samples": True}, "--log-correct-samples"),
         ({"log_correct_samples": True, "use_rollout_logprobs": True, "global_batch_size": 8}, "--log-correct-samples"),
@@ -85,6 +98,7 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
         ({"custom_generate_function_path": "a.b"}, "--custom-generate-function-path"),
         ({"custom_rm_path": "a.b"}, "--custom-rm-path"),
         ({"rm_type": "math"}, "--rm-type"),
+        ({"rollout_data_postprocess_path": POSTPROCESS_PATH, "train_backend": "fsdp"}, "Megatron alone, not by fsdp"),
         ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay"),
         ({"rollout_top_p": 0.9}, "--rollout-top-p 0.9"),
         ({"use_opd": True, "opd_type": "sglang"}, "--opd-type"),
@@ -93,6 +107,17 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
 def test_what_stops_a_step_later_is_refused_with_the_flag_to_change(changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(ConfigError, match=flag):
         check_arguments(slimes_args(**changes))
+
+
+def test_rewards_of_all_ranks_beside_the_rows_of_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """slime gives each rank its own rewards only from August 2026 on."""
+    monkeypatch.setattr(agent_rollout_arguments, "_splits_rewards", lambda: False)
+    args = slimes_args(log_correct_samples=True, global_batch_size=8, actor_num_nodes=1, actor_num_gpus_per_node=2)
+    with pytest.raises(ConfigError, match="--log-correct-samples pairs the rewards of all"):
+        check_arguments(args)
+
+    args.actor_num_gpus_per_node = 1
+    check_arguments(args)
 
 
 def test_all_reasons_are_said_at_once() -> None:

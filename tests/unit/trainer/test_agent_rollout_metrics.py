@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def sample(reward: float, **metadata: Any) -> Sample:
     versions = metadata.pop("weight_versions", [])
     dummy = metadata.pop("dummy", False)
+    cached, prompt, response = metadata.pop("cached", 0), metadata.pop("prompt", 0), metadata.pop("response", "")
     facts = {"raw_reward": reward, "outcome": "completed", "stop_reason": "terminated", **metadata}
     return Sample(
         tokens=[1, 2, 3, 4],
@@ -29,6 +30,8 @@ def sample(reward: float, **metadata: Any) -> Sample:
         metadata=facts,
         remove_sample=dummy,
         weight_versions=versions,
+        response=response,
+        prefix_cache_info=Sample.PrefixCacheInfo(cached_tokens=cached, total_prompt_tokens=prompt),
     )
 
 
@@ -41,6 +44,26 @@ def test_a_trajectory_counts_once_however_many_rows_it_has() -> None:
     assert (metrics["rollout/response_length/max"], metrics["rollout/response_length/min"]) == (9, 3)
     assert metrics["rollout/trained_tokens/mean"] == 4
     assert (metrics["rollout/turns/mean"], metrics["rollout/turns/max"]) == (2, 3)
+
+
+def test_an_endless_reply_is_one_trajectory_that_repeats_itself() -> None:
+    rows = [sample(1.0, response="again and " * 2000)] * 3
+    metrics = batch_metrics([[rows, sample(0.0, response="again and " * 900)]])
+
+    assert metrics["rollout/repetition/mean"] == 0.5
+
+
+def test_cache_hits_are_a_share_of_the_prompts_that_the_engine_told_of() -> None:
+    metrics = batch_metrics([[[sample(1.0, cached=90, prompt=100), sample(1.0, cached=30, prompt=100)], sample(0.0)]])
+
+    assert metrics["rollout/prefix_cache/hit_rate"] == 0.6
+    assert "rollout/prefix_cache/hit_rate" not in batch_metrics([[sample(0.0)]])
+
+
+def test_a_group_whose_rewards_do_not_differ_is_told_and_a_dummy_makes_no_difference() -> None:
+    groups = [[sample(1.0), sample(1.0), sample(0.5, dummy=True)], [sample(0.0), sample(1.0)], [sample(3.0)]]
+
+    assert batch_metrics(groups)["rollout/equal_rewards/mean"] == 0.5
 
 
 def test_dummies_count_among_outcomes_alone() -> None:

@@ -6,12 +6,14 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.rollout.agent_rollout import post_process_rewards
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.rules.rewards import LARGEST_REWARD
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 
@@ -115,3 +117,14 @@ def test_every_group_sums_to_zero_over_its_trajectories(members: list[tuple[int,
     for group in range(3):
         total = math.fsum(reward for index, reward in by_trajectory.values() if index == group)
         assert total == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "ppo"])
+def test_the_largest_rewards_add_up_over_the_tokens_of_a_step(estimator: str) -> None:
+    """In 32 bits, where half of a step is dummies too."""
+    members = [sample(LARGEST_REWARD * (-1) ** number, trajectory=number) for number in range(4)]
+    dummies = [sample(0.0, trajectory=4 + number, dummy=True) for number in range(4)]
+
+    rewards = normalized([*members, *dummies], advantage_estimator=estimator, grpo_std_normalization=False)
+    assert np.isfinite(np.float32(1e8 * np.asarray(rewards))).all()
+    assert [reward > 0 for reward in rewards[:4]] == [True, False, True, False]

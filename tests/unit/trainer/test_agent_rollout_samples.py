@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.rollout import agent_rollout_samples
+from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     consumed_ids,
@@ -385,7 +388,8 @@ ONE_STEP = {"loss_type": "policy_loss", "kl_coef": 0, "rollout_batch_size": 1, "
 def test_where_slime_wants_the_shape_of_log_probs_nobody_recorded_it_gets_no_number(
     changes: dict[str, Any], is_wanted: bool
 ) -> None:
-    args = trainer_args(**{**ONE_STEP, **changes})
+    """NaN, where the training ranks' hook takes it out again."""
+    args = trainer_args(**{**ONE_STEP, **changes}, rollout_data_postprocess_path=POSTPROCESS_PATH)
     (group,) = converter(2).groups([item(generations=WITHOUT_LOG_PROBS), item(uid="b", remove_sample=True)])
     played, dummy = flat_samples(finish_batch([group], 0, args))
 
@@ -395,6 +399,33 @@ def test_where_slime_wants_the_shape_of_log_probs_nobody_recorded_it_gets_no_num
         assert dummy.rollout_log_probs == [0.0]
     else:
         assert (played.rollout_log_probs, dummy.rollout_log_probs) == (None, None)
+
+
+@pytest.mark.parametrize(("model_type", "is_even"), [("qwen3_5", True), ("qwen3_5_moe", True), ("qwen3_vl", False)])
+def test_rows_of_odd_length_get_an_untrained_token_where_slime_stops_at_them(
+    model_type: str, is_even: bool, tmp_path: Path
+) -> None:
+    """slime's own Qwen3.5 with eyes: "Packed sequence length 11 must be divisible by 2 * CP size 1"."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": {}}))
+    odd = item(generations=[Generation([1, 2], [3], [-0.5])])
+    (group,) = converter(2).groups([odd, item(uid="b", generations=[Generation([1, 2], [3, 4], [-0.5, -0.25])])])
+    first, second = flat_samples(finish_batch([group], 0, trainer_args(hf_checkpoint=str(tmp_path))))
+
+    assert second.tokens == [1, 2, 3, 4]
+    if is_even:
+        assert (first.tokens, first.loss_mask) == ([1, 2, 3, 0], [1, 0])
+        assert (first.response_length, first.rollout_log_probs) == (2, [-0.5, 0.0])
+    else:
+        assert (first.tokens, first.loss_mask, first.response_length) == ([1, 2, 3], [1], 1)
+
+
+def test_without_the_hook_no_nan_reaches_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    agent_rollout_samples._warn_of_unknown_log_probs.cache_clear()
+    (group,) = converter(2).groups([item(generations=WITHOUT_LOG_PROBS), item(uid="b", generations=WITHOUT_LOG_PROBS)])
+    samples = flat_samples(finish_batch([group], 0, trainer_args(**ONE_STEP)))
+
+    assert [set(sample.rollout_log_probs or []) for sample in samples] == [{0.0}, {0.0}]
+    assert POSTPROCESS_PATH in caplog.text
 
 
 def test_log_probs_are_on_all_samples_or_on_none() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_dummies import played_share, take_weight_off_dummies
+from slime.rollout.agent_rollout_dummies import forget_unknown_log_probs, played_share, take_weight_off_dummies
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
-from slime.rollout.agent_rollout_reports import RowName, rows_to_report
+from slime.rollout.agent_rollout_reports import RowName, report_rows, rows_to_report
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.trainer import reports
 from slime_plugins.rollout_buffer.trainer.reports import RowReport, TrainingReporter
@@ -138,3 +138,21 @@ def test_the_weight_of_dummies_is_taken_off_where_another_rank_has_played_trajec
 
 def test_a_trajectory_with_rows_on_two_ranks_counts_once() -> None:
     assert played_share([[{1, 2}, {5}], [{2, 3}, set()]], [4, 2]) == [0.75, 0.5]
+
+
+@pytest.mark.parametrize("who", ["nobody", "this rank", "another rank"])
+def test_log_probs_that_nobody_knows_are_forgotten_on_every_rank(who: str) -> None:
+    """Ranks add up what they log key by key: one that kept them would stop the others."""
+    data = data_of_a_rank()
+    if who == "this rank":
+        data["rollout_log_probs"][1][:] = float("nan")
+    forgotten = forget_unknown_log_probs(data, lambda known: [known, who != "another rank"])
+
+    assert forgotten is (who != "nobody")
+    assert ("rollout_log_probs" in data) is not forgotten
+
+
+def test_episodes_without_a_buffer_have_nobody_to_report_to() -> None:
+    data = data_of_a_rank() | {"sample_indices": [0, 1, 2]}
+
+    assert report_rows(Namespace(rollout_buffer_url=None), 0, data) is False

@@ -309,4 +309,5 @@ def _generation(prompt_ids: Sequence[int], reply: GenerateReply, length: int) ->
         weight_version=reply.weight_version,
         weight_version_spans=tuple(spans),
         prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
     )

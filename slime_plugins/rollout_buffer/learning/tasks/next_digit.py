@@ -88,6 +88,8 @@ class NextDigitGenerator:
             finish_reason=reply.finish_reason,
             weight_version=reply.weight_version,
             weight_version_spans=reply.weight_version_spans,
+            prompt_tokens=reply.prompt_tokens,
+            cached_tokens=reply.cached_tokens,
         )
 
 

@@ -247,6 +247,7 @@ def _generation(prompt: Sequence[int], reply: GenerateReply) -> Generation:
         weight_version=reply.weight_version,
         weight_version_spans=reply.weight_version_spans,
         prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
     )
 
 

@@ -111,4 +111,5 @@ def _generation(prompt: Prompt, reply: GenerateReply, length: int) -> Generation
         weight_version_spans=tuple(spans),
         images=tuple(image.sha256 for image in prompt.images),
         prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
     )
