@@ -177,7 +177,8 @@ def vision(checkout: Path, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def seeing(checkout: Path, vision: Path, folder: Path) -> Seen:
     batches = [Batch(name="vision", rows=vision / "rows.pt", changes={**ONE_POLICY, **UNDONE})]
-    return train(checkout, vision / "model", folder / "seeing", batches, arguments=OF_QWEN3_5_VL)[0]["vision"]
+    seen: Seen = train(checkout, vision / "model", folder / "seeing", batches, arguments=OF_QWEN3_5_VL)[0]["vision"]
+    return seen
 
 
 def test_rows_with_pictures_have_the_log_probs_of_the_model_itself(seeing: Seen, vision: Path) -> None:

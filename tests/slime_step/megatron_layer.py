@@ -43,7 +43,7 @@ def layer_spec(args: Any, config: Any, vp_stage: int | None = None) -> Any:
     return spec
 
 
-class UnitOffsetNorm(torch.nn.Module):
+class UnitOffsetNorm(torch.nn.Module):  # type: ignore[misc]  # torch is not looked into
     """RMSNorm whose weight is what it differs from one by, as Qwen3.5's is."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
@@ -103,7 +103,8 @@ def load_hf_weights() -> None:
     try:
         hf_to_megatron = import_module("slime.backends.megatron_utils.hf_to_megatron")
     except ImportError:
-        import_module("slime.backends.megatron_utils.checkpoint")._load_checkpoint_hf = _load_as_a_bridge_would
+        checkpoint: Any = import_module("slime.backends.megatron_utils.checkpoint")
+        checkpoint._load_checkpoint_hf = _load_as_a_bridge_would
         return
     for family in ("qwen3", "qwen3_5"):
         hf_to_megatron._LOADERS[family] = _of_unfused_layer(hf_to_megatron._LOADERS[family])

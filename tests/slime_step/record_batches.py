@@ -71,7 +71,7 @@ def played(name: str) -> Iterator[tuple[str, list[Any]]]:
         )
         forget_jobs()
         (rollout,) = TrainerStandIn(args).train(1)
-        yield url, rollout.samples
+        yield url, list(rollout.samples)
 
 
 def line_of(sample: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def trained(actor: Any, args: Namespace, batch: dict[str, Any], rank: int, ranks
         seen["weights_moved"] = distance(before, weights_of(actor))
         seen["micro_batches"] = shards[rank].inner["micro_batch_indices"]
         flush_reports()
-    return seen
+    return dict(seen)
 
 
 @contextmanager
