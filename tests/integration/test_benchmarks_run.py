@@ -20,6 +20,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "gateway": ("--rounds", "1", "--seconds", "0.2"),
     "masks": ("--rounds", "1", "--batch", "0", "--pairs", "qwen2.5"),
     "scheduler": ("--rounds", "1", "--episodes", "4", "--devices", "2", "--scale", "0.005"),
+    "startup": ("--rounds", "1"),
 }
 
 
