@@ -52,6 +52,7 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
+from slime_plugins.rollout_buffer.types import GroupState
 
 app = typer.Typer(
     name="rollout-buffer",
@@ -122,11 +123,12 @@ def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"jobs": found})
         return
-    table = Table("job", "task type", "state", "groups", "ready", "delivered", "filtered", "failed", "cause")
+    states = [state.value for state in GroupState]
+    table = Table("job", "task type", "state", "groups", *states, "cause", box=None)
     for job in found:
         groups = job["groups"]
         total = sum(groups.values())
-        numbers = [str(groups[state]) for state in ("ready", "delivered", "filtered", "failed")]
+        numbers = [str(groups[state]) for state in states]
         table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, job["cause"])
     console.print(table if found else "no jobs yet")
 

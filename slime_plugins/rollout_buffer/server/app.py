@@ -6,6 +6,7 @@ The server holds no state of its own, so several gunicorn workers are as good as
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from flask import Blueprint, Flask, Response
@@ -97,6 +98,8 @@ def _check_task_type(task_type: Any) -> None:
     broken = seen.catalog.get("broken_generators", {})
     hint = f"; broken generators: {broken}" if broken else ""
     names = ", ".join(sorted(known))
+    near = get_close_matches(task_type, known, n=1, cutoff=0.7)
+    hint = (f"; did you mean {near[0]}?" if near else "") + hint
     raise UnknownTaskTypeError(
         f"no generator has task_type {task_type[:100]!r}; known: {names}{hint}",
         {"task_types": sorted(known), "broken_generators": broken},

@@ -201,6 +201,12 @@ def test_failed_attempts_are_read_from_a_data_directory_that_nobody_serves(serve
     assert "holds no buffer" in " ".join(wrong.stderr.split())
 
 
+def test_the_groups_of_a_listed_job_stand_in_one_column_each(served: Served) -> None:
+    (row,) = [line.split() for line in served.run("jobs").stdout.splitlines() if line.split()[0] == "j"]
+    total, *states = [int(cell) for cell in row[3:11]]
+    assert total == sum(states) == 5
+
+
 def test_every_json_is_one_object_with_its_lists_by_name(served: Served) -> None:
     calls = [
         ("jobs",), ("status",), ("status", "j"), ("groups", "j"), ("attempts", "j"), ("mismatch", "j"),

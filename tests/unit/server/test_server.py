@@ -92,6 +92,7 @@ def test_a_slice_of_the_input_file_is_what_is_played(client: FlaskClient, math_f
 
 
 WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
+    ({"task_type": "mth"}, 404, "known: external, math; did you mean math?"),
     ({"task_type": "unheard_of"}, 404, "no generator has task_type 'unheard_of'; known: external, math"),
     ({"task_type": None}, 400, "task_type"),
     ({"task_type": ["math"]}, 400, "task_type"),
