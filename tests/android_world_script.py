@@ -6,9 +6,12 @@ screenshots in the prompt; the action it wants when they are used up is the repl
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -18,7 +21,10 @@ from slime_plugins.rollout_buffer.generator.android_world.device_actions import 
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
+from slime_plugins.rollout_buffer.simulation.engine.policy import Policy
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
+from slime_plugins.rollout_buffer.simulation.engine.server import running
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.types import Image
 from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
 from tests.android_world_player import SOLUTIONS
@@ -71,6 +77,29 @@ class Script:
         passed = {one.turn for one in parts}
         seen = [image for turn, image in enumerate(images) if turn not in passed]
         return next_reply(self.tasks[position], self.params[self.tasks[position]], seen)
+
+
+@contextmanager
+def engine_with(policy: Policy) -> Iterator[int]:
+    """Runs the stand-in engine with this policy in a thread; yields its port."""
+    loop, ports = asyncio.new_event_loop(), []
+    up, over = threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with running(StandInSettings(port=0), policy=policy) as url:
+            ports.append(int(url.rpartition(":")[2]))
+            up.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
+    thread.start()
+    assert up.wait(60)
+    try:
+        yield ports[0]
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
 
 
 class _NextError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
-from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, is_free
 from tests.guarded_device import make_sdk
+from tests.integration.conftest import process_table
 
 ADB = shutil.which("adb")
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +68,19 @@ def test_a_server_that_somebody_restarts_finds_its_emulator_again_and_only_that(
     for host in hosts:
         host.check_alive()
     assert [devices(server(host)) for host in others] == [[serial(host)] for host in others]
+
+
+def test_a_command_to_an_emulator_that_has_died_leaves_no_server_behind(hosts: list[EmulatorHost]) -> None:
+    """Any command of adb starts a server where there is none, also after the guard has ended with its emulator."""
+    host = hosts[0]
+    port = server(host)
+    started = f"-port {serial(host).rpartition('-')[2]}"
+    emulator = next(pid for pid, _, words in process_table() if started in words and "guard.py" not in words)
+    os.kill(emulator, signal.SIGKILL)
+    until(lambda: host.lost() != "")
+    adb(port, "devices")  # as whoever looks at the device in this moment does
+    host.stop()
+    until(lambda: is_free(port))
 
 
 def server(host: EmulatorHost) -> int:

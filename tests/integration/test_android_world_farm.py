@@ -11,14 +11,12 @@ numbers; beside it is kept the data directory of a run in which an episode did n
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
 import shutil
 import sqlite3
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -35,11 +33,9 @@ from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interf
     SimulatedSdk,
     make_simulated_sdk,
 )
-from slime_plugins.rollout_buffer.simulation.engine.server import running
-from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 from tests.android_world_expert import say
-from tests.android_world_script import Part, Script, task_params
+from tests.android_world_script import Part, Script, engine_with, task_params
 from tests.integration.conftest import BufferProcess, process_table, wait_until
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
@@ -94,29 +90,6 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def params() -> dict[str, Any]:
     return task_params(PYTHON, TASKS)
-
-
-@contextmanager
-def engine_with(script: Script) -> Iterator[int]:
-    """Runs the stand-in engine with this policy in a thread; yields its port."""
-    loop, ports = asyncio.new_event_loop(), []
-    up, over = threading.Event(), asyncio.Event()
-
-    async def serve() -> None:
-        async with running(StandInSettings(port=0), policy=script) as url:
-            ports.append(int(url.rpartition(":")[2]))
-            up.set()
-            await over.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
-    thread.start()
-    assert up.wait(60)
-    try:
-        yield ports[0]
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join()
-        loop.close()
 
 
 @contextmanager

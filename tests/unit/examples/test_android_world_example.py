@@ -26,6 +26,8 @@ from examples.android_world.prompts import (
     ANDROID_WORLD_TEMPLATE_NO_HIS,
     ANDROID_WORLD_TEMPLATE_STEP,
 )
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.types import Image
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "android_world"
@@ -117,6 +119,24 @@ def test_the_models_space_is_mapped_onto_the_whole_screen() -> None:
     assert rescale_fn((0, 0)) == (0, 0)
     assert rescale_fn((999, 999)) == (1079, 2399)
     assert rescale_fn((999, 999), 720, 1280) == (719, 1279)
+
+
+def test_an_observation_in_the_published_shape_has_the_image_first_and_its_place_in_the_whole_text() -> None:
+    env = object.__new__(AndroidWorldEnv)
+    seen = Observation(goal="Turn Wi-Fi on.", screenshot=Image(data=b"png"), screen_width=1080, screen_height=2400)
+    pictures = {"image": [object()]}
+    observation = {"seen": seen, "step": 1, "max_steps": 10, "multi_modal_data": pictures}
+    first = env.format_observation(observation, is_initial=True)
+    assert first == {
+        "role": "user",
+        "content": [
+            {"type": "image", "image": pictures["image"][0]},
+            {"type": "text", "text": ANDROID_WORLD_TEMPLATE_NO_HIS.format(task_description="Turn Wi-Fi on.")},
+        ],
+    }
+    later = env.format_observation({**observation, "step": 2}, is_initial=False)
+    assert [part["type"] for part in later["content"]] == ["image", "text"]
+    assert later["content"][1]["text"] == "Step 2 of 10: <image>"
 
 
 def test_the_names_are_those_of_what_they_stand_for() -> None:

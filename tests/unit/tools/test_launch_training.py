@@ -25,10 +25,11 @@ from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tools.launch_training import main
 from tools.launching.execution import run
-from tools.launching.models import Kind, LaunchError
+from tools.launching.models import VISION_MODELS, Kind, LaunchError
 from tools.launching.preconditions import missing
 from tools.launching.settings import VARIABLES, LaunchSettings, is_loopback, misspelt, read_settings
-from tools.launching.steps import Step, compose, obstacles
+from tools.launching.slime_checkout import trains_qwen3_5_vl
+from tools.launching.steps import NATIVE_SPEC, Step, compose, obstacles
 from tools.launching.train_arguments import train_arguments
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -936,6 +937,21 @@ class TestParsers:
         )
         return train_arguments(settings)
 
+    @pytest.mark.parametrize("model", sorted(name for name, model in VISION_MODELS.items() if model.native))
+    def test_the_shape_of_each_model_with_eyes_of_its_own_is_slimes_and_takes_them(self, model: str) -> None:
+        """What the launch line does to slime's shape is what slime's own script for such a model does."""
+        if not trains_qwen3_5_vl(Path(SLIME)):
+            pytest.skip("this slime trains no Qwen3.5 with its eyes")
+        shape = Path(SLIME) / "scripts" / "models" / f"{VISION_MODELS[model].shape}.sh"
+        ours = shape_after(f"source {shape} && MODEL_ARGS[1]={NATIVE_SPEC[0]} && MODEL_ARGS[2]={NATIVE_SPEC[1]}")
+        assert ours[:3] == ["--spec", *NATIVE_SPEC]
+        groups = ours[ours.index("--num-query-groups") + 1]
+        assert int(groups) == VISION_MODELS[model].query_groups
+        assert ("--num-experts" in ours) is VISION_MODELS[model].experts
+        own = shape.with_name(f"{shape.stem}-vl.sh")
+        if own.is_file():
+            assert ours == shape_after(f"source {own}")
+
     def test_a_flag_that_was_renamed_is_found(self, tmp_path: Path) -> None:
         words = [
             "--hf-checkpoint",
@@ -950,7 +966,18 @@ class TestParsers:
         assert unknown_to_slime(words, tmp_path) == {"--offload-old-actor"}
 
 
-MODELS_OF = {True: ("Qwen3-VL-8B-Instruct", "Qwen2.5-VL-7B-Instruct", "Qwen3.5-35B-A3B"), False: ("Qwen3-4B",)}
+NATIVE = tuple(name for name, model in VISION_MODELS.items() if model.native)
+MODELS_OF = {True: ("Qwen3-VL-8B-Instruct", "Qwen2.5-VL-7B-Instruct", *NATIVE), False: ("Qwen3-4B",)}
+
+
+def shape_after(line: str) -> list[str]:
+    """Returns the words of ``MODEL_ARGS`` after a line of the shell."""
+    done = subprocess.run(
+        ["bash", "-c", f"{line} && printf '%s\\n' \"${{MODEL_ARGS[@]}}\""], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
 STUBS = {
     "wandb": "",
     "sglang_router": "__version__ = '0.3.2+slime'\n",
@@ -993,10 +1020,11 @@ def unknown_to_slime_itself(arguments: list[str]) -> set[str]:
         "    sys.modules[name] = Absent(name)\n"
         "from slime.utils.arguments import get_slime_extra_args_provider\n"
         "parser = get_slime_extra_args_provider(None)(argparse.ArgumentParser(allow_abbrev=False))\n"
-        "print(json.dumps(parser.parse_known_args(json.loads(sys.argv[1]))[1]))\n"
+        "print(json.dumps(parser.parse_known_args(json.load(sys.stdin))[1]))\n"
     )
     finished = subprocess.run(
-        [SLIME_PYTHON, "-c", program, json.dumps(arguments)],
+        [SLIME_PYTHON, "-c", program],
+        input=json.dumps(arguments),
         env={**os.environ, "PYTHONPATH": SLIME},
         capture_output=True,
         text=True,

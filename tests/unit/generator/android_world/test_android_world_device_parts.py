@@ -222,6 +222,17 @@ def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
         ports.release()
 
 
+def test_the_last_of_a_host_full_of_emulators_finds_a_port_that_was_left_over_below() -> None:
+    last = hold_ports(5682, 42100, 42300, lowest_console=5620)
+    beyond = [hold_ports(5682, 42100, 42300, lowest_console=5620) for _ in range(2)]
+    assert len({ports.console for ports in (last, *beyond)}) == 3
+    assert all(5620 <= ports.console < 5682 for ports in beyond)
+    with pytest.raises(DeviceError, match="no free port"):
+        hold_ports(5684, 42100, 42300)
+    for ports in (last, *beyond):
+        ports.release()
+
+
 @pytest.fixture
 def avd_home(tmp_path: Path) -> Path:
     base = tmp_path / "avd" / "Base.avd"

@@ -32,6 +32,7 @@ _PATIENCE_S = 10.0
 _ADB_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1
 _LISTENING = "0A"
+_LAST_LOOKS = 2
 
 
 def main(words: list[str]) -> int:
@@ -57,7 +58,7 @@ def main(words: list[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is what it asks for
         _end(child)
-        _adb(adb, port, "kill-server")
+        _end_adb_server(adb, port)
         records.clear()
     return child.returncode
 
@@ -180,6 +181,15 @@ def _adb(adb: str, port: str, *words: str) -> None:
         subprocess.run([adb, "-P", port, *words], capture_output=True, timeout=_ADB_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"adb {' '.join(words)}: {error}\n")
+
+
+def _end_adb_server(adb: str, port: str) -> None:
+    """Ends the server, and those that take its place: any command of adb that is under way meanwhile starts one."""
+    _adb(adb, port, "kill-server")
+    for _ in range(_LAST_LOOKS):
+        time.sleep(_POLL_S)
+        if _listening_inodes(int(port)):
+            _adb(adb, port, "kill-server")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

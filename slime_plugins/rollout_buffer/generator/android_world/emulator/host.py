@@ -15,7 +15,12 @@ from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CopyLimits, clone_avd
-from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts, hold_ports
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import (
+    NO_ADB_SEARCH,
+    EmulatorPorts,
+    hold_ports,
+    is_free,
+)
 
 __all__ = ["DEVICE_MARK", "EmulatorHost", "check_sdk", "make_clone", "records_folder", "screen_size"]
 
@@ -133,9 +138,19 @@ class EmulatorHost:
             _close_guard(guard)
         ports, self.ports = self.ports, None
         if ports is not None:
+            self._end_adb_server(ports)
             ports.release()
         for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
             lock.unlink(missing_ok=True)  # of the process that just ended; with it no emulator would start again
+
+    def _end_adb_server(self, ports: EmulatorPorts) -> None:
+        """Ends a server that came after the guard's end: a command to an emulator that has died starts one anew."""
+        if is_free(ports.adb_server):
+            return
+        try:
+            _output([self.adb_path, "-P", str(ports.adb_server), "kill-server"])
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("the adb server on port %d does not end: %s", ports.adb_server, error)
 
     def shut_down(self) -> None:
         """Has Android shut down, so that what it wrote is on its disk; then as ``stop``."""
@@ -159,6 +174,7 @@ class EmulatorHost:
             settings.base_console_port + 2 * self._index,
             settings.base_grpc_port + self._index,
             settings.base_adb_server_port + self._index,
+            lowest_console=settings.base_console_port,
         )
         self._guard = self._launch(ports)
         while time.monotonic() < deadline:

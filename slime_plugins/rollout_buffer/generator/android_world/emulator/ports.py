@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 
-__all__ = ["NO_ADB_SEARCH", "EmulatorPorts", "free_console_ports", "hold_ports"]
+__all__ = ["NO_ADB_SEARCH", "EmulatorPorts", "free_console_ports", "hold_ports", "is_free"]
 
 NO_ADB_SEARCH = {"ADB_EMU": "0", "ADB_LOCAL_TRANSPORT_MAX_PORT": "5554"}
 """In the environment of an adb server: it does not look for emulators, which begins at 5555; each has a server that is
@@ -41,8 +42,10 @@ class EmulatorPorts:
         self._held.close()
 
 
-def hold_ports(console: int, grpc: int, adb_server: int) -> EmulatorPorts:
+def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int | None = None) -> EmulatorPorts:
     """Returns the first free ports from the given ones on: an even console port with the next one for adb.
+
+    Console ports end at 5682; beyond it the search goes on at ``lowest_console``.
 
     Raises:
         DeviceError: there are no free ports in reach.
@@ -50,7 +53,9 @@ def hold_ports(console: int, grpc: int, adb_server: int) -> EmulatorPorts:
     held = ExitStack()
     try:
         first = console + console % 2
-        found_console = _first_held(held, range(first, min(first + 2 * _TRIES, _LAST_CONSOLE_PORT + 1), 2), width=2)
+        lowest = first if lowest_console is None else lowest_console + lowest_console % 2
+        consoles = [*range(first, _LAST_CONSOLE_PORT + 1, 2), *range(lowest, min(first, _LAST_CONSOLE_PORT + 1), 2)]
+        found_console = _first_held(held, consoles, width=2)
         return EmulatorPorts(
             console=found_console,
             grpc=_first_held(held, range(grpc, grpc + _TRIES)),
@@ -64,21 +69,20 @@ def hold_ports(console: int, grpc: int, adb_server: int) -> EmulatorPorts:
 
 def free_console_ports(console: int) -> int:
     """Returns how many emulators find a console port and the next one free, from the given port on; takes none."""
-    return sum(
-        _is_free(port) and _is_free(port + 1) for port in range(console + console % 2, _LAST_CONSOLE_PORT + 1, 2)
-    )
+    return sum(is_free(port) and is_free(port + 1) for port in range(console + console % 2, _LAST_CONSOLE_PORT + 1, 2))
 
 
-def _first_held(held: ExitStack, candidates: range, width: int = 1) -> int:
+def _first_held(held: ExitStack, candidates: Sequence[int], width: int = 1) -> int:
     for port in candidates:
         lock = _lock(port)
         if lock is None:
             continue
-        if all(_is_free(port + offset) for offset in range(width)):
+        if all(is_free(port + offset) for offset in range(width)):
             held.callback(lock.close)
             return port
         lock.close()
-    raise DeviceError(f"no free port between {candidates.start} and {candidates.stop}")
+    reach = f"between {min(candidates)} and {max(candidates)}" if candidates else "up to where emulators look"
+    raise DeviceError(f"no free port {reach}")
 
 
 def _lock(port: int) -> IO[str] | None:
@@ -95,7 +99,7 @@ def _lock(port: int) -> IO[str] | None:
     return lock
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     """True when nobody listens on it, on IPv4 and on IPv6."""
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         try:

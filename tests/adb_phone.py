@@ -1,0 +1,117 @@
+"""A real device without Android: the shipped device on a small emulator, through the real ``adb``.
+
+``python -m tests.adb_phone -m MODULE DESCRIPTOR`` is started in the place of the device workers' Python, as
+``android_world_python``. All but the package ``android_world`` is what runs in production: clone, ports, adb server,
+guard, emulator process, boot and the order of an episode. A task is solved by one tap that reached the own emulator.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from slime_plugins.rollout_buffer.devices import device_process
+from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.emulator import device
+from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts
+
+ADB_S = 60.0
+
+
+class AdbPackage:
+    """Stands for ``AndroidWorldPackage``: every look, action and score is a command of the real adb."""
+
+    def __init__(self, temporary_folder: Path) -> None:
+        del temporary_folder
+        self.env: Any = self
+        self.taps = 0
+        self._before: list[str] = []
+
+    def connect(self, ports: EmulatorPorts, adb_path: str) -> None:
+        self._before = [adb_path, "-P", str(ports.adb_server)]
+        listed = [line.split("\t")[0] for line in self._run("devices").splitlines()[1:] if line]
+        if listed != [ports.serial]:
+            raise DeviceError(f"crossed: the adb server of {ports.serial} knows {listed}")
+        self._before += ["-s", ports.serial]
+
+    def disconnect(self) -> None:
+        pass
+
+    def new_task(self, name: str, params_idx: int, suite_seed: int) -> AdbTask:
+        del params_idx, suite_seed
+        return AdbTask(self, name)
+
+    def adb(self, *words: str) -> str:
+        said = self._run(*words)
+        self.taps += words[:3] == ("shell", "input", "tap")
+        if said.strip() != " ".join(words[1:]):
+            raise DeviceError(f"adb {words} said {said!r}")
+        return said
+
+    def reset(self, *, go_home: bool) -> None:
+        assert go_home
+        self.taps = 0
+
+    def hide_automation_ui(self) -> None:
+        pass
+
+    def get_state(self, *, wait_to_stabilize: bool) -> Any:
+        del wait_to_stabilize
+        return SimpleNamespace(pixels=np.full((1200, 540, 3), min(self.taps * 80, 255), np.uint8), ui_elements=[])
+
+    def await_fresh_tree(self) -> None:
+        pass
+
+    def forget_accessibility_trees(self) -> None:
+        pass
+
+    def check_forwarder(self) -> None:
+        pass
+
+    def _run(self, *words: str) -> str:
+        environment = {**os.environ, **NO_ADB_SEARCH}
+        done = subprocess.run(
+            [*self._before, *words], capture_output=True, text=True, timeout=ADB_S, check=True, env=environment
+        )
+        return done.stdout
+
+
+class AdbTask:
+    """Solved once the phone was tapped."""
+
+    app_names = ("none",)
+    complexity = 1.0
+    start_on_home_screen = False
+
+    def __init__(self, package: AdbPackage, name: str) -> None:
+        self._package, self.goal = package, f"Tap for {name}."
+
+    def initialize_task(self, env: Any) -> None:
+        pass
+
+    def is_successful(self, env: Any) -> float:
+        self._package.adb("shell", "score")
+        return float(env.taps > 0)
+
+    def tear_down(self, env: Any) -> None:
+        pass
+
+
+def main(words: list[str]) -> int:
+    """Serves one such device, as ``device_process`` does; ``words`` are what its Python is started with."""
+    names: Mapping[str, Any] = vars(device)
+    assert {"AndroidWorldPackage", "check_package"} <= names.keys()
+    setattr(device, "AndroidWorldPackage", AdbPackage)  # noqa: B010 - a name that type checkers take for a constant
+    setattr(device, "check_package", lambda: None)  # noqa: B010
+    return device_process.main(words[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
