@@ -7,7 +7,6 @@ each is shown for what it is. Needs what ``test_dashboard_browser`` needs.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
 from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
-from tests.integration.test_dashboard_browser import Visit, browser
+from tests.integration.test_dashboard_browser import Visit, browser, current
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -40,7 +39,7 @@ def show(browser: Any) -> Iterator[Callable[[BufferProcess, str], Visit]]:
         here = Visit(context.new_page(), buffer.url)
         found = buffer.client.trajectories(job_id=job_id)["trajectories"]
         here.open("jobs", job_id, "trajectories", max(found, key=lambda one: one["turns"])["uid"])
-        here.page.get_by_role("heading", name="Turn 1").wait_for()
+        current(here.page, 1).wait_for()
         return here
 
     yield opened
@@ -72,12 +71,12 @@ def test_an_edited_context_says_what_was_deleted_and_when(
     statelm = {"task_type": "statelm", "statelm": {"train_before_deletion": True}, "num_repeat_per_sample": 4}
     job_id = played(buffer, stand_in_engine, input_file="documents.jsonl", **statelm)
     here = show(buffer, job_id)
-    page, uid = here.page, here.page.url.rpartition("/")[2]
+    page, uid = here.page, here.page.url.rpartition("/")[2].partition("?")[0]
     first = buffer.client.trajectory(uid, job_id=job_id)["extra_info"]["deletions"][0]
     page.get_by_text("Edited context").wait_for()
     for _ in range(first["turn"]):
         page.keyboard.press("ArrowRight")
-    page.get_by_role("heading", name=re.compile(rf"^Turn {first['turn'] + 1}\b")).wait_for()
+    current(page, first["turn"] + 1).wait_for()
     ids = ", ".join(f"#{one}" for one in first["deleted_msg_ids"])
     page.get_by_text(f"{len(first['deleted_msg_ids'])} messages from its context: {ids}.").wait_for()
     page.get_by_text(f"deleted in turn {first['turn'] + 1}").first.wait_for()
@@ -105,6 +104,9 @@ def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
     assert closed.ok
     here = show(buffer, "agents")
     here.page.get_by_text("in 2 turns and 2 branches, each a training row").wait_for()
+    tree = here.page.get_by_role("region", name="Branches")
+    tree.get_by_text("What is 1 + 1?").wait_for()
+    assert tree.locator(".branch-turn").count() == 2
     here.check()
 
 

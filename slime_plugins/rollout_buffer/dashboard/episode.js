@@ -72,8 +72,19 @@ export function firstQuestion(trajectory) {
   return (asked && textOf(asked).replaceAll("‹screenshot›", "").trim()) || null;
 }
 
+/** What was answered: as the generator noted it, else the last reply; null when there is none. */
+export const answerOf = (trajectory) => asText(trajectory.extra_info?.answer) ?? lastAnswer(trajectory);
+
+/** A text, a number or a list of them as one text; null for anything else, and for nothing. */
+export function asText(value) {
+  if (typeof value === "string") return value.trim() ? value : null;
+  if (typeof value === "number") return String(value);
+  const isPlain = Array.isArray(value) && value.length > 0 && value.every((one) => typeof one === "string" || typeof one === "number");
+  return isPlain ? value.join(", ") : null;
+}
+
 /** The last reply without what it thought and called; null when nothing is left. */
-export function lastAnswer(trajectory) {
+function lastAnswer(trajectory) {
   const said = (trajectory.messages ?? []).findLast((message) => message.role === "assistant");
   if (!said) return null;
   const { rest, conclusion } = readReply(textOf(said), said);

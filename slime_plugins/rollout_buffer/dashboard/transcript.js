@@ -16,16 +16,18 @@ export function transcript(episode, { hrefOf, onChoose }) {
   const element = h("div", { class: "transcript" });
   const steps = [];
   const draw = (formatted) => {
-    const body = (text) => (formatted ? formattedText(text) : [h("p", { class: "pre" }, text)]);
+    const body = (text, role) => (formatted ? formattedText(text, role) : [h("p", { class: "pre" }, text)]);
     steps.splice(0, steps.length, ...episode.turns.map((turn, at) => step(turn, at, { body, hrefOf, onChoose, formatted })));
     element.replaceChildren(...[systemPrompt(episode.prelude, body), episode.rest.map((message) => messageBox(message, null, body)), steps, ending(episode, body)].flat().filter(Boolean));
   };
   return { element, steps, draw };
 }
 
-function formattedText(text) {
+/** JSON as a tree and Markdown as it is meant; what a tool returned may be a file or a log, and stays as it is. */
+function formattedText(text, role) {
   const value = parsedJson(text);
-  return value === undefined ? [h("div", { class: "md" }, markdown(text))] : [jsonTree(value)];
+  if (value !== undefined) return [jsonTree(value)];
+  return role === "tool" ? [h("p", { class: "pre output" }, text)] : [h("div", { class: "md" }, markdown(text))];
 }
 
 function systemPrompt(messages, body) {
@@ -47,7 +49,7 @@ function messageBox(message, turn, body) {
   if (!text) return null;
   const deletedIn = turn?.deletedIn(message) ?? null;
   const name = [message.tool_name ?? message.name, messageId(message)].filter(Boolean).join(" ");
-  return h("div", { class: `said ${CLASSES.has(message.role) ? message.role : ""}` }, h("div", { class: "row said-head" }, role(String(message.role), name), deletedIn !== null && deletedPill(deletedIn)), clamped(text, body(text)));
+  return h("div", { class: `said ${CLASSES.has(message.role) ? message.role : ""}` }, h("div", { class: "row said-head" }, role(String(message.role), name), deletedIn !== null && deletedPill(deletedIn)), clamped(text, body(text, message.role)));
 }
 
 const CLASSES = new Set(["user", "tool", "assistant", "system"]);

@@ -2,7 +2,8 @@
 
 import { ask, path } from "./api.js";
 import { h, scrolling, show } from "./dom.js";
-import { count, moment, number, percent, reward, span } from "./format.js";
+import { answerOf } from "./episode.js";
+import { count, moment, number, percent, reward, short, span } from "./format.js";
 import { callouts, crumbs, fact, jobHref, json, pill, rewardCell, rewardDots, section } from "./parts.js";
 
 const SEVERITY = { filtered: "attention", failed: "attention", delivered: "ok", ready: "ok", leased: "ok", open: "wait", skipped: "wait" };
@@ -11,7 +12,7 @@ const MOST_SCREENS = 32;
 export function groupView(stage, jobId, groupIndex) {
   const head = h("div");
   const body = h("div");
-  const screens = new Screens(stage);
+  const screens = new LastLooks(stage);
   let members = "";
   const cards = h("ul", { class: "members" });
   stage.poll(path(["groups", groupIndex]), 3000, (group) => {
@@ -112,8 +113,8 @@ function detailsOf(group) {
   ];
 }
 
-/** The last screenshot of each member, asked for one after the other when it comes into view. */
-class Screens {
+/** The last screenshot and the answer of each member, asked for one after the other when they come into view. */
+class LastLooks {
   constructor(stage) {
     this.known = new Map();
     this.queue = Promise.resolve();
@@ -125,32 +126,34 @@ class Screens {
   }
 
   place(jobId, uid, href) {
-    const link = h("a", { class: "shot", href, tabindex: -1, "aria-hidden": "true" });
-    if (this.known.has(uid)) this.fill(link, this.known.get(uid));
+    const box = h("div", { class: "last-look" }, h("a", { class: "shot", href, tabindex: -1, "aria-hidden": "true" }));
+    if (this.known.has(uid)) this.fill(box, this.known.get(uid));
     else {
-      link.ask = () => ask(path(["trajectories", uid], { job_id: jobId }));
-      link.uid = uid;
-      this.watcher.observe(link);
+      box.ask = () => ask(path(["trajectories", uid], { job_id: jobId, generations: "false" }));
+      box.uid = uid;
+      this.watcher.observe(box);
     }
-    return link;
+    return box;
   }
 
-  load(link) {
-    this.watcher.unobserve(link);
+  load(box) {
+    this.watcher.unobserve(box);
     this.queue = this.queue.then(async () => {
       if (this.ended) return;
       try {
-        const { body } = await link.ask();
-        this.known.set(link.uid, body.images?.at(-1) ?? null);
+        const { body } = await box.ask();
+        this.known.set(box.uid, { image: body.images?.at(-1) ?? null, answer: answerOf(body) });
       } catch {
-        this.known.set(link.uid, null);
+        this.known.set(box.uid, { image: null, answer: null });
       }
-      this.fill(link, this.known.get(link.uid));
+      this.fill(box, this.known.get(box.uid));
     });
   }
 
-  fill(link, hash) {
-    if (hash === null) link.classList.add("none");
-    else link.replaceChildren(h("img", { src: `/images/${encodeURIComponent(hash)}`, alt: "", loading: "lazy" }));
+  fill(box, { image, answer }) {
+    const link = box.firstChild;
+    if (image === null) link.classList.add("none");
+    else link.replaceChildren(h("img", { src: `/images/${encodeURIComponent(image)}`, alt: "", loading: "lazy" }));
+    if (answer) box.append(h("p", { class: "answer", title: short(answer, 400) }, short(answer, 240)));
   }
 }

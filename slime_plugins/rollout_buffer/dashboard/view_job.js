@@ -53,7 +53,7 @@ export function jobView(stage, jobId) {
     show(facts, factsOf(body, jobId));
   });
 
-  stage.poll(path(["trajectory_summary"], { job_id: jobId }), 10000, (body) => {
+  stage.poll(path(["trajectory_summary"], { job_id: jobId }), 20000, (body) => {
     const bars = histogram(jobId, body);
     rewards.hidden = bars === null;
     show(rewards, h("h2", { class: "small" }, `Rewards of all ${count(body.trajectories)} trajectories; a bar leads to its own`), bars);

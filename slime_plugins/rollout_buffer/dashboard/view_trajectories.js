@@ -63,7 +63,7 @@ export function trajectoriesView(stage, jobId) {
     show(pages, pager(stage, body.next_cursor, "trajectory", shown.length));
   });
   const { cursor, sort, order, ...filtering } = query;
-  stage.poll(path(["trajectory_summary"], { job_id: jobId, ...filtering }), 10000, (body) => {
+  stage.poll(path(["trajectory_summary"], { job_id: jobId, ...filtering }), 20000, (body) => {
     totals.hidden = !body.trajectories;
     show(totals, ...totalsOf(jobId, body, filtering));
   });
@@ -101,9 +101,9 @@ function totalsOf(jobId, body, filtering) {
       some(count(body.trajectories), body.trajectories === 1 ? "trajectory" : "trajectories"),
       some(reward(body.reward_mean, 3), "mean reward"),
       body.success !== null && some(percent(body.success), "success"),
-      body.turns !== null && some(number(body.turns, 1), "turns on average"),
+      body.turns !== null && some(number(body.turns, 1), "turns per episode"),
       body.sampled_tokens !== null && some(count(body.sampled_tokens), "tokens sampled"),
-      body.played_s !== null && some(span(body.played_s), "on average"),
+      body.played_s !== null && some(span(body.played_s), "per episode"),
     ),
     histogram(jobId, body, filtering),
   ].filter(Boolean);

@@ -3,7 +3,7 @@
 import { ask, path } from "./api.js";
 import { branchSection } from "./branches.js";
 import { h, show } from "./dom.js";
-import { deletionsOf, firstQuestion, lastAnswer, readEpisode } from "./episode.js";
+import { answerOf, asText, deletionsOf, firstQuestion, readEpisode } from "./episode.js";
 import { bytes, count, moment, number, plural, reward, short, span } from "./format.js";
 import { crumbs, jobHref, json, pill, rewardCell, section } from "./parts.js";
 import { player } from "./player.js";
@@ -105,12 +105,10 @@ function links(jobId, one, around, group) {
 function verdictOf(one, about, instance) {
   const said = (name, value, kind) => value !== null && h("span", { class: `told ${kind ?? ""}` }, h("span", { class: "muted" }, name), " ", short(value, 400));
   const label = [about.label, instance?.label, instance?.answer, instance?.ground_truth, instance?.metadata?.label].map(asText).find(Boolean) ?? null;
-  const answer = asText(about.answer) || lastAnswer(one);
+  const answer = answerOf(one);
   const right = one.success === null ? "" : one.success >= 1 ? "right" : "wrong";
   return [said("Task", asText(about.goal) || asText(instance?.goal) || firstQuestion(one)), answer && said("Answer", answer, right), label && said("Label", label)].filter(Boolean);
 }
-
-const asText = (value) => (typeof value === "string" && value.trim() ? value : typeof value === "number" ? String(value) : Array.isArray(value) && value.length && value.every((one) => typeof one === "string" || typeof one === "number") ? value.join(", ") : null);
 
 /** Where it came from when it was not played by this buffer's own loop. */
 function origin(one, about) {

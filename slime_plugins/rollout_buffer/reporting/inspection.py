@@ -199,8 +199,10 @@ class Inspection:
         """
         with self.store.read() as connection:
             conditions, values = _conditions(connection, filters)
+            # The index is in order within a job only; over all jobs the rows themselves are.
+            walked = "NOT INDEXED" if filters.job_id is None else f"INDEXED BY {_BY_ORDER}"
             query = (
-                f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)} AND key < ? "
+                f"SELECT key FROM trajectories {walked} WHERE {' AND '.join(conditions)} AND key < ? "
                 "ORDER BY key DESC LIMIT ?"
             )
             before = MAX_KEY if cursor is None else cursor
