@@ -77,7 +77,7 @@ class Timing:
 
 
 def fill(client: RolloutBufferClient, folder: Path, played: int, written: int, console: Console) -> None:
-    """Brings the store to so many trajectories, through the same doors as any user."""
+    """Brings the store to so many trajectories, through the same routes as any user."""
     for number in range(SMALL_JOBS):
         start_external(client, f"small/{number}", GROUP_SIZE)
         client.write(items(f"small-{number}", range(3 * GROUP_SIZE), GROUP_SIZE), job_id=f"small/{number}")

@@ -115,7 +115,7 @@ def http_api_page() -> str:
 def metrics_page() -> str:
     """Returns the reference of every metric."""
     rows = "".join(
-        f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels) or '–'} | {metric.says} |\n"
+        f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels) or '–'} | {metric.help} |\n"
         for metric in METRICS
     )
     return METRICS_OPENING + rows + METRICS_CLOSING

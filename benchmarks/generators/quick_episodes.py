@@ -59,7 +59,7 @@ def create_generator() -> QuickEpisodes:
 
 def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
     outcome, stop_reason = rng.choices(ENDS, weights=(60, 15, 20, 5))[0]
-    equal = luck_of_group(episode).random() < 0.2
+    equal = rng_of_group(episode).random() < 0.2
     success = 0.0 if outcome is Outcome.TRUNCATED else float(equal or rng.random() < 0.6)
     reward = 0.5 if equal else round(success * rng.uniform(0.2, 1.0) - (1.0 - success) * rng.uniform(0.0, 0.5), 4)
     turns = rng.randint(1, 12)
@@ -78,7 +78,7 @@ def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
     )
 
 
-def luck_of_group(episode: EpisodeRequest) -> random.Random:
+def rng_of_group(episode: EpisodeRequest) -> random.Random:
     """The same for all members of a group: some groups earn one reward in all of them, and are filtered."""
     return random.Random(f"{episode.instance.instance_id}/{episode.epoch}")
 

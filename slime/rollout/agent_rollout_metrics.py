@@ -35,5 +35,5 @@ def _facts(rows: list[Sample]) -> TrajectoryFacts:
         cached_tokens=sum(row.prefix_cache_info.cached_tokens for row in trained),
         replies=rows[0].response,
         weight_versions=[version for row in trained for version in row.weight_versions or ()],
-        says=metadata,
+        extra_info=metadata,
     )

@@ -165,7 +165,7 @@ class MultiTurnLossMaskGenerator:
         self.tokenizer_type = tokenizer_type
         self._template = ChatTemplate(tokenizer, chat_template_kwargs)
         self._max_cache_bytes = max_cache_bytes
-        self._undecided_was_told = False
+        self._undecided_was_reported = False
         if type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask:
             self._method()
 
@@ -468,7 +468,7 @@ class MultiTurnLossMaskGenerator:
 
     def _tell(self, undecided: Sequence[Undecided]) -> None:
         for one in undecided:
-            quiet = self._undecided_was_told or one.reason is UndecidedReason.EMPTY_THINKING
+            quiet = self._undecided_was_reported or one.reason is UndecidedReason.EMPTY_THINKING
             logger.log(
                 logging.DEBUG if quiet else logging.WARNING,
                 "message %s, token %s is not trained: %s (later ones are logged at level DEBUG)",
@@ -476,7 +476,7 @@ class MultiTurnLossMaskGenerator:
                 one.position,
                 one.detail or one.reason,
             )
-            self._undecided_was_told |= not quiet
+            self._undecided_was_reported |= not quiet
 
     def _assemble(self, rendering: Rendering, chunks: Sequence[Chunk]) -> MaskedConversation:
         token_ids: list[int] = []

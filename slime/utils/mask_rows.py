@@ -39,7 +39,7 @@ class Generation:
     engine gave none, otherwise as long as ``output_ids``. A turn that was aborted and resumed is one generation with
     several ``weight_version_spans``. ``trained=False`` keeps the tokens as context only.
 
-    ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when nobody told.
+    ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when it is unknown.
     ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
     ``cached_tokens`` says how many of them it had in its cache; None when it did not tell.
     """

@@ -44,13 +44,13 @@ class ServeSettings(BaseModel):
     token_file: Path | None = None
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024)
     retain_delivered_s: float | None = Field(default=None, gt=0)
-    """Bytes of what was handed out longer ago are forgotten: choose more than the age of the oldest checkpoint that a
+    """Bytes of what was handed out longer ago are purged: choose more than the age of the oldest checkpoint that a
     trainer may go back to. None keeps everything."""
     max_data_bytes: int | None = Field(default=None, ge=1_000_000)
     """Writes beyond answer 507, and runners hold what they have until there is room. None is unlimited."""
-    runner_patience_s: float = Field(default=120.0, gt=0)
+    runner_heartbeat_timeout_s: float = Field(default=120.0, gt=0)
     """A runner whose event loop has not turned for so long is killed and started again; its slots stay open."""
-    service_patience_s: float = Field(default=60.0, gt=0)
+    service_heartbeat_timeout_s: float = Field(default=60.0, gt=0)
     """The same for the gateway, for gunicorn's parent process and for the local Ray."""
     writer_turn_limit_s: float = Field(default=10.0, gt=0)
     """A process that holds the writers' turn for longer without moving (stopped in the middle of a write) is killed, if

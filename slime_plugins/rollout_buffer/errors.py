@@ -215,13 +215,13 @@ class DeviceError(EpisodeError):
 
 
 class EngineError(EpisodeError):
-    """The inference engine refused a request, or stayed out of reach for longer than its patience."""
+    """The inference engine refused a request, or stayed out of reach for longer than the client retries."""
 
     code = "engine"
 
 
 class EngineAwayError(EngineError):
-    """Whatever answers at the engine's address has answered nobody as an engine does, for longer than the patience."""
+    """Whatever answers at the engine's address has answered nobody as an engine does, for longer than clients retry."""
 
     code = "engine_away"
 

@@ -55,7 +55,7 @@ class RolloutItem:
     """One delivered member of a group, as the trainer sees it.
 
     ``group_index`` is one integer per (job, epoch, instance). ``weight_version`` is the oldest that sampled some of its
-    tokens, None when nobody told. ``remove_sample`` marks a dummy that stands for a member that could not be played.
+    tokens, None when it is unknown. ``remove_sample`` marks a dummy that stands for a member that could not be played.
     ``error`` is set when this one item came malformed: it is then a dummy as well, and the rest of the delivery is not
     affected. ``raw`` is the item exactly as it came over the wire.
     """

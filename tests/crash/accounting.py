@@ -36,7 +36,7 @@ Findings = Iterator[str]
 SHOWN = 8
 
 
-class Books:
+class StoreView:
     """Everything there is to compare after a run. Open it when nothing runs any more."""
 
     def __init__(self, plan: Plan, leasing: Mapping[str, Sequence[str]]) -> None:
@@ -71,47 +71,47 @@ def read_only(data_dir: Path) -> sqlite3.Connection:
 # --- the database by itself ------------------------------------------------------------------------------------------
 
 
-def database_is_sound(books: Books) -> Findings:
+def database_is_sound(view: StoreView) -> Findings:
     """SQLite finds no damage and no dangling reference."""
-    for row in books.rows("PRAGMA integrity_check"):
+    for row in view.rows("PRAGMA integrity_check"):
         if row[0] != "ok":
             yield f"integrity_check: {row[0]}"
-    for row in books.rows("PRAGMA foreign_key_check"):
+    for row in view.rows("PRAGMA foreign_key_check"):
         yield f"foreign_key_check: {tuple(row)}"
 
 
-def every_group_is_in_one_state(books: Books) -> Findings:
+def every_group_is_in_one_state(view: StoreView) -> Findings:
     """Each (job, epoch, instance) is one group, closed, and its members are as many as the job says."""
-    for row in books.rows("SELECT job_key, epoch, instance_id FROM groups GROUP BY 1, 2, 3 HAVING count(*) > 1"):
+    for row in view.rows("SELECT job_key, epoch, instance_id FROM groups GROUP BY 1, 2, 3 HAVING count(*) > 1"):
         yield f"instance {row['instance_id']} has several groups in epoch {row['epoch']}"
-    for row in books.rows(
+    for row in view.rows(
         "SELECT job_id, instance_id, epoch, groups.state FROM groups JOIN jobs ON jobs.key = job_key "
         "WHERE groups.state NOT IN ('delivered', 'filtered', 'failed', 'skipped')"
     ):
         yield f"group {row['instance_id']} (epoch {row['epoch']}) of {row['job_id']} is still {row['state']}"
-    for row in books.rows(
+    for row in view.rows(
         "SELECT groups.key, instance_id, group_size, (SELECT count(*) FROM members WHERE group_key = groups.key) AS n "
         "FROM groups JOIN jobs ON jobs.key = job_key WHERE groups.state = 'delivered' AND n != group_size"
     ):
         yield f"group {row['instance_id']} was delivered with {row['n']} members, not {row['group_size']}"
 
 
-def no_trajectory_is_in_two_places(books: Books) -> Findings:
+def no_trajectory_is_in_two_places(view: StoreView) -> Findings:
     """A trajectory is a member of one group at most, and no slot of a played group was filled twice."""
-    for row in books.rows(
+    for row in view.rows(
         "SELECT job_key, source_uid, count(*) AS n FROM members JOIN groups ON groups.key = group_key "
         "WHERE source_uid IS NOT NULL GROUP BY 1, 2 HAVING n > 1"
     ):
         yield f"{row['source_uid']} is a member {row['n']} times"
-    for row in books.rows(
+    for row in view.rows(
         "SELECT group_key, slot, count(*) AS n FROM trajectories WHERE late = 0 GROUP BY 1, 2 HAVING n > 1"
     ):
         yield f"slot {row['slot']} of group {row['group_key']} holds {row['n']} trajectories"
 
 
-def no_stored_trajectory_is_forgotten(books: Books) -> Findings:
+def no_stored_trajectory_is_forgotten(view: StoreView) -> Findings:
     """What came in time for a group that was delivered was delivered with it."""
-    for row in books.rows(
+    for row in view.rows(
         "SELECT uid, instance_id FROM trajectories t WHERE late = 0 AND NOT EXISTS (SELECT 1 FROM members m "
         "WHERE m.group_key = t.group_key AND m.source_uid = t.uid) AND EXISTS (SELECT 1 FROM groups g "
         "WHERE g.key = t.group_key AND g.state = 'delivered')"
@@ -119,37 +119,37 @@ def no_stored_trajectory_is_forgotten(books: Books) -> Findings:
         yield f"LOST: {row['uid']} is stored in time and was not delivered with group {row['instance_id']}"
 
 
-def attempts_and_trajectories_agree(books: Books) -> Findings:
+def attempts_and_trajectories_agree(view: StoreView) -> Findings:
     """Every finished attempt brought one trajectory, every trajectory of a runner has its finished attempt."""
-    for row in books.rows(
+    for row in view.rows(
         "SELECT a.group_key, a.slot, a.attempt FROM attempts a LEFT JOIN trajectories t ON t.group_key = a.group_key "
         "AND t.slot = a.slot AND t.attempt = a.attempt WHERE a.state = 'finished' AND t.key IS NULL"
     ):
         yield f"attempt {tuple(row)} is finished and has no trajectory"
-    for row in books.rows(
+    for row in view.rows(
         "SELECT t.uid FROM trajectories t JOIN jobs ON jobs.key = t.job_key AND has_runner LEFT JOIN attempts a "
         "ON a.group_key = t.group_key AND a.slot = t.slot AND a.attempt = t.attempt "
         "WHERE a.state IS NULL OR a.state != 'finished'"
     ):
         yield f"trajectory {row['uid']} has no finished attempt"
-    for row in books.rows("SELECT group_key, slot, attempt FROM attempts WHERE state = 'running'"):
+    for row in view.rows("SELECT group_key, slot, attempt FROM attempts WHERE state = 'running'"):
         yield f"attempt {tuple(row)} still counts as running"
 
 
-def bytes_and_rows_agree(books: Books) -> Findings:
+def bytes_and_rows_agree(view: StoreView) -> Findings:
     """Every payload and every screenshot that a row names can be read whole; screenshots are what their hash says."""
-    images = {bytes(row["sha256"]).hex(): row["place"] for row in books.rows("SELECT sha256, place FROM images")}
+    images = {bytes(row["sha256"]).hex(): row["place"] for row in view.rows("SELECT sha256, place FROM images")}
     for sha256, place in images.items():
         try:
-            data = books.store.fetch(Place.parse(place))
+            data = view.store.fetch(Place.parse(place))
         except RolloutBufferError as error:
             yield f"image {sha256}: {error.message}"
         else:
             if hashlib.sha256(data).hexdigest() != sha256:
                 yield f"image {sha256} does not hash to its name"
-    for row in books.rows("SELECT uid, body, body_place FROM trajectories"):
+    for row in view.rows("SELECT uid, body, body_place FROM trajectories"):
         try:
-            body = books.store.get_payload(row["body"], row["body_place"])
+            body = view.store.get_payload(row["body"], row["body_place"])
         except RolloutBufferError as error:
             yield f"{row['uid']}: {error.message}"
         else:
@@ -157,21 +157,21 @@ def bytes_and_rows_agree(books: Books) -> Findings:
                 yield f"{row['uid']} shows the image {missing}, which is not stored"
 
 
-def bodies(books: Books) -> Iterator[tuple[str, bytes]]:
+def bodies(view: StoreView) -> Iterator[tuple[str, bytes]]:
     """Yields every stored payload."""
-    for row in books.rows("SELECT uid, body, body_place FROM trajectories"):
-        yield row["uid"], books.store.get_payload(row["body"], row["body_place"])
+    for row in view.rows("SELECT uid, body, body_place FROM trajectories"):
+        yield row["uid"], view.store.get_payload(row["body"], row["body_place"])
 
 
 # --- against the writers ---------------------------------------------------------------------------------------------
 
 
-def every_answered_item_is_stored_once(books: Books) -> Findings:
+def every_answered_item_is_stored_once(view: StoreView) -> Findings:
     """Each uid that got its 200 is in the store once, as it was sent; nothing else is."""
-    answered = writer.progress(books.plan)
-    expected = {name for number in range(books.plan.writers) for name in names_of_writer(books.plan, number)}
+    answered = writer.progress(view.plan)
+    expected = {name for number in range(view.plan.writers) for name in names_of_writer(view.plan, number)}
     instances = dict(expected)
-    stored = Counter(_uids_of(books, WRITTEN_JOB))
+    stored = Counter(_uids_of(view, WRITTEN_JOB))
     for uid in sorted(answered.keys() - stored.keys()):
         yield f"LOST: {uid} got its 200 and is not in the store"
     for uid in sorted(stored.keys() - instances.keys()):
@@ -181,31 +181,31 @@ def every_answered_item_is_stored_once(books: Books) -> Findings:
     for uid, count in stored.items():
         if count > 1:
             yield f"DOUBLED: {uid} is in the store {count} times"
-    written = {uid: body for uid, body in bodies(books) if uid in instances}
+    written = {uid: body for uid, body in bodies(view) if uid in instances}
     for uid, body in written.items():
-        sent = item(books.plan, uid, instances[uid])["messages"]
+        sent = item(view.plan, uid, instances[uid])["messages"]
         if checksum(json.loads(body)["messages"]) != checksum(by_hash(sent)):
             yield f"{uid} is not stored as it was sent"
 
 
-def _uids_of(books: Books, job_id: str) -> list[str]:
-    return [row[0] for row in books.rows("SELECT uid FROM trajectories WHERE job_key = ?", books.job_key(job_id))]
+def _uids_of(view: StoreView, job_id: str) -> list[str]:
+    return [row[0] for row in view.rows("SELECT uid FROM trajectories WHERE job_key = ?", view.job_key(job_id))]
 
 
-def only_what_must_fail_failed(books: Books) -> Findings:
+def only_what_must_fail_failed(view: StoreView) -> Findings:
     """A written group with all its members in time is delivered; a short one only ever times out."""
-    for row in books.rows(
+    for row in view.rows(
         "SELECT instance_id, state, cause, (SELECT count(*) FROM trajectories WHERE group_key = groups.key) AS n "
         "FROM groups WHERE job_key = ? AND state != 'delivered'",
-        books.job_key(WRITTEN_JOB),
+        view.job_key(WRITTEN_JOB),
     ):
-        if row["n"] >= books.plan.written_size or "timed out" not in row["cause"]:
+        if row["n"] >= view.plan.written_size or "timed out" not in row["cause"]:
             yield f"group {row['instance_id']} with {row['n']} members is {row['state']}: {row['cause']}"
 
 
-def nobody_was_refused(books: Books) -> Findings:
+def nobody_was_refused(view: StoreView) -> Findings:
     """No right request got a 4xx, and no reply held anything broken."""
-    for path in sorted(Path(books.plan.folder).glob("*.jsonl")):
+    for path in sorted(Path(view.plan.folder).glob("*.jsonl")):
         for event in read_journal(path):
             if "refused" in event or "broken" in event:
                 yield f"{path.name}: {event}"
@@ -214,14 +214,14 @@ def nobody_was_refused(books: Books) -> Findings:
 # --- against the leasing trainers ------------------------------------------------------------------------------------
 
 
-def acknowledged_once_and_never_again(books: Books) -> Findings:
+def acknowledged_once_and_never_again(view: StoreView) -> Findings:
     """Each group is in exactly one acknowledged delivery, reads the same every time, and is leased to one at a time."""
-    for job_id, names in books.leasing.items():
-        yield from _acknowledged_once(books, job_id, names)
+    for job_id, names in view.leasing.items():
+        yield from _acknowledged_once(view, job_id, names)
 
 
-def _acknowledged_once(books: Books, job_id: str, names: Sequence[str]) -> Findings:
-    events = [{**event, "who": name} for name in names for event in read_journal(_leasing_journal(books.plan, name))]
+def _acknowledged_once(view: StoreView, job_id: str, names: Sequence[str]) -> Findings:
+    events = [{**event, "who": name} for name in names for event in read_journal(_leasing_journal(view.plan, name))]
     events.sort(key=lambda event: float(event["at"]))
     groups_of = {event["got"]: set(event["groups"]) for event in events if "got" in event}
     acknowledged = {name: event["at"] for event in reversed(events) for name in event.get("acked", ())}
@@ -230,24 +230,24 @@ def _acknowledged_once(books: Books, job_id: str, names: Sequence[str]) -> Findi
     for group, count in times.items():
         if count > 1:
             yield f"DOUBLED: group {group} is in {count} acknowledged deliveries"
-    delivered = books.rows(
+    delivered = view.rows(
         "SELECT key, instance_id, delivery_key FROM groups WHERE job_key = ? AND state = 'delivered'",
-        books.job_key(job_id),
+        view.job_key(job_id),
     )
     for row in delivered:
-        if str(row["key"]) not in times and not _acknowledged_in_store(books, row["delivery_key"]):
+        if str(row["key"]) not in times and not _acknowledged_in_store(view, row["delivery_key"]):
             yield f"LOST: group {row['instance_id']} counts as delivered and no acknowledgement covers it"
     yield from _none_again(events, acknowledged, groups_of)
-    yield from _one_at_a_time(events, acknowledged, books.plan.lease_s)
+    yield from _one_at_a_time(events, acknowledged, view.plan.lease_s)
 
 
 def _leasing_journal(plan: Plan, name: str) -> Path:
     return plan.path(f"leasing-{name}.jsonl")
 
 
-def _acknowledged_in_store(books: Books, delivery_key: int) -> bool:
+def _acknowledged_in_store(view: StoreView, delivery_key: int) -> bool:
     """A trainer killed between its acknowledgement and its note: the store knows better."""
-    rows = books.rows("SELECT state FROM deliveries WHERE key = ?", delivery_key)
+    rows = view.rows("SELECT state FROM deliveries WHERE key = ?", delivery_key)
     return bool(rows) and rows[0]["state"] == "acked"
 
 
@@ -294,27 +294,27 @@ def _one_at_a_time(events: list[dict[str, Any]], acknowledged: dict[str, float],
 # --- against the trainer with checkpoints ----------------------------------------------------------------------------
 
 
-def trained_once_and_all(books: Books) -> Findings:
+def trained_once_and_all(view: StoreView) -> Findings:
     """The checkpoints hold each deliverable group of the played job once, with the trajectories of the store.
 
     Where a group was short, those of another one fill its places, and slime is given no more than its batch.
     """
-    trained = checkpoint_trainer.trained_groups(books.plan)
+    trained = checkpoint_trainer.trained_groups(view.plan)
     counted = Counter((group["instance_id"], group["epoch"]) for group in trained)
     for group, count in counted.items():
         if count > 1:
             yield f"DOUBLED: {group} was trained {count} times"
-    key = books.job_key(PLAYED_JOB)
-    rows = books.rows("SELECT key, instance_id, epoch, state, cause FROM groups WHERE job_key = ?", key)
-    if len(rows) != len(played_lines(books.plan)) * books.plan.played_epochs:
+    key = view.job_key(PLAYED_JOB)
+    rows = view.rows("SELECT key, instance_id, epoch, state, cause FROM groups WHERE job_key = ?", key)
+    if len(rows) != len(played_lines(view.plan)) * view.plan.played_epochs:
         yield f"the played job has {len(rows)} groups"
     for row in rows:
         name = (row["instance_id"], row["epoch"])
         if (row["state"] == "delivered") != (name in counted):
             yield f"LOST: group {name} is {row['state']} and was trained {counted[name]} times"
-        yield from _ended_as_planned(books, row)
+        yield from _ended_as_planned(view, row)
     for entry in trained:
-        members = books.rows(
+        members = view.rows(
             "SELECT source_uid FROM members JOIN groups ON groups.key = group_key WHERE job_key = ? AND epoch = ? "
             "AND instance_id = ? AND source_uid IS NOT NULL ORDER BY ordinal",
             key, entry["epoch"], entry["instance_id"],
@@ -325,11 +325,11 @@ def trained_once_and_all(books: Books) -> Findings:
             yield f"{entry['instance_id']} was trained with {entry['uids']}, the store has {stored}"
 
 
-def _ended_as_planned(books: Books, row: sqlite3.Row) -> Findings:
+def _ended_as_planned(view: StoreView, row: sqlite3.Row) -> Findings:
     name, state, cause = row["instance_id"], row["state"], row["cause"]
     if name.endswith("-same") and state == "delivered":
         of_group = "SELECT uid FROM trajectories WHERE group_key = ?"
-        if len(books.rows(of_group, row["key"])) < books.plan.played_size:
+        if len(view.rows(of_group, row["key"])) < view.plan.played_size:
             return  # one slot was given up: a short group is not asked whether its rewards differ
     expected = "failed" if name.endswith("-dead") else "filtered" if name.endswith("-same") else "delivered"
     if state != expected and not (state == "failed" and "slots failed" in cause):
@@ -339,12 +339,12 @@ def _ended_as_planned(books: Books, row: sqlite3.Row) -> Findings:
 # --- against the agents ----------------------------------------------------------------------------------------------
 
 
-def every_closed_session_is_stored_once(books: Books) -> Findings:
+def every_closed_session_is_stored_once(view: StoreView) -> Findings:
     """A session that the gateway called stored is in the store once, with what the agent was told."""
-    stored = Counter(_uids_of(books, SESSIONS_JOB))
+    stored = Counter(_uids_of(view, SESSIONS_JOB))
     told = {
         event["stored"]: event["said"]
-        for path in sorted(Path(books.plan.folder).glob("agent-*.jsonl"))
+        for path in sorted(Path(view.plan.folder).glob("agent-*.jsonl"))
         for event in read_journal(path)
         if "stored" in event
     }
@@ -353,27 +353,27 @@ def every_closed_session_is_stored_once(books: Books) -> Findings:
     for uid, count in stored.items():
         if count > 1:
             yield f"DOUBLED: session {uid} is in the store {count} times"
-    for uid, body in bodies(books):
+    for uid, body in bodies(view):
         if uid in told and json.loads(body)["messages"][-1]["content"] != told[uid]:
             yield f"session {uid} is not stored as the agent heard it"
 
 
-def nothing_ailed_sessions_and_devices(books: Books) -> Findings:
+def nothing_ailed_sessions_and_devices(view: StoreView) -> Findings:
     """However often engine, gateway and Ray died: no group of theirs failed, and no failure became a reward."""
     for job_id in (SESSIONS_JOB, DEVICES_JOB):
-        for row in books.rows(
+        for row in view.rows(
             "SELECT instance_id, state, cause FROM groups WHERE job_key = ? AND state != 'delivered'",
-            books.job_key(job_id),
+            view.job_key(job_id),
         ):
             yield f"group {row['instance_id']} of {job_id} is {row['state']}: {row['cause']}"
-        for row in books.rows(
+        for row in view.rows(
             "SELECT uid, slot, reward FROM trajectories WHERE job_key = ? AND late = 0 AND reward != slot % 2",
-            books.job_key(job_id),
+            view.job_key(job_id),
         ):
             yield f"{row['uid']} of {job_id} earned {row['reward']} in slot {row['slot']}"
 
 
-CHECKS: tuple[Callable[[Books], Findings], ...] = (
+CHECKS: tuple[Callable[[StoreView], Findings], ...] = (
     database_is_sound,
     every_group_is_in_one_state,
     no_trajectory_is_in_two_places,

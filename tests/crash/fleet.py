@@ -22,7 +22,7 @@ from tests.crash.workload import MARK, Journal, Plan
 GENERATORS = Path(__file__).with_name("generators")
 HEALTHY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
-PATIENCE_S = 10.0
+HEARTBEAT_TIMEOUT_S = 10.0
 TURN_LIMIT_S = 4.0
 FREEZES_S = (1.0, 3.0, 6.0, 16.0)
 """How long a process is stopped: in most cases it goes on before somebody loses patience."""
@@ -75,7 +75,8 @@ class Fleet:
             "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
             "--data-dir", str(self.plan.path("data")), "--data-root", self.plan.folder,
             "--generator-dir", str(GENERATORS), "--gateway-port", str(self.gateway_port), "--ray-num-cpus", "1",
-            "--runner-patience-s", str(PATIENCE_S), "--service-patience-s", str(PATIENCE_S),
+            "--runner-heartbeat-timeout-s", str(HEARTBEAT_TIMEOUT_S),
+            "--service-heartbeat-timeout-s", str(HEARTBEAT_TIMEOUT_S),
             "--writer-turn-limit-s", str(TURN_LIMIT_S),
         ])  # fmt: skip
         self._started_at, self._healthy, self._killed_serve = time.monotonic(), False, False
@@ -148,17 +149,17 @@ class Fleet:
         else:
             crew.process, crew.killed = self._start(crew.name, crew.arguments), False
 
-    def tend_until(self, done: object, patience_s: float, what: str) -> None:
+    def tend_until(self, done: object, timeout_s: float, what: str) -> None:
         """Tends until a condition holds.
 
         Raises:
-            FleetError: it did not within ``patience_s``.
+            FleetError: it did not within ``timeout_s``.
         """
         assert callable(done)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > deadline:
-                raise FleetError(f"{what} did not happen within {patience_s:.0f} s")
+                raise FleetError(f"{what} did not happen within {timeout_s:.0f} s")
             self.tend()
             time.sleep(0.05)
 

@@ -36,7 +36,7 @@ class LeasingTrainer:
         self._journal = Journal(self._plan.path(f"leasing-{name}.jsonl"))
         self._client = RolloutBufferClient(self._plan.url, timeout_s=20.0)
         events = self._journal.events()
-        self._luck = random.Random(f"{self._plan.seed}/{name}/{len(events)}")
+        self._rng = random.Random(f"{self._plan.seed}/{name}/{len(events)}")
         self._poll_id: str | None = None
         self._pending: list[str] = []
         self._remember(events)
@@ -47,7 +47,7 @@ class LeasingTrainer:
         got = [event for event in events if "got" in event]
         if not asked:
             return
-        choice = self._luck.choice(("same poll", "acknowledge", "forget"))
+        choice = self._rng.choice(("same poll", "acknowledge", "forget"))
         self._journal.note(woke=choice)
         if choice == "same poll":
             self._poll_id = asked[-1]["asked"]
@@ -60,7 +60,7 @@ class LeasingTrainer:
             data = self._poll()
             if data.delivery_id is not None:
                 self._receive(data)
-                self._plan.pause(self._luck.choice((0.0, 0.05, 0.2, self._plan.lease_s * 1.3)))
+                self._plan.pause(self._rng.choice((0.0, 0.05, 0.2, self._plan.lease_s * 1.3)))
         self._acknowledge()
         self._journal.note(done=True)
         return 0
@@ -69,11 +69,11 @@ class LeasingTrainer:
         if self._poll_id is None:
             self._poll_id = uuid.uuid4().hex
         self._journal.note(asked=self._poll_id)
-        images = self._luck.choice(("hash", "hash", "inline"))
+        images = self._rng.choice(("hash", "hash", "inline"))
         data: RolloutData = self._until_answered(
             lambda: self._client.get_rollout_data(
                 job_id=self._job_id,
-                max_groups=self._luck_of_groups,
+                max_groups=self._group_limit,
                 wait_s=1.0,
                 lease_s=self._plan.lease_s,
                 ack=self._pending,
@@ -86,8 +86,8 @@ class LeasingTrainer:
         return data
 
     @property
-    def _luck_of_groups(self) -> int:
-        return self._luck.choice((1, 2, 5))
+    def _group_limit(self) -> int:
+        return self._rng.choice((1, 2, 5))
 
     def _receive(self, data: RolloutData) -> None:
         groups: dict[int, list[RolloutItem]] = {}
@@ -99,7 +99,7 @@ class LeasingTrainer:
         self._journal.note(got=data.delivery_id, poll=self._poll_id, groups=digests, uids=uids)
         self._pending = [str(data.delivery_id)]
         self._poll_id = None
-        if self._luck.random() < 0.5:
+        if self._rng.random() < 0.5:
             self._acknowledge()
 
     def _check(self, item: RolloutItem) -> None:

@@ -1,4 +1,4 @@
-"""The crash test: a buffer under load, ``kill -9`` at random moments, and then the books.
+"""The crash test: a buffer under load, ``kill -9`` at random moments, and then the view.
 
     python -m tests.crash.run --kills 200 --seed 0 [--minutes N] [--folder FOLDER] [--without KIND …]
 
@@ -7,7 +7,7 @@ with a stand-in engine, trainers lease, acknowledge, train and write checkpoints
 the buffer itself, are killed again and again, alone or all at once, or stopped for a while (SIGSTOP); the disk is
 filled to its last byte and emptied; what dies is restarted only where nobody else does it. The accounting is read all
 the time and after every blow. Afterwards nothing may be lost, nothing doubled and nothing left behind. The last line
-is the verdict. Exit code 0: the books balance; 1: they do not, and the report says where.
+is the verdict. Exit code 0: the view balance; 1: they do not, and the report says where.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_ATTEMPTS
 from tests.crash import checkpoint_trainer, writer
-from tests.crash.accounting import CHECKS, SHOWN, Books
+from tests.crash.accounting import CHECKS, SHOWN, StoreView
 from tests.crash.disk import SmallDisk
 from tests.crash.fleet import FREEZES_S, Fleet, FleetError
 from tests.crash.samples import Sampler
@@ -73,8 +73,8 @@ MEAN_SECONDS_BETWEEN_KILLS = 0.8
 LEASING = {WRITTEN_JOB: ("a0", "a1", "a2"), SESSIONS_JOB: ("s0", "s1"), DEVICES_JOB: ("d0",)}
 """The consumers of each job: what runs out at one goes to another."""
 AGENTS = 2
-CALM_PATIENCE_S = 120.0
-CALM_PATIENCE_PER_KILL_S = 1.5
+CALM_TIMEOUT_S = 120.0
+CALM_TIMEOUT_PER_KILL_S = 1.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -240,11 +240,11 @@ class CrashTest:
         self.fleet.thaw_all()
         crew = self.fleet.crew
         writers = [crew[name] for name in crew if name.startswith("writer")]
-        patience_s = CALM_PATIENCE_S + self.kills * CALM_PATIENCE_PER_KILL_S
-        self.fleet.tend_until(lambda: all(one.done for one in writers), patience_s, "the end of the writers")
+        timeout_s = CALM_TIMEOUT_S + self.kills * CALM_TIMEOUT_PER_KILL_S
+        self.fleet.tend_until(lambda: all(one.done for one in writers), timeout_s, "the end of the writers")
         self.plan.path("all-written").touch()
         self.fleet.tend_until(
-            lambda: all(one.done or one.service for one in crew.values()), patience_s, "the trainers' end"
+            lambda: all(one.done or one.service for one in crew.values()), timeout_s, "the trainers' end"
         )
         self.fleet.stop_services()
 
@@ -277,14 +277,14 @@ class CrashTest:
 
     def _audit(self) -> list[str]:
         try:
-            books = Books(self.plan, LEASING)
+            view = StoreView(self.plan, LEASING)
         except (RolloutBufferError, sqlite3.Error) as error:
             return [f"the store does not open: {error}"]
         try:
-            self.numbers = _numbers(books)
-            return [f"{check.__name__}: {sentence}" for check in CHECKS for sentence in check(books)]
+            self.numbers = _numbers(view)
+            return [f"{check.__name__}: {sentence}" for check in CHECKS for sentence in check(view)]
         finally:
-            books.close()
+            view.close()
 
     # --- the report --------------------------------------------------------------------------------------------------
 
@@ -324,21 +324,21 @@ class CrashTest:
         return counted
 
 
-def _numbers(books: Books) -> dict[str, Any]:
-    answered = writer.progress(books.plan)
+def _numbers(view: StoreView) -> dict[str, Any]:
+    answered = writer.progress(view.plan)
     states = {}
     for job_id in (WRITTEN_JOB, PLAYED_JOB, SESSIONS_JOB, DEVICES_JOB):
-        rows = books.rows("SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY 1", books.job_key(job_id))
+        rows = view.rows("SELECT state, count(*) FROM groups WHERE job_key = ? GROUP BY 1", view.job_key(job_id))
         states[f"groups of the {job_id} job"] = {row[0]: row[1] for row in rows}
-    attempts = books.rows("SELECT state, count(*) FROM attempts GROUP BY 1")
-    deliveries = books.rows("SELECT state, count(*) FROM deliveries GROUP BY 1")
+    attempts = view.rows("SELECT state, count(*) FROM attempts GROUP BY 1")
+    deliveries = view.rows("SELECT state, count(*) FROM deliveries GROUP BY 1")
     return {
         "items written": f"{len(answered)} ({Counter(answered.values())})",
         **states,
         "attempts": {row[0]: row[1] for row in attempts},
         "deliveries": {row[0]: row[1] for row in deliveries},
-        "checkpoints": checkpoint_trainer.last_checkpoint(books.plan) + 1,
-        "runners": books.rows("SELECT max(fence) FROM jobs")[0][0],
+        "checkpoints": checkpoint_trainer.last_checkpoint(view.plan) + 1,
+        "runners": view.rows("SELECT max(fence) FROM jobs")[0][0],
     }
 
 

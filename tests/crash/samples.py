@@ -1,4 +1,4 @@
-"""Looks at the books while everything is being killed: at every sample they must balance."""
+"""Looks at the view while everything is being killed: at every sample they must balance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERVAL_S = 0.25
 
 
 class Sampler(threading.Thread):
-    """Reads the books over HTTP and from the database, again and again; keeps what does not balance."""
+    """Reads the view over HTTP and from the database, again and again; keeps what does not balance."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(name="sampler", daemon=True)

@@ -36,14 +36,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], Any], patience_s: float = 30.0, what: str = "it") -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "it") -> Any:
     """Returns the condition's first true value."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if value := condition():
             return value
         time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {patience_s} s")
+    raise AssertionError(f"{what} did not happen within {timeout_s} s")
 
 
 def answers(url: str) -> bool:

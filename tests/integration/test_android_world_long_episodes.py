@@ -105,7 +105,7 @@ def episode(number: int, task: str) -> EpisodeRequest:
 
 @asynccontextmanager
 async def stand_in() -> AsyncIterator[Engine]:
-    settings = EngineSettings(patience_s=60.0, deadline_s=250.0)
+    settings = EngineSettings(retry_timeout_s=60.0, deadline_s=250.0)
     async with running(StandInSettings(port=0, skill=1.0)) as url:
         engine = SglangEngine(url, settings)
         try:

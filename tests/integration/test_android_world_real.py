@@ -92,8 +92,8 @@ def emulators(sdk: SimulatedSdk) -> list[int]:
     return found
 
 
-def until(holds: Callable[[], bool], patience_s: float = 60.0) -> None:
-    deadline = time.monotonic() + patience_s
+def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -44,7 +44,7 @@ def reason_of(buffer: BufferProcess) -> str:
 @pytest.mark.slow
 def test_a_gateway_and_a_gunicorn_that_are_stopped_are_replaced_and_nothing_else_is(start_buffer: StartBuffer) -> None:
     port = free_port()
-    buffer = start_buffer("--gateway-port", str(port), "--service-patience-s", "4")
+    buffer = start_buffer("--gateway-port", str(port), "--service-heartbeat-timeout-s", "4")
     wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the gateway")
     gateway, server = child(buffer, "gateway.main"), child(buffer, "gunicorn")
     os.kill(gateway, signal.SIGSTOP)

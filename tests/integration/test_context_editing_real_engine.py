@@ -139,7 +139,7 @@ class MutteringScript:
 
 
 async def played(kind: str, tokenizer: Any) -> Trajectory:
-    server = SglangEngine(URL, EngineSettings(patience_s=60.0, deadline_s=900.0))
+    server = SglangEngine(URL, EngineSettings(retry_timeout_s=60.0, deadline_s=900.0))
     engine: Engine = MutteringScript(server, tokenizer) if kind == "scored" else server
     generator = ContextEditingGenerator(read_calls if kind == "scored" else calls_of_the_script())
     options = {"statelm": {"system_prompt": "", "max_model_length": 8000}}

@@ -32,7 +32,7 @@ from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngine
 from slime_plugins.rollout_buffer.errors import ConfigError  # noqa: E402
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-QUICK = EngineSettings(patience_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
+QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 CONTEXT = 32768
 END: int = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 PROMPT: list[int] = TOKENIZER.encode("<|im_start|>user\nSolve x + 5 = 12<|im_end|>\n<|im_start|>assistant\n")

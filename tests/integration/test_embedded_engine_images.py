@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.embedded_engine.server import running  # noqa:
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-QUICK = EngineSettings(patience_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
+QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 PAD: int = TOKENIZER.convert_tokens_to_ids("<|image_pad|>")
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 PROCESSOR = {

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-QUICK = EngineSettings(patience_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)
+QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 
 

@@ -29,7 +29,7 @@ VISION_URL = "ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL"
 if not (os.environ.get(TEXT_URL) or os.environ.get(VISION_URL)):
     pytest.skip(f"neither {TEXT_URL} nor {VISION_URL} is set", allow_module_level=True)
 
-SETTINGS = EngineSettings(patience_s=60.0, deadline_s=240.0)
+SETTINGS = EngineSettings(retry_timeout_s=60.0, deadline_s=240.0)
 
 # Ids of Qwen3's vocabulary: user turn with two images and "Hello", then the generation prompt.
 START, END, NEW_LINE = 151644, 151645, 198

@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.types import (
 )
 
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-QUICK = EngineSettings(patience_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
+QUICK = EngineSettings(retry_timeout_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorCreateNote", "SimpleCalendarNextEvent")
 
 
@@ -164,7 +164,7 @@ async def test_episodes_go_on_through_updates_of_the_weights_with_exact_tokens_a
 
 async def test_an_engine_that_does_not_come_back_from_an_update_is_a_failure_and_no_reward() -> None:
     settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.05)
-    impatient = replace(QUICK, patience_s=0.2, deadline_s=3.0)
+    impatient = replace(QUICK, retry_timeout_s=0.2, deadline_s=3.0)
     async with running(settings) as url, aiohttp.ClientSession() as session:
         engine, generator = SglangEngine(url, impatient), create_generator()
         await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=4))

@@ -35,9 +35,9 @@ def served(server: BufferProcess) -> Iterator[BufferProcess]:
     assert "Traceback" not in log, log[-3000:]
 
 
-def talk(buffer: BufferProcess, request: bytes, patience_s: float = 10.0) -> bytes:
+def talk(buffer: BufferProcess, request: bytes, timeout_s: float = 10.0) -> bytes:
     """Sends bytes as they are and returns what comes back until the server closes or is silent."""
-    with socket.create_connection(("127.0.0.1", buffer.port), timeout=patience_s) as connection:
+    with socket.create_connection(("127.0.0.1", buffer.port), timeout=timeout_s) as connection:
         connection.sendall(request)
         answer = b""
         with contextlib.suppress(TimeoutError, ConnectionResetError):

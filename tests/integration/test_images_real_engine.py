@@ -127,7 +127,7 @@ class MutteringExpert:
 
 async def played(mode: str, tokenizer: Any) -> list[Trajectory]:
     """Plays each task once, in three turns; a prompt of the history mode shows two screenshots."""
-    engine = MutteringExpert(SglangEngine(URL, EngineSettings(patience_s=60.0, deadline_s=240.0)), tokenizer)
+    engine = MutteringExpert(SglangEngine(URL, EngineSettings(retry_timeout_s=60.0, deadline_s=240.0)), tokenizer)
     options = {"android_world": {"rollout_mode": mode, "max_turns": 3, "max_context_len": 20_000, "history_images": 2}}
     context = GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=2, options=options)
     generator = create_generator()

@@ -40,9 +40,9 @@ def lives(buffer: BufferProcess) -> Iterator[None]:
     assert "Traceback" not in log, log[-3000:]
 
 
-def talk(port: int, *says: bytes, patience_s: float = 5.0) -> bytes:
+def talk(port: int, *says: bytes, timeout_s: float = 5.0) -> bytes:
     """Says something and returns what comes back until the server closes or is silent."""
-    with socket.create_connection(("127.0.0.1", port), timeout=patience_s) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as client:
         with contextlib.suppress(OSError):
             for piece in says:
                 client.sendall(piece)

@@ -111,10 +111,10 @@ def test_a_trainer_killed_before_its_checkpoint_gets_the_same_again(
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
-def poll_all(client: RolloutBufferClient, job_id: str, patience_s: float = 90.0) -> list[str]:
+def poll_all(client: RolloutBufferClient, job_id: str, timeout_s: float = 90.0) -> list[str]:
     """Polls until the input is exhausted; returns every uid that came."""
     got: list[str] = []
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         data = client.get_rollout_data(job_id=job_id, wait_s=2, lease_s=60)
         got += [item.uid for item in data.items]
@@ -122,7 +122,7 @@ def poll_all(client: RolloutBufferClient, job_id: str, patience_s: float = 90.0)
             client.ack([data.delivery_id])
         if data.exhausted:
             return got
-    raise AssertionError(f"not exhausted after {patience_s} s: {client.job(job_id)}")
+    raise AssertionError(f"not exhausted after {timeout_s} s: {client.job(job_id)}")
 
 
 def start_math(buffer: BufferProcess, engine_port: int, count: int, **changes: Any) -> str:
@@ -161,7 +161,7 @@ def test_a_killed_runner_is_replaced_and_nothing_is_lost_or_played_twice(
 def test_a_frozen_runner_is_replaced_and_nothing_is_lost_or_played_twice(
     start_buffer: StartBuffer, stand_in_engine: int
 ) -> None:
-    buffer = start_buffer("--runner-patience-s", "6")
+    buffer = start_buffer("--runner-heartbeat-timeout-s", "6")
     job_id = start_math(buffer, stand_in_engine, 60)
     wait_until(lambda: buffer.client.job(job_id)["outcomes"].get("completed", 0) > 5, 60)
     frozen = buffer.runner_pid()

@@ -125,7 +125,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert again.key == self.job.key
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_accounting_balances(self) -> None:
         books = slots(self.buffer, self.job)
         assert books["submitted"] == len(INSTANCES) * 2 * GROUP_SIZE
         assert books["delivered"] == len(self.delivered)

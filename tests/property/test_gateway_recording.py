@@ -290,7 +290,7 @@ def test_the_same_moves_give_the_same_rows_and_the_order_is_told(moves: Any, see
 def test_forgetting_the_last_turn_leaves_what_was_before(moves: Any, seed: int) -> None:
     before, after = played(moves[:-1], seed), played(moves, seed)
     youngest = max(_turns(after.recording), key=lambda turn: turn.number)
-    after.recording.forget(youngest)
+    after.recording.take_back(youngest)
     assert after.recording.generations() == before.recording.generations()
     assert (after.recording.turns, after.recording.ids) == (before.recording.turns, before.recording.ids)
     conversation = read_conversation([*after.histories[-1], {"role": "user", "content": "and then?"}])

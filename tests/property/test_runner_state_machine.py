@@ -256,7 +256,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
     # --- what always holds -------------------------------------------------------------------------------------------
 
     @invariant()
-    def the_books_are_the_models(self) -> None:
+    def the_accounting_is_the_models(self) -> None:
         books = slots(self.buffer, self.job)
         for state in ("open", "ready", "leased", "delivered", "failed", "skipped"):
             assert books[state] == GROUP_SIZE * list(self.states.values()).count(state), (state, self.states)

@@ -133,7 +133,7 @@ async def test_an_engine_is_asked_with_it_and_nothing_that_is_said_of_it_shows_i
     app.router.add_post("/generate", refuse)
     async with TestServer(app) as server:
         url = str(server.make_url("")).rstrip("/").replace("http://", f"http://user:{SECRET}@")
-        engine = SglangEngine(url, EngineSettings(patience_s=0.05, backoff_first_s=0.01))
+        engine = SglangEngine(url, EngineSettings(retry_timeout_s=0.05, backoff_first_s=0.01))
         turn = GenerateRequest(input_ids=(1,), sampling_params=SamplingParams(max_new_tokens=4), session_id="s")
         with caplog.at_level(logging.DEBUG, "slime_plugins"):
             (outcome,) = await asyncio.gather(engine.generate(turn), return_exceptions=True)

@@ -299,13 +299,13 @@ def _summary(report: Report) -> Table:
     for column in ("", "value", "95 % interval", "of"):
         table.add_column(column, justify="right" if column in ("value", "95 % interval") else "left")
     of = f"{report['solved']} of {slots['played']} attempts at {report['tasks']} tasks"
-    table.add_row("success rate", *_told(report["success"]), of)
+    table.add_row("success rate", *_cells_of(report["success"]), of)
     if slots["not_played"]:
-        table.add_row("with failures as zero", *_told(report["success_failures_as_zero"]),
+        table.add_row("with failures as zero", *_cells_of(report["success_failures_as_zero"]),
                       f"{slots['not_played']} slots not played")  # fmt: skip
     for k, estimate in report["pass_at_k"].items():
         left_out = f", {estimate['left_out']} with fewer attempts left out" if estimate["left_out"] else ""
-        table.add_row(f"pass@{k}", *_told(estimate), f"{estimate['tasks']} tasks{left_out}")
+        table.add_row(f"pass@{k}", *_cells_of(estimate), f"{estimate['tasks']} tasks{left_out}")
     for name, unit in (("reward_mean", "reward"), ("turns_mean", "turns"), ("played_s_mean", "seconds")):
         if report[name] is not None:
             table.add_row(f"mean {unit}", f"{report[name]:.3g}", "", "")
@@ -319,7 +319,7 @@ def _group_table(name: str, groups: Mapping[str, Report]) -> Table:
     for value, summary in groups.items():
         slots, turns = summary["slots"], summary["turns_mean"]
         numbers = (str(summary["solved"]), str(slots["played"]), str(slots["not_played"]))
-        table.add_row(escape(value), *_told(summary["success"]), *numbers, "" if turns is None else f"{turns:.1f}")
+        table.add_row(escape(value), *_cells_of(summary["success"]), *numbers, "" if turns is None else f"{turns:.1f}")
     return table
 
 
@@ -332,7 +332,7 @@ def _comparison(comparison: Report) -> str:
     )
 
 
-def _told(estimate: Report | None) -> tuple[str, str]:
+def _cells_of(estimate: Report | None) -> tuple[str, str]:
     if estimate is None or estimate["value"] is None:
         return "–", ""
     return f"{estimate['value']:.1%}", f"{estimate['low']:.1%} – {estimate['high']:.1%}"

@@ -47,7 +47,7 @@ def prune(
     if as_json:
         print_json({"dry_run": dry_run, "older_than_s": retain_s, **numbers})
         return
-    verbs = ("would forget", "remove") if dry_run else ("forgot", "removed")
+    verbs = ("would purge", "remove") if dry_run else ("purged", "removed")
     console.print(
         f"{verbs[0]} {found.payloads} payloads and {found.images} screenshots, and {verbs[1]} {found.packs} packs: "
         f"{found.bytes / 1e6:.1f} MB"

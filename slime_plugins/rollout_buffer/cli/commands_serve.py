@@ -90,11 +90,23 @@ Retain = Annotated[
 MaxData = Annotated[
     int | None, typer.Option(help="Most that --data-dir may hold; writes beyond answer 507. [default: unlimited]")
 ]
-RunnerPatience = Annotated[
-    float, typer.Option(help="Seconds after which a runner that shows no life is killed and started again.")
+RunnerHeartbeatTimeout = Annotated[
+    float,
+    typer.Option(
+        "--runner-heartbeat-timeout-s",
+        "--runner-patience-s",
+        help="Seconds without a heartbeat after which a runner is killed and started again. "
+        "--runner-patience-s, its name before, goes with the next release.",
+    ),
 ]
-ServicePatience = Annotated[
-    float, typer.Option(help="The same for the gateway, for gunicorn's parent process and for the local Ray.")
+ServiceHeartbeatTimeout = Annotated[
+    float,
+    typer.Option(
+        "--service-heartbeat-timeout-s",
+        "--service-patience-s",
+        help="The same for the gateway, for gunicorn's parent process and for the local Ray. "
+        "--service-patience-s, its name before, goes with the next release.",
+    ),
 ]
 WriterTurnLimit = Annotated[
     float, typer.Option(help="Seconds after which one that was frozen in the middle of a write is killed.")
@@ -213,8 +225,8 @@ def serve(
     max_body_bytes: MaxBody = 256 * 1024 * 1024,
     retain_delivered_s: Retain = None,
     max_data_bytes: MaxData = None,
-    runner_patience_s: RunnerPatience = 120.0,
-    service_patience_s: ServicePatience = 60.0,
+    runner_heartbeat_timeout_s: RunnerHeartbeatTimeout = 120.0,
+    service_heartbeat_timeout_s: ServiceHeartbeatTimeout = 60.0,
     writer_turn_limit_s: WriterTurnLimit = 10.0,
     generator_dirs: GeneratorDirs = None,
     ray_address: RayAddress = None,
@@ -244,8 +256,8 @@ def serve(
             max_body_bytes=max_body_bytes,
             retain_delivered_s=retain_delivered_s,
             max_data_bytes=max_data_bytes,
-            runner_patience_s=runner_patience_s,
-            service_patience_s=service_patience_s,
+            runner_heartbeat_timeout_s=runner_heartbeat_timeout_s,
+            service_heartbeat_timeout_s=service_heartbeat_timeout_s,
             writer_turn_limit_s=writer_turn_limit_s,
             generator_dirs=tuple(generator_dirs or ()),
             ray_address=ray_address,

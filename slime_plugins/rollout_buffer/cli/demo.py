@@ -79,7 +79,7 @@ class DemoSettings:
     skill: float = 0.7
     phones: int = 4
     rollout_mode: str = "incremental"
-    patience_s: float = 900.0
+    timeout_s: float = 900.0
 
 
 @dataclass(slots=True)
@@ -241,7 +241,7 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
     rollouts = progress.add_task("rollouts the trainer has", total=settings.rollouts)
     needed = progress.add_task("groups ready for it", total=settings.rollouts * GROUPS_PER_ROLLOUT)
     episodes = progress.add_task("episodes played", total=None)
-    deadline = time.monotonic() + settings.patience_s
+    deadline = time.monotonic() + settings.timeout_s
     thread.start()
     with Live(progress, console=console, refresh_per_second=4) as live:
         while thread.is_alive() and time.monotonic() < deadline:
@@ -253,7 +253,7 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
                 progress.update(episodes, completed=sum(job["outcomes"].values()))
                 live.update(_frame(progress, job))
     if thread.is_alive():
-        raise DemoError(f"the trainer is not through after {settings.patience_s:.0f} s: see {settings.folder}/run")
+        raise DemoError(f"the trainer is not through after {settings.timeout_s:.0f} s: see {settings.folder}/run")
     if trainer.error is not None:
         raise DemoError(f"the trainer failed: {type(trainer.error).__name__}: {trainer.error}") from trainer.error
 

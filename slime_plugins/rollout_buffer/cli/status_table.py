@@ -30,7 +30,7 @@ _OUT = ("quarantined", "booting")
 
 
 def job_table(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Renders each job with a bar, its books in slots, and why groups were filtered or failed."""
+    """Renders each job with a bar, its accounting in slots, and why groups were filtered or failed."""
     if not jobs:
         return Text("no open job")
     return Group(*(_job(job) for job in jobs))

@@ -1,7 +1,7 @@
 """Devices for episodes, of any kind: started, lent, looked after, and lent again.
 
 * ``interface`` – what a device is, and what an episode holds of it; ``kinds`` – the functions that make one
-* ``settings`` – how many there are, how patient to be; ``settings_section`` – what all such sections share
+* ``settings`` – how many there are, and every timeout; ``settings_section`` – what all such sections share
 * ``pool`` – a runner's side; ``local_pool`` and ``ray_cluster/pool`` – where the devices live; ``pool_factory`` – which
 * ``device_manager`` – brings up, lends, takes back; by ``lease_table``, ``fair_share``, ``health_policy``, ``counters``
 * ``worker`` – one device behind its fence; ``device_process`` – one under another Python; ``worker_folders``

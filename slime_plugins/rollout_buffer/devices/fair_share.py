@@ -49,7 +49,7 @@ class FairShare:
 
     def join(self, claimant: Claimant, now: float) -> None:
         """Puts somebody in line; who was there a short while ago takes up the old place."""
-        self._forget_the_gone(now)
+        self._drop_absent(now)
         self._left_at.pop(claimant, None)
         self._place.setdefault(claimant, now)
         self._waiting.add(claimant)
@@ -93,7 +93,7 @@ class FairShare:
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)
         return holds / share, self._turns[purpose] / share
 
-    def _forget_the_gone(self, now: float) -> None:
+    def _drop_absent(self, now: float) -> None:
         for claimant in [each for each, left in self._left_at.items() if now - left > _REMEMBERED_S]:
             del self._left_at[claimant]
             self._place.pop(claimant, None)

@@ -1,4 +1,4 @@
-"""What a farm of devices is told: how many, on what, how patient, and how its devices are made."""
+"""What a farm of devices is told: how many, on what, with which timeouts, and how its devices are made."""
 
 from __future__ import annotations
 

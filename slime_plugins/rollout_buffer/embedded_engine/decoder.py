@@ -262,7 +262,7 @@ class Decoder:
         if not batch:
             return
         wishes = [request.sampling for request in batch]
-        choices = choose(logits[: len(batch)], wishes, [self._luck(request) for request in batch])
+        choices = choose(logits[: len(batch)], wishes, [self._uniform(request) for request in batch])
         for request, choice in zip(batch, choices, strict=True):
             self._append(request, choice)
         for request in batch:
@@ -276,7 +276,7 @@ class Decoder:
         request.log_probs.append(choice.log_prob)
         request.asked_log_probs.append(choice.asked_log_probs)
 
-    def _luck(self, request: Request) -> float:
+    def _uniform(self, request: Request) -> float:
         """A number in [0, 1): with a seed that of the seed and the place, so that a resumed request goes on alike."""
         seed = request.sampling.sampling_seed
         return (self._random if seed is None else random.Random(f"{seed}/{len(request.ids)}")).random()

@@ -59,7 +59,7 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the engine refused the request or sent nonsense; an ``EngineAwayError`` when it stayed out of
-                reach, for this and for any other request, for longer than the client's patience.
+                reach, for this and for any other request, for longer than ``retry_timeout_s``.
         """
         ...
 
@@ -70,18 +70,18 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """How patient the client is. There is no read timeout: a paused engine holds a healthy request for minutes.
+    """How long the client retries. There is no read timeout: a paused engine holds a healthy request for minutes.
 
-    ``patience_s`` bounds the pauses between refused tries of one turn, summed since it last got a token; an engine that
-    restarts or loads weights may refuse for that long, and what answers in its place (a proxy's page, a redirect, an
-    empty body) is waited out as long. ``deadline_s`` bounds a whole turn, held requests included; None
+    ``retry_timeout_s`` bounds the pauses between refused tries of one turn, summed since it last got a token; an engine
+    that restarts or loads weights may refuse for that long, and what answers in its place (a proxy's page, a redirect,
+    an empty body) is waited out as long. ``deadline_s`` bounds a whole turn, held requests included; None
     = no bound. ``server_error_tries`` is how often HTTP 500 is tried: a router reports a lost worker that way, an
     engine a request it cannot digest. ``connection_limit`` caps open connections; None = unlimited. A generation that
     the engine aborted goes on from its partial tokens, unless ``resume_aborted`` is false: then it is returned as it
     is, with finish reason ``abort``.
     """
 
-    patience_s: float = 900.0
+    retry_timeout_s: float = 900.0
     deadline_s: float | None = 7200.0
     connect_timeout_s: float = 10.0
     backoff_first_s: float = 0.5
@@ -93,8 +93,8 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         lengths = (self.connect_timeout_s, self.backoff_first_s, self.backoff_longest_s, self.abort_timeout_s)
-        if self.patience_s < 0 or min(lengths) <= 0:
-            raise ConfigError("engine settings: patience_s must not be negative and the other times must be above 0")
+        if self.retry_timeout_s < 0 or min(lengths) <= 0:
+            raise ConfigError("engine settings: retry_timeout_s must not be negative, the other times must be above 0")
         if self.deadline_s is not None and self.deadline_s <= 0:
             raise ConfigError("engine settings: deadline_s must be above 0, or None for no deadline")
         if self.server_error_tries < 1 or (self.connection_limit is not None and self.connection_limit < 1):

@@ -55,9 +55,9 @@ class EngineWatch:
     def succeeded(self) -> None:
         """Notes that an episode came to its end: the engine answers."""
         self.answers_others = False
-        self._forget_failures()
+        self._reset_failures()
 
-    def _forget_failures(self) -> None:
+    def _reset_failures(self) -> None:
         self._failures = 0
         self._failed_instances.clear()
 
@@ -76,7 +76,7 @@ class EngineWatch:
         answered = self._probe()
         if answered:
             self.answers_others = True
-            self._forget_failures()
+            self._reset_failures()
         return f"fails every attempt: {self._last_failure}" if answered is False else ""
 
     def has_recovered(self) -> bool:

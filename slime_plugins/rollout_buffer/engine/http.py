@@ -1,4 +1,4 @@
-"""What engines over HTTP have in common: their patience, their probe, and how they say that they are away.
+"""What engines over HTTP have in common: how long they are retried, their probe, and how they say that they are away.
 
 A generation is one thing to its caller and may be several calls to the engine. The trainer pauses its engines to
 update weights: requests in flight come back as aborted with part of their output, new ones are held without an answer
@@ -50,7 +50,7 @@ SILENCE_WORTH_SAYING_S: Final = 30.0
 
 
 class HttpEngine:
-    """Samples through one route of a server, with the patience of the settings. Subclasses say what is sent and heard.
+    """Samples through one route of a server, with the retries of the settings. Subclasses say what is sent and heard.
 
     One object serves thousands of coroutines. ``base_url`` may change while requests are under way
     (``set_base_url``): a restarted trainer has a new port.
@@ -140,8 +140,8 @@ class HttpEngine:
         """Returns what was sampled, resumed across aborts; cancelling it also ends the work on the engine.
 
         Raises:
-            EngineError: the engine refused the request, sent nonsense, or ran over patience or deadline. An
-                ``EngineAwayError`` when that is not about this request: it gives no answer to any other either.
+            EngineError: the engine refused the request, sent nonsense, or ran over ``retry_timeout_s`` or its deadline.
+                An ``EngineAwayError`` when that is not about this request: it gives no answer to any other either.
         """
         try:
             async with asyncio.timeout(self._settings.deadline_s):
@@ -198,25 +198,25 @@ class HttpEngine:
 
     async def _generate_until_finished(self, request: GenerateRequest) -> GenerateReply:
         sampled = _Sampled()
-        patience = _Patience(settings=self._settings, randomness=self._random)
+        budget = _RetryBudget(settings=self._settings, randomness=self._random)
         while len(sampled.ids) < request.sampling_params.max_new_tokens:
-            part = await self._sample_part(request, sampled.ids, patience)
+            part = await self._sample_part(request, sampled.ids, budget)
             self._check(part, request, sampled.ids)
             sampled.append(part)
             if part.finish_reason != "abort" or not self._settings.resume_aborted:
                 return sampled.reply(part.finish_reason)
             if part.ids:
-                patience.renew()
-            await self._wait(patience, RefusalError(ABORTED))
+                budget.renew()
+            await self._wait(budget, RefusalError(ABORTED))
         return sampled.reply("length")
 
-    async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], patience: _Patience) -> SampledPart:
+    async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], budget: _RetryBudget) -> SampledPart:
         """What one answered call sampled after ``sampled``; refused calls are made again."""
         while True:
             try:
                 return await self._answered_part(request, sampled)
             except RefusalError as refusal:
-                await self._wait(patience, refusal)
+                await self._wait(budget, refusal)
 
     async def _answered_part(self, request: GenerateRequest, sampled: Sequence[int]) -> SampledPart:
         """What one call sampled after ``sampled``.
@@ -266,7 +266,7 @@ class HttpEngine:
             await asyncio.wait({call})
         except asyncio.CancelledError:
             call.cancel()
-            call.add_done_callback(_forget_result)
+            call.add_done_callback(_ignore_result)
             self._given_up(base_url, rid)
             raise
         finally:
@@ -290,7 +290,7 @@ class HttpEngine:
         except aiohttp.ClientError as error:
             raise RefusalError(f"does not speak HTTP as an engine does ({type(error).__name__})") from error
 
-    async def _wait(self, patience: _Patience, refusal: RefusalError) -> None:
+    async def _wait(self, budget: _RetryBudget, refusal: RefusalError) -> None:
         now = time.monotonic()
         if now - self._warned_at > WARNING_INTERVAL_S:
             self._warned_at = now
@@ -299,26 +299,26 @@ class HttpEngine:
         self._refusal = str(refusal)
         self._waiting += 1
         try:
-            if patience.is_spent_on(refusal):
-                await self._end_or_renew(patience, refusal)
-            await patience.pause()
+            if budget.is_spent_on(refusal):
+                await self._end_or_renew(budget, refusal)
+            await budget.pause()
         finally:
             self._waiting -= 1
 
-    async def _end_or_renew(self, patience: _Patience, refusal: RefusalError) -> None:
+    async def _end_or_renew(self, budget: _RetryBudget, refusal: RefusalError) -> None:
         """Ends a turn that was refused too often; a server error that everybody gets is not the turn's, and waited out.
 
         Raises:
             EngineError: others are answered.
-            EngineAwayError: nobody is, for longer than the patience.
+            EngineAwayError: nobody is, for longer than ``retry_timeout_s``.
         """
-        spent = f"({patience.tries + 1} tries, {patience.waited_s:.0f} s of waiting)"
+        spent = f"({budget.tries + 1} tries, {budget.waited_s:.0f} s of waiting)"
         said = f"the engine at {self._base_url} {refusal} {spent}"
-        if patience.is_older_than(self._answered_at) or await self.answers():
+        if budget.is_older_than(self._answered_at) or await self.answers():
             raise EngineError(said) from refusal
-        if patience.is_over:
+        if budget.is_over:
             raise EngineAwayError(said) from refusal
-        patience.server_errors = 0
+        budget.server_errors = 0
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -351,7 +351,7 @@ class HttpAnswer:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Patience:
+class _RetryBudget:
     """Paces the tries of one turn: pauses that double up to a cap, each shortened by up to half at random."""
 
     settings: EngineSettings
@@ -373,7 +373,7 @@ class _Patience:
     @property
     def is_over(self) -> bool:
         """True when there is no time left to wait."""
-        return self.waited_s >= self.settings.patience_s
+        return self.waited_s >= self.settings.retry_timeout_s
 
     def is_spent_on(self, refusal: RefusalError) -> bool:
         """Counts a refusal, and tells whether it was one too many."""
@@ -395,7 +395,7 @@ class _Patience:
             longest_s=self.settings.backoff_longest_s,
             jitter=self.randomness.random(),
         )
-        return min(pause_s, self.settings.patience_s - self.waited_s)
+        return min(pause_s, self.settings.retry_timeout_s - self.waited_s)
 
 
 @dataclass(slots=True)
@@ -492,7 +492,7 @@ def _checked_base_url(base_url: str) -> str:
     return base_url.rstrip("/")
 
 
-def _forget_result(call: asyncio.Task[Any]) -> None:
+def _ignore_result(call: asyncio.Task[Any]) -> None:
     if not call.cancelled():
         call.exception()  # looked at, or asyncio would report it as never retrieved
 

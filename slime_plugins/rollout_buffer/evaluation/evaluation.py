@@ -204,8 +204,8 @@ def _wait_for_the_last_one(lock_file: Path) -> None:
             raise EvaluationError(f"a process still serves {lock_file.parent}: end it, or wait, and call again")
 
 
-def _lock(file: IO[str], patience_s: float) -> bool:
-    deadline = time.monotonic() + patience_s
+def _lock(file: IO[str], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

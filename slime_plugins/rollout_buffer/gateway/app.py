@@ -331,7 +331,7 @@ class _Sending:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if error is not None:
-            self._gateway.forget(self._session, self._answer.turn)
+            self._gateway.take_back(self._session, self._answer.turn)
 
 
 # --- reading and writing ---------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Recording:
         self.ids += turn.own_length
         return turn
 
-    def forget(self, turn: Turn) -> None:
+    def take_back(self, turn: Turn) -> None:
         """Takes a turn out that nobody was given. It has no children: those would stand on what was given."""
         (self._roots if turn.parent is None else turn.parent.children).remove(turn)
         if turn.from_start:

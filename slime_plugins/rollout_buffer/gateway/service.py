@@ -258,7 +258,7 @@ class Gateway:
     ) -> Answer:
         """Samples one turn and records it.
 
-        Whoever cannot hand the answer over takes the turn back with ``forget``: what a client never saw is not trained.
+        Whoever cannot hand the answer over calls ``take_back``: a turn that its client never saw is not trained.
 
         Raises:
             RequestError: the request cannot be answered; GoneError when the session ended in the meantime.
@@ -313,10 +313,10 @@ class Gateway:
         session.last_finish_reason = sampled.finish_reason
         return Answer(turn=turn, reply=_reply(body, message, parsed, sampled, len(prompt.ids), chat))
 
-    def forget(self, session: Session, turn: Turn) -> None:
+    def take_back(self, session: Session, turn: Turn) -> None:
         """Takes back a turn whose answer did not reach the client; nothing happens once the session is closed."""
         if session.ended is None:
-            session.recording.forget(turn)
+            session.recording.take_back(turn)
             logger.info("session %s: turn %d did not reach its client and is not recorded",
                         session.name, turn.number, extra=_log_fields(session))  # fmt: skip
 
@@ -328,7 +328,7 @@ class Gateway:
             image = images.get(sha256)
             if image is None:
                 image = Image(data=await self.stored(self.buffer.contents.image, sha256))
-            session.keep_image(image, self.settings.max_session_image_bytes)
+            session.add_image(image, self.settings.max_session_image_bytes)
 
     # --- what goes by itself -----------------------------------------------------------------------------------------
 

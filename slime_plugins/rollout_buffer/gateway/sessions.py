@@ -102,7 +102,7 @@ class Session:
         if self.ended is not None:
             raise GoneError(f"session {self.name} {self.ended}")
 
-    def keep_image(self, image: Image, most_bytes: int) -> None:
+    def add_image(self, image: Image, most_bytes: int) -> None:
         """Holds a screenshot once.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What the registry finds under the task type ``android_world``. The rooms behind it are in ``android_world/``."""
+"""What the registry finds under the task type ``android_world``. The package behind it is ``android_world/``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the registry finds under the task type ``statelm``. The rooms behind it are in ``context_editing/``."""
+"""What the registry finds under the task type ``statelm``. The package behind it is ``context_editing/``."""
 
 from __future__ import annotations
 

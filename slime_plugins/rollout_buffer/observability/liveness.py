@@ -111,19 +111,19 @@ class HeartbeatMonitor:
         self._began = clock()
         self._stopped_since: float | None = None
 
-    def is_frozen(self, patience_s: float) -> bool:
-        """Tells whether it has been without a heartbeat, or stopped, for longer than ``patience_s``."""
+    def is_frozen(self, heartbeat_timeout_s: float) -> bool:
+        """Tells whether it has been without a heartbeat, or stopped, for longer than ``heartbeat_timeout_s``."""
         if not self._is_stopped():
             self._stopped_since = None
         elif self._stopped_since is None:
             self._stopped_since = self._clock()
         stopped_s = 0.0 if self._stopped_since is None else self._clock() - self._stopped_since
-        return stopped_s > patience_s or self._is_silent(patience_s)
+        return stopped_s > heartbeat_timeout_s or self._is_silent(heartbeat_timeout_s)
 
-    def _is_silent(self, patience_s: float) -> bool:
+    def _is_silent(self, heartbeat_timeout_s: float) -> bool:
         if self._heartbeat is None:
             return False
         beat = self._heartbeat.last()
         if beat is None:
-            return self._clock() - self._began > max(patience_s, STARTUP_TIMEOUT_S)
-        return beat.age_s > patience_s
+            return self._clock() - self._began > max(heartbeat_timeout_s, STARTUP_TIMEOUT_S)
+        return beat.age_s > heartbeat_timeout_s

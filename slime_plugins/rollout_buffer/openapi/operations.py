@@ -161,7 +161,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="get",
         path="/jobs",
         summary="List the jobs",
-        description="Newest first, each with its books.",
+        description="Newest first, each with its accounting.",
         reply=ref("Jobs"),
         reply_says="Every job.",
         errors=(503,),
@@ -171,8 +171,8 @@ OPERATIONS: tuple[Operation, ...] = (
         method="get",
         path="/jobs/{job_id}",
         summary="One job",
-        description="Its state, progress and books: submitted = open + ready + leased + delivered + filtered + failed "
-        "+ skipped.",
+        description="Its state, progress and accounting: submitted = open + ready + leased + delivered + filtered "
+        "+ failed + skipped.",
         reply=ref("Job"),
         reply_says="The job.",
         path_parameters=_JOB_ID,
@@ -378,7 +378,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="get",
         path="/overview",
         summary="How the buffer is",
-        description="The supervisor, the disk, and the jobs with their books and why each moves or stands still.",
+        description="The supervisor, the disk, and the jobs with their accounting and why each moves or stands still.",
         query=OverviewQuery,
         reply=ref("Overview"),
         reply_says="One page of jobs.",

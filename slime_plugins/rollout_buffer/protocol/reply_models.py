@@ -108,7 +108,7 @@ class Item(TypedDict):
     stop_reason: StopReason
     """Why the episode stopped."""
     weight_version: int | None
-    """The oldest weights that sampled it; null when nobody told."""
+    """The oldest weights that sampled it; null when it is unknown."""
     remove_sample: bool
     """A dummy that stands for a missing member: never train it."""
 
@@ -1036,7 +1036,7 @@ class LagMismatch(TypedDict):
     __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     weight_lag: int | None
-    """Versions between the weights that sampled them and those that trained them; null when nobody told."""
+    """Versions between the weights that sampled them and those that trained them; null when it is unknown."""
     tokens: int
     """Trained tokens that were compared."""
     mean: float

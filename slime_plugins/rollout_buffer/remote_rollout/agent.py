@@ -68,7 +68,7 @@ class AgentSide:
         """
         request = parse(RolloutBody, body)
         fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).digest()
-        self._forget_old()
+        self._evict_old()
         run = self._runs.get(request.rollout_id)
         if run is None:
             run = self._start(request, fingerprint)
@@ -84,7 +84,7 @@ class AgentSide:
         Raises:
             NotFoundError: it is not known, or its result is forgotten.
         """
-        self._forget_old()
+        self._evict_old()
         run = self._runs.get(rollout_id)
         if run is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r}")
@@ -130,7 +130,7 @@ class AgentSide:
         else:
             self._runs.move_to_end(rollout_id)
 
-    def _forget_old(self) -> None:
+    def _evict_old(self) -> None:
         now = self._clock()
         ended = [(name, run.ended_at) for name, run in self._runs.items() if run.ended_at is not None]
         surplus = len(ended) - self.settings.max_kept

@@ -53,7 +53,7 @@ class _Metrics:
     response_tokens: int = 0
     longest: int = 0
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "total_latency_ms": round((time.monotonic() - self.started) * 1000, 3),
             "llm_latency_ms": round(self.llm_s * 1000, 3),
@@ -139,7 +139,7 @@ class RolloutLoop:
         self._metrics.tool_calls += len(calls)
 
     def _response(self, reason: FinishReason, error: str | None = None) -> dict[str, Any]:
-        return final_response(self._request, self._session.messages, reason, error, self._metrics.told())
+        return final_response(self._request, self._session.messages, reason, error, self._metrics.as_dict())
 
 
 async def play_rollout(
@@ -167,7 +167,7 @@ async def play_rollout(
     except Exception as error:
         logger.exception("rollout %s broke", request.rollout_id)
         broken = TrainerReplyError(f"the rollout server broke: {type(error).__name__}: {error}")
-        return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics().told())
+        return final_response(request, list(request.messages), FinishReason.ERROR, broken.message, _Metrics().as_dict())
     finally:
         await box.close()
 

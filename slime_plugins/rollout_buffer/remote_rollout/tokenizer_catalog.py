@@ -52,7 +52,7 @@ class TokenizerCatalog:
         task = self._kept.get(key)
         if task is None:
             task = self._kept[key] = asyncio.create_task(self._loaded(key, name or ""))
-            task.add_done_callback(lambda done: self._forget_failed(key, done))
+            task.add_done_callback(lambda done: self._evict_failed(key, done))
         self._kept.move_to_end(key)
         while len(self._kept) > self._settings.max_cached:
             self._kept.popitem(last=False)
@@ -115,7 +115,7 @@ class TokenizerCatalog:
         logger.info("loaded tokenizer %s%s", name, f" at {revision}" if revision else "")
         return tokens
 
-    def _forget_failed(self, key: Key, done: asyncio.Task[ConversationTokens]) -> None:
+    def _evict_failed(self, key: Key, done: asyncio.Task[ConversationTokens]) -> None:
         """A load that failed is tried again when it is asked for again."""
         failed = done.cancelled() or done.exception() is not None
         if failed and self._kept.get(key) is done:

@@ -52,7 +52,7 @@ class Views:
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def overview(self, page: OverviewQuery) -> dict[str, Any]:
-        """Returns how the buffer is and one page of jobs with their books, newest first."""
+        """Returns how the buffer is and one page of jobs with their accounting, newest first."""
         now = self._clock()
         with self.store.read() as connection:
             beat = service_rows.heartbeat(connection, self._supervisor)

@@ -137,11 +137,11 @@ def _halted(at: JobSnapshot) -> Iterator[Explanation]:
 
 def _paused(at: JobSnapshot) -> Explanation:
     if at.cause.code is CauseCode.IDLE:
-        patience = f" for {_span(at.pause_when_idle_s)}" if at.pause_when_idle_s else ""
+        idle = f" for {_span(at.pause_when_idle_s)}" if at.pause_when_idle_s else ""
         return Explanation(
             code="paused_idle",
             severity=Severity.STOPPED,
-            message=f"The job paused itself: groups were ready and no trainer asked for them{patience}.",
+            message=f"The job paused itself: groups were ready and no trainer asked for them{idle}.",
             advice="It goes on by itself at the trainer's next poll. Is the trainer still running?",
         )
     if at.cause.code is CauseCode.ENGINE_AWAY:
@@ -297,7 +297,7 @@ def _troubles(at: JobSnapshot) -> Iterator[Explanation]:
             code="disk",
             severity=Severity.ATTENTION,
             message=f"Only {at.disk_free_bytes / 1e9:.1f} GB are free on the disk of the data directory.",
-            advice="Make room, or forget what was delivered with --retain-delivered-s. Writes stop on a full disk.",
+            advice="Make room, or purge what was delivered with --retain-delivered-s. Writes stop on a full disk.",
         )
 
 

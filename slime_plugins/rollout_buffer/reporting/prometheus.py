@@ -33,155 +33,155 @@ class MetricName:
     """One metric: its name, what it says, and by what it is told apart."""
 
     name: str
-    says: str
+    help: str
     labels: tuple[str, ...] = ()
 
 
 JOBS = MetricName(
     name="rollout_buffer_jobs",
-    says="1 for each job, under the state it is in",
+    help="1 for each job, under the state it is in",
     labels=(*JOB_LABELS, "state"),
 )
 SLOTS_SUBMITTED = MetricName(
     name="rollout_buffer_slots_submitted",
-    says="Slots of the job; always the sum of rollout_buffer_slots over its states",
+    help="Slots of the job; always the sum of rollout_buffer_slots over its states",
     labels=JOB_LABELS,
 )
 SLOTS = MetricName(
     name="rollout_buffer_slots",
-    says="Slots by state: open, ready, leased, delivered, filtered, failed, skipped",
+    help="Slots by state: open, ready, leased, delivered, filtered, failed, skipped",
     labels=(*JOB_LABELS, "state"),
 )
 GROUPS = MetricName(
     name="rollout_buffer_groups",
-    says="Groups by state, as rollout_buffer_slots",
+    help="Groups by state, as rollout_buffer_slots",
     labels=(*JOB_LABELS, "state"),
 )
 GROUP_CAUSES = MetricName(
     name="rollout_buffer_group_causes",
-    says="Groups that were filtered or failed, by why; numbers in the cause are written N",
+    help="Groups that were filtered or failed, by why; numbers in the cause are written N",
     labels=(*JOB_LABELS, "state", "cause"),
 )
 ATTEMPTS = MetricName(
     name="rollout_buffer_attempts",
-    says="Attempts to fill a slot by state (running, finished, failed, given_up) and, when failed, by error code",
+    help="Attempts to fill a slot by state (running, finished, failed, given_up) and, when failed, by error code",
     labels=(*JOB_LABELS, "state", "error_code"),
 )
 TRAJECTORIES = MetricName(
     name="rollout_buffer_trajectories",
-    says="Trajectories that count for a group, by outcome",
+    help="Trajectories that count for a group, by outcome",
     labels=(*JOB_LABELS, "outcome"),
 )
 LATE = MetricName(
     name="rollout_buffer_trajectories_late",
-    says="Trajectories that came after their group had closed; kept, never delivered",
+    help="Trajectories that came after their group had closed; kept, never delivered",
     labels=JOB_LABELS,
 )
 DAMAGED = MetricName(
     name="rollout_buffer_trajectories_damaged",
-    says="Trajectories whose payload could not be read when they were to be delivered",
+    help="Trajectories whose payload could not be read when they were to be delivered",
     labels=JOB_LABELS,
 )
 REWARD = MetricName(
     name="rollout_buffer_reward",
-    says="Reward of the job's trajectories as they were written, without late ones; by statistic: mean, min, max",
+    help="Reward of the job's trajectories as they were written, without late ones; by statistic: mean, min, max",
     labels=(*JOB_LABELS, "statistic"),
 )
 LOG_PROB_GAP = MetricName(
     name="rollout_buffer_log_prob_gap",
-    says="Distance of train and rollout log-prob over the tokens that the trainer reported; by statistic: mean, max",
+    help="Distance of train and rollout log-prob over the tokens that the trainer reported; by statistic: mean, max",
     labels=(*JOB_LABELS, "statistic"),
 )
 SUCCESS = MetricName(
     name="rollout_buffer_success",
-    says="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
+    help="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
     labels=(*JOB_LABELS, "statistic"),
 )
 STALENESS = MetricName(
     name="rollout_buffer_staleness",
-    says="Weight versions between a trajectory's oldest token and the job's newest when it was written; by statistic: "
+    help="Weight versions between a trajectory's oldest token and the job's newest when it was written; by statistic: "
     "mean, max",
     labels=(*JOB_LABELS, "statistic"),
 )
 POLL_WAIT = MetricName(
     name="rollout_buffer_poll_wait_seconds",
-    says="Seconds that the trainer had polled for a delivery; by statistic: mean, max",
+    help="Seconds that the trainer had polled for a delivery; by statistic: mean, max",
     labels=(*JOB_LABELS, "statistic"),
 )
 DELIVERIES = MetricName(
     name="rollout_buffer_deliveries",
-    says="Deliveries by state: leased, acked, popped (handed out for good), expired (came back)",
+    help="Deliveries by state: leased, acked, popped (handed out for good), expired (came back)",
     labels=(*JOB_LABELS, "state"),
 )
 POLL_AGE = MetricName(
     name="rollout_buffer_poll_age_seconds",
-    says="Seconds since a trainer last asked for the job's data, to within 5; absent when none ever did",
+    help="Seconds since a trainer last asked for the job's data, to within 5; absent when none ever did",
     labels=JOB_LABELS,
 )
 OLDEST_READY = MetricName(
     name="rollout_buffer_oldest_ready_group_age_seconds",
-    says="Seconds that the longest waiting ready group has waited; 0 when none waits",
+    help="Seconds that the longest waiting ready group has waited; 0 when none waits",
     labels=JOB_LABELS,
 )
 SUPERVISOR_AGE = MetricName(
     name="rollout_buffer_supervisor_heartbeat_age_seconds",
-    says="Seconds since the supervisor said that it lives; absent when it never did or ended in order",
+    help="Seconds since the supervisor said that it lives; absent when it never did or ended in order",
 )
 STORE_BYTES = MetricName(
     name="rollout_buffer_store_bytes",
-    says="Bytes on disk by part: database, and each folder of the data directory",
+    help="Bytes on disk by part: database, and each folder of the data directory",
     labels=("part",),
 )
 DISK_FREE = MetricName(
     name="rollout_buffer_disk_free_bytes",
-    says="Bytes that are free on the disk of the data directory",
+    help="Bytes that are free on the disk of the data directory",
 )
 
 DEVICE_LABELS = ("pool", "device_id")
 DEVICES = MetricName(
     name="rollout_buffer_devices",
-    says="1 for each device, under the state it is in: preparing, booting, ready, leased, checking, quarantined, "
+    help="1 for each device, under the state it is in: preparing, booting, ready, leased, checking, quarantined, "
     "recycling. This and what follows is absent for farms that no running job reported in the last minute",
     labels=(*DEVICE_LABELS, "state"),
 )
 DEVICE_EPISODES = MetricName(
     name="rollout_buffer_device_episodes",
-    says="Episodes that had the device since its farm exists",
+    help="Episodes that had the device since its farm exists",
     labels=DEVICE_LABELS,
 )
 DEVICE_STEPS = MetricName(
     name="rollout_buffer_device_steps",
-    says="Actions done on the device",
+    help="Actions done on the device",
     labels=DEVICE_LABELS,
 )
 DEVICE_FAILURES = MetricName(
     name="rollout_buffer_device_failures",
-    says="What went wrong on the device, by kind: hung, died, device, environment_setup, boot_failed, lease_expired",
+    help="What went wrong on the device, by kind: hung, died, device, environment_setup, boot_failed, lease_expired",
     labels=(*DEVICE_LABELS, "kind"),
 )
 DEVICE_CARE = MetricName(
     name="rollout_buffer_device_care",
-    says="How often the device was looked after, by what: quarantine, replacement, recycling",
+    help="How often the device was looked after, by what: quarantine, replacement, recycling",
     labels=(*DEVICE_LABELS, "care"),
 )
 DEVICE_RESET = MetricName(
     name="rollout_buffer_device_reset_seconds",
-    says="Time to set up a task, of the last thousand; by quantile, 0.5 and 0.95",
+    help="Time to set up a task, of the last thousand; by quantile, 0.5 and 0.95",
     labels=(*DEVICE_LABELS, "quantile"),
 )
 DEVICE_STEP = MetricName(
     name="rollout_buffer_device_step_seconds",
-    says="Time of an action until its screen has settled, of the last thousand; by quantile, 0.5 and 0.95",
+    help="Time of an action until its screen has settled, of the last thousand; by quantile, 0.5 and 0.95",
     labels=(*DEVICE_LABELS, "quantile"),
 )
 DEVICE_PACE = MetricName(
     name="rollout_buffer_device_actions_per_minute",
-    says="Actions per minute while the device was lent, over its last hundred episodes",
+    help="Actions per minute while the device was lent, over its last hundred episodes",
     labels=DEVICE_LABELS,
 )
 DEVICE_WAITING = MetricName(
     name="rollout_buffer_device_runners_waiting",
-    says="Runners that wait for a device, by purpose: training, evaluation",
+    help="Runners that wait for a device, by purpose: training, evaluation",
     labels=("pool", "purpose"),
 )
 
@@ -247,7 +247,7 @@ class _StoreCollector(Collector):
         samples += _samples_of_disk(self._inspection.store)
         for farm in fresh_farms(self._inspection.store).values():
             samples += _samples_of_farm(farm)
-        families = {name: GaugeMetricFamily(name.name, name.says, labels=name.labels) for name in METRICS}
+        families = {name: GaugeMetricFamily(name.name, name.help, labels=name.labels) for name in METRICS}
         for name, labels, value in samples:
             families[name].add_metric(labels, value)
         return families.values()

@@ -1,7 +1,7 @@
 """Who says that it lives, under which name, how often, and how long its silence may last. Pure.
 
 A beat is a row of ``services``; the supervisor beats in memory that the servers share, too. What kills a silent runner
-is the supervisor's own setting (``--runner-patience-s``): here it is only what others say of it.
+is the supervisor's own setting (``--runner-heartbeat-timeout-s``): here it is only what others say of it.
 """
 
 from __future__ import annotations

@@ -60,14 +60,14 @@ def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> 
 @functools.lru_cache(maxsize=64)
 def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ...]) -> int | None:
     """The times of change are part of the key: a tokenizer's file is megabytes, and read once."""
-    told = _told_by(_json(config))
+    told = _size_in_config(_json(config))
     if told is not None:
         return told
     highest = _highest_id(_json(tokenizer))
     return None if highest is None else highest + 1 + UNKNOWN_PADDING
 
 
-def _told_by(config: Any) -> int | None:
+def _size_in_config(config: Any) -> int | None:
     """The vocabulary's size in a model's configuration, or in that of its part that writes text."""
     if not isinstance(config, Mapping):
         return None

@@ -66,7 +66,7 @@ class KnownVersions:
 
 
 def standing_of(version: int, known: KnownVersions, *, sampled_from: float | None = None) -> Standing:
-    """Tells to which run a version belongs; ``sampled_from`` is when its sampling began, None when nobody told.
+    """Tells to which run a version belongs; ``sampled_from`` is when its sampling began, None when it is unknown.
 
     Without that time, a version out of the end of the run before is a straggler of it when nothing in the present run
     comes near. It makes no group stale, which is the milder error.

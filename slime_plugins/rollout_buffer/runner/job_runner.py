@@ -51,7 +51,7 @@ from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
-from slime_plugins.rollout_buffer.state.device_reports import keep_report
+from slime_plugins.rollout_buffer.state.device_reports import store_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -224,7 +224,7 @@ class JobRunner:
             await self._close_engine()
 
     async def _keep_device_report(self, farm: Mapping[str, Any]) -> None:
-        await self._stored(lambda: keep_report(self._buffer.store, self._job.key, os.getpid(), farm))
+        await self._stored(lambda: store_report(self._buffer.store, self._job.key, os.getpid(), farm))
 
     @property
     def _is_exact(self) -> bool:

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray_address=options.ray_address,
             tracer=tracer,
         )
-        asyncio.run(_run_until_told_to_stop(runner, options.heartbeat_fd))
+        asyncio.run(_run_until_stopped(runner, options.heartbeat_fd))
     buffer.store.close()
     return 0
 
@@ -73,7 +73,7 @@ def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
     return load(task_type, options.generator_dir, skip=options.skip_generator)
 
 
-async def _run_until_told_to_stop(runner: JobRunner, heartbeat_fd: int | None) -> None:
+async def _run_until_stopped(runner: JobRunner, heartbeat_fd: int | None) -> None:
     beats = None if heartbeat_fd is None else asyncio.create_task(send_heartbeats(Heartbeat(heartbeat_fd)))
     work = asyncio.ensure_future(runner.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)

@@ -165,7 +165,7 @@ def put_image(sha256: str) -> Response:
     image = Image(data=data, media_type=media_type)
     if image.sha256 != sha256:
         raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")
-    created = the_buffer().contents.keep_image(image)
+    created = the_buffer().contents.store_image(image)
     return json_reply({"sha256": sha256, "created": created}, 201 if created else 200)
 
 

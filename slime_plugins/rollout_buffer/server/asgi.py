@@ -54,8 +54,8 @@ from slime_plugins.rollout_buffer.server.routes_data import (
     begin_poll,
     describe_health,
     has_news,
-    keep_bodies,
     take_again,
+    write_bodies,
 )
 from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of, with_body
@@ -77,7 +77,7 @@ MOST_HEADERS = 100
 LARGEST_HEAD = 32 * 1024
 LARGEST_TARGET = 8 * 1024
 LINGER_S = 2.0
-"""How long the rest of a body is received and forgotten, so that its sender finds the reply it did not wait for."""
+"""How long the rest of a body is received and dropped, so that its sender finds the reply it did not wait for."""
 BODIES_AT_ONCE = 4
 """Bodies of the largest size that a worker may hold at a time."""
 
@@ -99,7 +99,7 @@ class Exchange:
         """The reply's head was sent."""
         self.connection: RequestState = Unlimited()
         self._send = send
-        self._body_is_here = not self._says("content-length") and not self._says("transfer-encoding")
+        self._body_is_here = not self._header("content-length") and not self._header("transfer-encoding")
 
     @property
     def name(self) -> str:
@@ -109,10 +109,10 @@ class Exchange:
     @property
     def declared_size(self) -> int | None:
         """The body's size, when its head says it."""
-        size = self._says("content-length")
+        size = self._header("content-length")
         return int(size) if size.isdigit() else 0 if self._body_is_here else None
 
-    def _says(self, header: str) -> str:
+    def _header(self, header: str) -> str:
         wanted = header.encode()
         return next((value.decode("latin-1") for name, value in self.scope["headers"] if name == wanted), "")
 
@@ -130,7 +130,7 @@ class Exchange:
 
     async def send_all(self, status: int, headers: Iterable[tuple[bytes, bytes]], content: bytes) -> None:
         """Sends a reply that is here whole; what is left of the body is received first, or the connection closed."""
-        closes = self._says("upgrade") != "" or not await self._forget_small_body()
+        closes = self._header("upgrade") != "" or not await self._discard_small_body()
         await self._begin(status, _with_size(status, headers, len(content)), closes=closes)
         if self._body_is_here:
             await self._say(content, more=False)
@@ -148,7 +148,7 @@ class Exchange:
         next_piece: Callable[[], Awaitable[Any]],
     ) -> None:
         """Sends a reply whose pieces are made one ahead of the one that the client reads."""
-        await self._begin(status, headers, closes=self._says("upgrade") != "")
+        await self._begin(status, headers, closes=self._header("upgrade") != "")
         piece: bytes | None = first
         while piece is not None:
             following = asyncio.ensure_future(next_piece())
@@ -158,9 +158,10 @@ class Exchange:
                 piece = await following
         await self._say(b"", more=False)
 
-    async def _forget_small_body(self) -> bool:
-        """Returns whether the whole body is here, or was small enough to be received and forgotten."""
-        if not self._body_is_here and not self._says("expect") and (self.declared_size or SMALL_BODY + 1) <= SMALL_BODY:
+    async def _discard_small_body(self) -> bool:
+        """Returns whether the whole body is here, or was small enough to be received and dropped."""
+        is_small = (self.declared_size or SMALL_BODY + 1) <= SMALL_BODY
+        if not self._body_is_here and not self._header("expect") and is_small:
             self.connection.wait_for_body()
             self._body_is_here = await drain(self.receive, LINGER_S)
             self.connection.body_is_here()
@@ -193,7 +194,7 @@ class Application:
         self._health_thread = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
         self._large_write_thread = ThreadPoolExecutor(1, thread_name_prefix="large writes")
-        keep = partial(keep_bodies, self.context)
+        keep = partial(write_bodies, self.context)
         self._writes: WriteBatcher[Answer] = WriteBatcher(keep, self._write_thread)
         self._large_writes: WriteBatcher[Answer] = WriteBatcher(keep, self._large_write_thread)
         self._polls = PollWatcher(self.context.buffer.store.data_version)

@@ -128,7 +128,7 @@ class ConnectionLimits:
         self._of_address[address] += 1
         return True
 
-    def forget(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Says that a connection is gone."""
         self.works(connection)
         if self._all.get(connection.peer) is connection:
@@ -277,7 +277,7 @@ class Connection(HttpToolsProtocol):
 
     def _leave(self) -> None:
         self.is_lost = True
-        self._limits.forget(self)
+        self._limits.remove(self)
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

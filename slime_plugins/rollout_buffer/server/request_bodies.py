@@ -117,7 +117,7 @@ async def read_body(receive: Receive, most: int, held: HeldBody) -> bytes:
 
 
 async def drain(receive: Receive, limit_s: float) -> bool:
-    """Receives the rest of a body and forgets it; returns whether that was all of it."""
+    """Receives the rest of a body and drops it; returns whether that was all of it."""
     until = time.monotonic() + limit_s
     try:
         async with asyncio.timeout(limit_s):

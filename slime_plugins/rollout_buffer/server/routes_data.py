@@ -38,8 +38,8 @@ __all__ = [
     "begin_poll",
     "describe_health",
     "has_news",
-    "keep_bodies",
     "take_again",
+    "write_bodies",
 ]
 
 LARGE_BODY = 2 * 1024 * 1024
@@ -50,7 +50,7 @@ POLL_NOTE_INTERVAL_S = 5.0
 # --- items in --------------------------------------------------------------------------------------------------------
 
 
-def keep_bodies(context: ServerContext, bodies: Sequence[bytes]) -> list[Answer]:
+def write_bodies(context: ServerContext, bodies: Sequence[bytes]) -> list[Answer]:
     """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
     writes = [_read(body) for body in bodies]
     kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))

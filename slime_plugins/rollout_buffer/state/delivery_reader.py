@@ -127,7 +127,7 @@ class DeliveredMembers:
             return _Done((job_key, member, error))
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
-        """Keeps the damage for the job's books; a delivery goes on also when that cannot be written."""
+        """Keeps the damage for the job's accounting; a delivery goes on also when that cannot be written."""
         if _is_purged(member):
             return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
@@ -228,7 +228,7 @@ EMPTY_BODY = _dummy_body()
 
 
 def _is_purged(member: DeliveredMember) -> bool:
-    """A dummy never had a payload; what was played and has none was forgotten by retention."""
+    """A dummy never had a payload; what was played and has none was purged by retention."""
     return member.source_uid is not None and member.body is None and member.body_place is None
 
 

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = ["devices_of_job", "fresh_farms", "keep_report", "report_of_job"]
+__all__ = ["devices_of_job", "fresh_farms", "report_of_job", "store_report"]
 
 _KEPT_S = 7 * 24 * 3600.0
 
@@ -50,7 +50,7 @@ class _Farm(BaseModel):
     devices: list[_Device]
 
 
-def keep_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *, now: float | None = None) -> None:
+def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *, now: float | None = None) -> None:
     """Keeps what a runner says of its farm, in place of its last word; week-old words of others are dropped.
 
     Raises:

@@ -19,7 +19,7 @@ def note_versions(
 ) -> dict[str, int | None]:
     """Returns the columns of a trajectory that tell the age of its weights; tells the job of the newest.
 
-    ``sampled_from`` is when its attempt began, None when nobody told.
+    ``sampled_from`` is when its attempt began, None when it is unknown.
     """
     versions = versions_of(generations)
     if versions is None:

@@ -22,12 +22,12 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.trainer_rows import TrainerRow, TurnGap
 
-__all__ = ["compare", "keep_report"]
+__all__ = ["compare", "store_report"]
 
 NO_ROW = "it has no training row of that number"
 
 
-def keep_report(
+def store_report(
     store: Store, job_id: str, report: TrainerReport, *, clock: Callable[[], float] = time.time
 ) -> dict[str, Any]:
     """Keeps what a trainer says; a row that does not fit its trajectory is named with the reason, and left out.
@@ -59,7 +59,7 @@ def keep_report(
             refused.append({"uid": row.uid, "row": row.row, "reason": str(error)})
     if kept:
         with store.write() as connection:
-            trainer_rows.keep(connection, job.key, kept)
+            trainer_rows.insert_rows(connection, job.key, kept)
     return {"kept": len(kept), "refused": refused}
 
 

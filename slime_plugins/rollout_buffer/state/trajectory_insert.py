@@ -41,7 +41,7 @@ class Played(Protocol):
 class SlotOfTrajectory:
     """The slot that a trajectory fills; ``late`` when its group had closed, or (no group) has no free slot.
 
-    ``sampled_from`` is when its attempt began, None when nobody told.
+    ``sampled_from`` is when its attempt began, None when it is unknown.
     """
 
     job_key: int
@@ -59,7 +59,7 @@ def insert_trajectory(
     """Makes a payload known and adds the row that names it; tells the job of the weights that sampled it.
 
     Raises:
-        UnavailableError: a screenshot that was there has just been forgotten; the same write brings it again.
+        UnavailableError: a screenshot that was there has just been purged; the same write brings it again.
     """
     payload.record(connection, now)
     trajectory_rows.insert_trajectory(

@@ -267,7 +267,7 @@ class PackWriter:
     def close(self) -> None:
         """Lets go of the pack; the next append starts another."""
         descriptor, self._descriptor = self._descriptor, None
-        self._names.clear()  # only what lies in the pack that this process holds is safe from being forgotten
+        self._names.clear()  # only what lies in the pack that this process holds is safe from being purged
         if descriptor is not None:
             os.close(descriptor)
 

@@ -73,10 +73,10 @@ class StoredPayload:
         """Makes the places known, in the transaction of the row that names them.
 
         Raises:
-            UnavailableError: a screenshot that was there has just been forgotten; the same write brings it again.
+            UnavailableError: a screenshot that was there has just been purged; the same write brings it again.
         """
         if self.known and content_rows.use_images(connection, self.known, now) != len(self.known):
-            raise UnavailableError("a screenshot was forgotten while it was being named: write the item again")
+            raise UnavailableError("a screenshot was purged while it was being named: write the item again")
         if self.images:
             content_rows.insert_images(connection, self.images, now)
         if self.images or self.place is not None:
@@ -123,7 +123,7 @@ class PayloadStore:
             for one, names, is_packed in zip(pending, missing, packed, strict=True)
         ]
 
-    def keep_image(self, image: Image) -> bool:
+    def store_image(self, image: Image) -> bool:
         """Makes one screenshot durable; returns False when it was there already. Damaged bytes are replaced."""
         known = self._known([image.sha256])
         if known and self._is_whole(known[image.sha256]):

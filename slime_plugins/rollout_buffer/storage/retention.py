@@ -1,6 +1,6 @@
-"""Forgetting: what was handed out long ago gives its bytes back; its row (reward, outcome, books) stays.
+"""Retention purges: what was handed out long ago gives its bytes back; its row (reward, outcome, accounting) stays.
 
-Payloads and screenshots lie in packs, so the oldest go first and a pack goes as a whole. Nothing is forgotten while its
+Payloads and screenshots lie in packs, so the oldest go first and a pack goes as a whole. Nothing is purged while its
 group is still to be delivered, nor anything younger than that: one line in time, everything before it is released.
 """
 
@@ -36,14 +36,14 @@ class Purged:
 def purge(store: Store, *, now: float, retain_s: float) -> Purged:
     """Forgets the bytes of trajectories that are older than ``retain_s`` and older than any still to be delivered.
 
-    A screenshot goes when no younger trajectory named it. A trajectory that names one while it is being forgotten is
+    A screenshot goes when no younger trajectory named it. A trajectory that names one while it is being purged is
     refused as unavailable, and written again with the screenshot.
     """
     with store.write() as connection:
         payloads, images = _purge_rows(connection, now, retain_s)
     removed, size = _remove_empty_packs(store)
     if payloads or images or removed:
-        logger.info("forgot %d payloads and %d screenshots, removed %d packs", payloads, images, removed)
+        logger.info("purged %d payloads and %d screenshots, removed %d packs", payloads, images, removed)
     return Purged(payloads, images, removed, size)
 
 

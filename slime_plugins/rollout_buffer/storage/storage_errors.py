@@ -55,7 +55,7 @@ def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBuff
 def disk_is_full(data_dir: Path, why: object) -> StorageFullError:
     """Returns what is said of a full disk."""
     return StorageFullError(
-        f"the disk under {data_dir} is full ({why}): make room, or let delivered payloads be forgotten with "
+        f"the disk under {data_dir} is full ({why}): make room, or let delivered payloads be purged with "
         "--retain-delivered-s; what was acknowledged is safe"
     )
 

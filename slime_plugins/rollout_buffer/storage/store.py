@@ -226,7 +226,7 @@ class Store:
         if self._max_bytes is not None and (used := self.used_bytes()) >= self._max_bytes:
             raise StorageFullError(
                 f"the data directory holds {used} bytes of the {self._max_bytes} it may: raise --max-data-bytes, or "
-                "let delivered payloads be forgotten with --retain-delivered-s"
+                "let delivered payloads be purged with --retain-delivered-s"
             )
 
     def used_bytes(self) -> int:
@@ -305,7 +305,7 @@ class Store:
         if body is not None:
             return body
         if place is None:
-            raise DamagedError("the payload of this trajectory was forgotten: retention does not keep it any more")
+            raise DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
         return self.fetch(Place.parse(place))
 
     def close(self) -> None:

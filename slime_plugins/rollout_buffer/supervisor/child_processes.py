@@ -106,7 +106,7 @@ class ChildRecords:
         finally:
             os.close(descriptor)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Says that all of them were ended; keeps the room for the next ones."""
         self.keep([])
 
@@ -166,11 +166,11 @@ class ChildProcess:
         if self.exit_code() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def stop(self, patience_s: float) -> None:
-        """Asks it to stop, waits, and after ``patience_s`` kills its session."""
+    def stop(self, timeout_s: float) -> None:
+        """Asks it to stop, waits, and after ``timeout_s`` kills its session."""
         self.ask_to_stop()
         try:
-            self._process.wait(patience_s)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             logger.warning("%s (process %d) does not stop: killing it", self.name, self.pid)
             self.kill()

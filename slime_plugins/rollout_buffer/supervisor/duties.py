@@ -94,11 +94,11 @@ class DutyThread:
         if self._defect is not None:
             raise self._defect
 
-    def stop(self, patience_s: float) -> bool:
-        """Tells it to end, and whether it has ended within ``patience_s``: it may hang in a write."""
+    def stop(self, timeout_s: float) -> bool:
+        """Tells it to end, and whether it has ended within ``timeout_s``: it may hang in a write."""
         self._stopping.set()
         if self._thread.ident is not None:
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -41,7 +41,7 @@ class RestartPolicy:
     """When a child that crashed is started again.
 
     ``max_crashes`` in a row are the limit, None for none. A child that ran for ``steady_after_s`` begins to count anew.
-    One that is not ready ``start_timeout_s`` after its start, or is frozen for ``patience_s``, counts as crashed.
+    One that is not ready ``start_timeout_s`` after its start, or frozen for ``heartbeat_timeout_s``, counts as crashed.
     """
 
     first_s: float = 1.0
@@ -49,7 +49,7 @@ class RestartPolicy:
     max_crashes: int | None = None
     steady_after_s: float = 300.0
     start_timeout_s: float = float("inf")
-    patience_s: float = 60.0
+    heartbeat_timeout_s: float = 60.0
 
 
 def _always() -> bool:
@@ -160,11 +160,11 @@ class SupervisedChild:
     def _look(self) -> None:
         assert self.process is not None
         assert self._monitor is not None
-        patience_s = self.spec.policy.patience_s
+        heartbeat_timeout_s = self.spec.policy.heartbeat_timeout_s
         if (code := self.process.exit_code()) is not None:
             self._end(f"it ended with exit code {code}", crashed=True)
-        elif self._monitor.is_frozen(patience_s):
-            self._end(f"it has shown no life for {patience_s:.0f} s (frozen, or its event loop is blocked)",
+        elif self._monitor.is_frozen(heartbeat_timeout_s):
+            self._end(f"it has shown no life for {heartbeat_timeout_s:.0f} s (frozen, or its event loop is blocked)",
                       crashed=True)  # fmt: skip
         elif not self._was_ready and self.spec.is_ready():
             self._was_ready = True

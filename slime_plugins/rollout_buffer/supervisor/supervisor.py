@@ -57,7 +57,7 @@ SERVER_POLICY = RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=10.0)
 GATEWAY_POLICY = RestartPolicy(first_s=1.0, longest_s=30.0, steady_after_s=60.0)
 RUNNER_POLICY = RestartPolicy(max_crashes=MAX_CRASHES)
 RAY_POLICY = RestartPolicy(first_s=2.0, max_crashes=MAX_CRASHES, start_timeout_s=300.0)
-PORT_PATIENCE_S = 8.0
+PORT_TIMEOUT_S = 8.0
 """After a crash: how long the last server may need to let go of the port."""
 ORPHAN_TIMEOUT_S = 15.0
 """After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
@@ -93,7 +93,7 @@ class Supervisor:
     _gateway: SupervisedChild | None = field(init=False, default=None)
     _ray: SupervisedChild | None = field(init=False, default=None)
     _ray_is_wanted: bool = field(init=False, default=False)
-    _ray_says: Heartbeat = field(init=False, default_factory=Heartbeat)
+    _ray_heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
     """Where the local Ray says its address once it can be used."""
     _ray_address: str | None = field(init=False, default=None)
     _jobs: list[JobRecord] = field(init=False, default_factory=list)
@@ -115,11 +115,11 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
         self._turn_watch = TurnWatch(self.settings.writer_turn_limit_s)
-        patience_s = self.settings.service_patience_s
-        policy = replace(SERVER_POLICY, patience_s=patience_s)
+        heartbeat_timeout_s = self.settings.service_heartbeat_timeout_s
+        policy = replace(SERVER_POLICY, heartbeat_timeout_s=heartbeat_timeout_s)
         self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
         if self.settings.gateway_port is not None:
-            policy = replace(GATEWAY_POLICY, patience_s=patience_s)
+            policy = replace(GATEWAY_POLICY, heartbeat_timeout_s=heartbeat_timeout_s)
             spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
             self._gateway = SupervisedChild(spec)
         self._duties = Duties(
@@ -141,7 +141,7 @@ class Supervisor:
                 self._fail_jobs: 0.0,
                 self._keep_reserve: CLOCK_INTERVAL_S,
                 self._turn_clock: CLOCK_INTERVAL_S,
-                self._forget: RETENTION_INTERVAL_S,
+                self._purge: RETENTION_INTERVAL_S,
             }
         )
         self._writing = DutyThread("store duties", writing, tick_s=TICK_S)
@@ -195,10 +195,10 @@ class Supervisor:
                 mark.kill()
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
         self._orphans = [(mark, deadline) for mark in orphans if mark.name not in (SERVER_NAME, GATEWAY_NAME)]
-        patience_s = PORT_PATIENCE_S if orphans else 0.0
-        _wait_for_port(self.settings.host, self.settings.port, patience_s)
+        timeout_s = PORT_TIMEOUT_S if orphans else 0.0
+        _wait_for_port(self.settings.host, self.settings.port, timeout_s)
         if self.settings.gateway_port is not None:
-            _wait_for_port(self.settings.host, self.settings.gateway_port, patience_s)
+            _wait_for_port(self.settings.host, self.settings.gateway_port, timeout_s)
 
     def _mend(self) -> None:
         recover(self._buffer.store)
@@ -326,7 +326,7 @@ class Supervisor:
             if not job.has_runner and job.has_input:
                 self._buffer.finish_if_done(job.key)
 
-    def _forget(self) -> None:
+    def _purge(self) -> None:
         if self.settings.retain_delivered_s is not None:
             store = self._buffer.store
             retention.purge(store, now=store.clock(), retain_s=self.settings.retain_delivered_s)
@@ -341,7 +341,7 @@ class Supervisor:
                 ChildSpec(
                     name="local Ray",
                     start=self._start_ray,
-                    policy=replace(RAY_POLICY, patience_s=self.settings.service_patience_s),
+                    policy=replace(RAY_POLICY, heartbeat_timeout_s=self.settings.service_heartbeat_timeout_s),
                     may_start=lambda: self._ray_is_wanted,
                     is_ready=self._hear_ray_address,
                 )
@@ -363,7 +363,7 @@ class Supervisor:
         return self._ray_address if self._ray is not None and self._ray.ready else None
 
     def _hear_ray_address(self) -> bool:
-        said = self._ray_says.last()
+        said = self._ray_heartbeat.last()
         self._ray_address = None if said is None else said.detail.get("address")
         return self._ray_address is not None
 
@@ -397,7 +397,7 @@ class Supervisor:
         spec = ChildSpec(
             name=f"runner of job {job.job_id}",
             start=start,
-            policy=replace(RUNNER_POLICY, patience_s=self.settings.runner_patience_s),
+            policy=replace(RUNNER_POLICY, heartbeat_timeout_s=self.settings.runner_heartbeat_timeout_s),
             heartbeats=True,
             may_start=lambda: not self._uses_local_ray(job) or self._local_ray_address() is not None,
             progressed=lambda: self._has_progressed(job.key),
@@ -440,13 +440,13 @@ class Supervisor:
             return None
 
     def _start_ray(self, _heartbeat: Heartbeat | None) -> ChildProcess:
-        self._ray_says.clear()
+        self._ray_heartbeat.clear()
         return ChildProcess(
             "local Ray",
-            child_commands.local_ray_command(self.settings, self._ray_says.descriptor),
+            child_commands.local_ray_command(self.settings, self._ray_heartbeat.descriptor),
             log_file=self._log_file("ray"),
             environment=child_commands.local_ray_token(self.settings),
-            descriptors=(self._ray_says.descriptor,),
+            descriptors=(self._ray_heartbeat.descriptor,),
         )
 
     def _task_types(self) -> dict[str, Any]:
@@ -476,7 +476,7 @@ class Supervisor:
             process.stop(STOP_PATIENCE_S)
         for mark, _ in self._orphans:
             mark.kill()
-        self._records.forget()
+        self._records.clear()
         if idle:  # otherwise a write of its still hangs in it, and ends with this process
             self._buffer.store.close()
         self._lock.close()
@@ -486,8 +486,8 @@ class Supervisor:
         self._buffer.remove_heartbeat(SUPERVISOR.name)
 
 
-def _wait_for_port(host: str, port: int, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
+def _wait_for_port(host: str, port: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while (taken := _why_taken(host, port)) is not None:
         if time.monotonic() >= deadline:
             raise ConfigError(f"cannot serve on {host}:{port}: {taken}; give another --port (or --gateway-port)")

@@ -213,9 +213,9 @@ class HttpClientContract:
 
     own_reply: ClassVar[bytes]
     own_refusal: ClassVar[bytes] = b'{"error": {"message": "the prompt is too long"}}'
-    quick: ClassVar[EngineSettings] = EngineSettings(patience_s=30.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+    quick: ClassVar[EngineSettings] = EngineSettings(retry_timeout_s=30.0, backoff_first_s=0.01, backoff_longest_s=0.02)
     impatient: ClassVar[EngineSettings] = EngineSettings(
-        patience_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.02, server_error_tries=2
+        retry_timeout_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.02, server_error_tries=2
     )
 
     def connect(self, base_url: str, settings: EngineSettings) -> HttpEngine:

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.trainer.intake import Intake
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_patience
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobFeed, send_start, with_retries
 from slime_plugins.rollout_buffer.trainer.records import RolloutGroup
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, RowSettings
 
@@ -33,7 +33,7 @@ async def play_once(
     intake = Intake(client, rows, None, max_failures=settings.max_failures)
     try:
         groups = await _all_groups(JobFeed(client, settings, job_id), intake)
-        job = await with_patience("jobs", settings.max_failures, lambda: client.job(job_id))
+        job = await with_retries("jobs", settings.max_failures, lambda: client.job(job_id))
     except Exception:
         with contextlib.suppress(Exception):
             await client.cancel(job_id)

@@ -18,7 +18,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import DamagedError, NotFoundError
-from slime_plugins.rollout_buffer.trainer.job_feed import with_patience
+from slime_plugins.rollout_buffer.trainer.job_feed import with_retries
 
 __all__ = ["FetchedImages", "ImageCache", "ImageFetcher", "process_cache"]
 
@@ -123,7 +123,7 @@ class ImageFetcher:
     async def _download(self, sha256: str) -> bytes | str:
         """Returns the bytes that hash to ``sha256``, or why there are none."""
         for _ in range(TRIES_OF_A_DAMAGED_IMAGE):
-            found = await with_patience(f"image {sha256[:12]}", self._max_failures, lambda: self._ask(sha256))
+            found = await with_retries(f"image {sha256[:12]}", self._max_failures, lambda: self._ask(sha256))
             if isinstance(found, str):
                 return found
             self.fetched += 1

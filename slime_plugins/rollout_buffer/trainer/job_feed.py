@@ -109,7 +109,7 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-async def with_patience(what: str, max_failures: int | None, attempt: Callable[[], Awaitable[Result]]) -> Result:
+async def with_retries(what: str, max_failures: int | None, attempt: Callable[[], Awaitable[Result]]) -> Result:
     """Returns what ``attempt`` returns, through as many failures as are tolerated.
 
     Raises:
@@ -174,13 +174,13 @@ class JobFeed:
         """
         job = await self._job()
         if job.get("state") == "paused":
-            await self._patiently("resume", lambda: self._client.resume(self.job_id))
+            await self._with_retries("resume", lambda: self._client.resume(self.job_id))
 
     async def pause(self) -> None:
         """Stops new episodes until the next ``resume``; a job that has ended already stays as it is."""
-        job = await self._patiently("jobs", lambda: self._client.job(self.job_id))
+        job = await self._with_retries("jobs", lambda: self._client.job(self.job_id))
         if job.get("state") == "running":
-            await self._patiently("pause", lambda: self._client.pause(self.job_id))
+            await self._with_retries("pause", lambda: self._client.pause(self.job_id))
 
     async def drain(self, *, stop: bool = False) -> None:
         """Pauses the job and waits until nothing of it runs; ``stop`` gives up what does, to be played again.
@@ -190,7 +190,7 @@ class JobFeed:
             RetriesUsedUpError: the buffer stayed out of reach.
         """
         while True:
-            job = await self._patiently("drain", lambda: self._client.drain(self.job_id, stop=stop))
+            job = await self._with_retries("drain", lambda: self._client.drain(self.job_id, stop=stop))
             if not (job.get("attempts") or {}).get("running"):
                 return
             await asyncio.sleep(SHORTEST_POLL_S)
@@ -208,7 +208,7 @@ class JobFeed:
         exhausted_at: float | None = None
         while True:
             asked = time.monotonic()
-            data = await self._patiently("get_rollout_data", lambda: self._poll(max_groups))
+            data = await self._with_retries("get_rollout_data", lambda: self._poll(max_groups))
             if data.items or data.delivery_id is not None:
                 self.waited_s += time.monotonic() - began
                 return data
@@ -257,9 +257,9 @@ class JobFeed:
         if self._to_acknowledge:
             pending = list(self._to_acknowledge)
             try:
-                self._note_acknowledged(await self._patiently("ack", lambda: self._client.ack(pending)))
+                self._note_acknowledged(await self._with_retries("ack", lambda: self._client.ack(pending)))
             except NotFoundError as error:
-                logger.warning("the buffer has forgotten what it delivered: %s", error)
+                logger.warning("the buffer has purged what it delivered: %s", error)
             self._to_acknowledge.clear()
 
     async def _poll(self, max_groups: int | None) -> RolloutData:
@@ -298,14 +298,14 @@ class JobFeed:
         return self.groups_held > 0 and not to_come and groups.get("leased", 0) <= self.groups_held
 
     async def _job(self) -> dict[str, Any]:
-        job = await self._patiently("jobs", lambda: self._client.job(self.job_id))
+        job = await self._with_retries("jobs", lambda: self._client.job(self.job_id))
         if job.get("state") in ("cancelled", "failed"):
             reason = job.get("cause") or job.get("message") or "the buffer gave no reason"
             raise JobEndedError(f"job {self.job_id} is {job['state']}: {reason}", {"job_id": self.job_id})
         return job
 
-    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        return await with_patience(what, self._settings.max_failures, attempt)
+    async def _with_retries(self, what: str, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        return await with_retries(what, self._settings.max_failures, attempt)
 
 
 def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:

@@ -109,7 +109,7 @@ class TrajectoryFacts:
     cached_tokens: int = 0
     replies: str = ""
     weight_versions: Sequence[str] = ()
-    says: Mapping[str, Any] = field(default_factory=dict)
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
@@ -126,7 +126,7 @@ def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
         cached_tokens=sum(row.cached_tokens for row in trajectory.rows),
         replies=trajectory.replies,
         weight_versions=[version for row in trajectory.rows for version in row.weight_versions],
-        says=trajectory.extra_info,
+        extra_info=trajectory.extra_info,
     )
 
 
@@ -154,7 +154,7 @@ def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
     metrics = _shares("rollout/outcome", [member.outcome for member in members])
     if not trained:
         return metrics
-    turns = [float(member.says["turns"]) for member in trained if _is_number(member.says.get("turns"))]
+    turns = [float(member.extra_info["turns"]) for member in trained if _is_number(member.extra_info.get("turns"))]
     return {
         **metrics,
         **_spread("rollout/reward", [member.raw_reward for member in trained]),
@@ -168,7 +168,7 @@ def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
         "rollout/repetition/mean": statistics.fmean(_repeats(member.replies) for member in trained),
         **_prefix_cache(trained),
         **_shares("rollout/stop_reason", [member.stop_reason for member in trained]),
-        **_success([member.says for member in trained]),
+        **_success([member.extra_info for member in trained]),
         **_staleness(trained),
     }  # fmt: skip
 
@@ -200,7 +200,7 @@ def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
 
 
 def _succeeded(member: TrajectoryFacts) -> bool:
-    said = member.says.get("success")
+    said = member.extra_info.get("success")
     return said if isinstance(said, bool) else member.raw_reward == 1
 
 
@@ -217,7 +217,7 @@ def _prefix_cache(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
 
 
 def job_metrics(job: Mapping[str, Any]) -> Metrics:
-    """Returns the books of a job as ``GET /jobs/<id>`` tells them."""
+    """Returns the accounting of a job as ``GET /jobs/<id>`` tells them."""
     slots = {f"rollout/buffer/slots/{state}": float(count) for state, count in (job.get("slots") or {}).items()}
     outcomes = {
         f"rollout/buffer/trajectories/{outcome}": float(count) for outcome, count in (job.get("outcomes") or {}).items()

@@ -156,7 +156,7 @@ class RowBuilder:
             return self._rebuilt(item)
         if self._settings.masks.is_own:
             _warn_of_unused_mask()
-        rows = _told_their_images(pack_training_rows(item.generations), item)
+        rows = _with_image_hashes(pack_training_rows(item.generations), item)
         self._check_vocabulary(rows)
         self._count_drift(item)
         return _Packed(
@@ -356,7 +356,7 @@ def _response_start(row: TrainingRow) -> int | None:
     return next((index for index, trained in enumerate(loss_mask) if trained and index), None)
 
 
-def _told_their_images(rows: list[TrainingRow], item: RolloutItem) -> list[TrainingRow]:
+def _with_image_hashes(rows: list[TrainingRow], item: RolloutItem) -> list[TrainingRow]:
     """Fills in, for generations that do not say it, what an append-only episode of one row saw: all it was shown."""
     if len(rows) != 1 or rows[0].images is not None:
         return rows

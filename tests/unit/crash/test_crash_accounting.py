@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.crash import accounting as checks
-from tests.crash.accounting import Books
+from tests.crash.accounting import StoreView
 from tests.crash.run import _plan
 from tests.crash.workload import SESSIONS_JOB, WRITTEN_JOB, Journal, Plan, names_of_writer, requests_of_writer
 from tests.support import poll, start_external, uids
@@ -30,7 +30,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 @pytest.fixture
-def books(plan: Plan) -> Iterator[Books]:
+def view(plan: Plan) -> Iterator[StoreView]:
     """A run without any kill: everything was written, leased and acknowledged."""
     buffer = Buffer(Store(plan.path("data")))
     job = start_external(buffer, n=plan.written_size, job_id=WRITTEN_JOB)
@@ -49,13 +49,13 @@ def books(plan: Plan) -> Iterator[Books]:
         trainer.note(got=delivery.delivery_id, groups={str(group): "digest"}, uids=uids(buffer, delivery))
         trainer.note(acked=buffer.acknowledge([delivery.delivery_id])["acked"], expired=[])
     buffer.store.close()
-    found = Books(plan, {WRITTEN_JOB: ["a0"]})
+    found = StoreView(plan, {WRITTEN_JOB: ["a0"]})
     yield found
     found.close()
 
 
-def tamper(books: Books, query: str, *values: object) -> None:
-    connection = sqlite3.connect(books.plan.path("data", "buffer.sqlite3"))
+def tamper(view: StoreView, query: str, *values: object) -> None:
+    connection = sqlite3.connect(view.plan.path("data", "buffer.sqlite3"))
     with connection:
         connection.execute(query, values)
     connection.close()
@@ -75,8 +75,8 @@ CHECKED = [
 ]
 
 
-def test_a_run_without_kills_balances(books: Books) -> None:
-    assert [sentence for check in CHECKED for sentence in check(books)] == []
+def test_a_run_without_kills_balances(view: StoreView) -> None:
+    assert [sentence for check in CHECKED for sentence in check(view)] == []
 
 
 @pytest.mark.parametrize(
@@ -98,18 +98,18 @@ def test_a_run_without_kills_balances(books: Books) -> None:
     ],
 )  # fmt: skip
 def test_what_is_lost_doubled_or_astray_is_found(
-    books: Books, query: str, check: Callable[[Books], Iterator[str]], says: str
+    view: StoreView, query: str, check: Callable[[StoreView], Iterator[str]], says: str
 ) -> None:
-    tamper(books, query)
-    assert any(says in sentence for sentence in check(books))
+    tamper(view, query)
+    assert any(says in sentence for sentence in check(view))
 
 
-def test_a_payload_that_is_not_what_was_sent_is_found(books: Books) -> None:
-    (row,) = books.rows("SELECT uid, body, body_place FROM trajectories WHERE body IS NOT NULL LIMIT 1")
+def test_a_payload_that_is_not_what_was_sent_is_found(view: StoreView) -> None:
+    (row,) = view.rows("SELECT uid, body, body_place FROM trajectories WHERE body IS NOT NULL LIMIT 1")
     body = orjson.loads(row["body"])
     body["messages"][1]["content"] += "!"
-    tamper(books, "UPDATE trajectories SET body = ? WHERE uid = ?", orjson.dumps(body), row["uid"])
-    assert f"{row['uid']} is not stored as it was sent" in list(checks.every_answered_item_is_stored_once(books))
+    tamper(view, "UPDATE trajectories SET body = ? WHERE uid = ?", orjson.dumps(body), row["uid"])
+    assert f"{row['uid']} is not stored as it was sent" in list(checks.every_answered_item_is_stored_once(view))
 
 
 @pytest.mark.parametrize(
@@ -120,20 +120,20 @@ def test_a_payload_that_is_not_what_was_sent_is_found(books: Books) -> None:
         ([{"asked": "p"}, {"got": "d", "groups": {"1": "other"}}], "was not the same"),
     ],
 )
-def test_a_delivery_that_comes_again_is_found(books: Books, events: list[dict[str, object]], says: str) -> None:
-    journal = Journal(books.plan.path("leasing-a0.jsonl"))
+def test_a_delivery_that_comes_again_is_found(view: StoreView, events: list[dict[str, object]], says: str) -> None:
+    journal = Journal(view.plan.path("leasing-a0.jsonl"))
     for event in events:
         journal.note(**event)
-    assert any(says in sentence for sentence in checks.acknowledged_once_and_never_again(books))
+    assert any(says in sentence for sentence in checks.acknowledged_once_and_never_again(view))
 
 
-def test_a_group_leased_to_two_at_once_is_found(books: Books) -> None:
+def test_a_group_leased_to_two_at_once_is_found(view: StoreView) -> None:
     for name, delivery in (("a0", "d0"), ("a1", "d1")):
-        journal = Journal(books.plan.path(f"leasing-{name}.jsonl"))
+        journal = Journal(view.plan.path(f"leasing-{name}.jsonl"))
         journal.note(asked="p")
         journal.note(got=delivery, groups={"99": "digest"})
-    books.leasing = {WRITTEN_JOB: ["a0", "a1"]}
-    assert any("while a0 held it" in sentence for sentence in checks.acknowledged_once_and_never_again(books))
+    view.leasing = {WRITTEN_JOB: ["a0", "a1"]}
+    assert any("while a0 held it" in sentence for sentence in checks.acknowledged_once_and_never_again(view))
 
 
 def test_every_writer_writes_what_the_others_do_not(plan: Plan) -> None:
@@ -141,21 +141,21 @@ def test_every_writer_writes_what_the_others_do_not(plan: Plan) -> None:
     assert len(set(names)) == len(names) == plan.written_groups * plan.written_size
 
 
-def test_a_redelivery_that_two_consumers_acknowledge_is_doubled(books: Books) -> None:
+def test_a_redelivery_that_two_consumers_acknowledge_is_doubled(view: StoreView) -> None:
     """The second has a delivery of another id with the same group, and both count as received."""
-    other = Journal(books.plan.path("leasing-a1.jsonl"))
+    other = Journal(view.plan.path("leasing-a1.jsonl"))
     other.note(asked="late")
     other.note(got="another-delivery", groups={"1": "digest"})
     other.note(acked=["another-delivery"], expired=[])
-    books.leasing = {WRITTEN_JOB: ["a0", "a1"]}
-    findings = list(checks.acknowledged_once_and_never_again(books))
+    view.leasing = {WRITTEN_JOB: ["a0", "a1"]}
+    findings = list(checks.acknowledged_once_and_never_again(view))
     assert any("DOUBLED: group 1 is in 2 acknowledged deliveries" in sentence for sentence in findings)
 
 
-def test_a_session_that_was_closed_and_is_not_stored_is_lost(books: Books) -> None:
-    agent = Journal(books.plan.path("agent-0.jsonl"))
+def test_a_session_that_was_closed_and_is_not_stored_is_lost(view: StoreView) -> None:
+    agent = Journal(view.plan.path("agent-0.jsonl"))
     agent.note(stored="session-1", said="4")
-    assert any("LOST: session session-1" in sentence for sentence in checks.every_closed_session_is_stored_once(books))
+    assert any("LOST: session session-1" in sentence for sentence in checks.every_closed_session_is_stored_once(view))
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_a_session_that_was_closed_and_is_not_stored_is_lost(books: Books) -> No
     ],
 )
 def test_a_failure_of_engine_gateway_or_ray_that_costs_a_group_or_a_reward_is_found(
-    books: Books, query: str, says: str
+    view: StoreView, query: str, says: str
 ) -> None:
-    tamper(books, "UPDATE jobs SET job_id = ?", SESSIONS_JOB)
-    tamper(books, "UPDATE trajectories SET reward = slot % 2")
-    assert list(checks.nothing_ailed_sessions_and_devices(books)) == []
-    tamper(books, query)
-    assert any(says in sentence for sentence in checks.nothing_ailed_sessions_and_devices(books))
+    tamper(view, "UPDATE jobs SET job_id = ?", SESSIONS_JOB)
+    tamper(view, "UPDATE trajectories SET reward = slot % 2")
+    assert list(checks.nothing_ailed_sessions_and_devices(view)) == []
+    tamper(view, query)
+    assert any(says in sentence for sentence in checks.nothing_ailed_sessions_and_devices(view))

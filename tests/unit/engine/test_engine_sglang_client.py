@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image, SamplingParams, WeightVersionSpan
 
-QUICK = EngineSettings(patience_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+QUICK = EngineSettings(retry_timeout_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 Answer = web.Response | Callable[[], Awaitable[web.Response]]
 
@@ -231,8 +231,8 @@ class TestAborts:
         with pytest.raises(EngineError, match="no room for that"):
             await play(refused)
 
-    async def test_endless_aborts_without_output_end_with_the_patience(self) -> None:
-        settings = EngineSettings(patience_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.01)
+    async def test_endless_aborts_without_output_end_with_the_timeout(self) -> None:
+        settings = EngineSettings(retry_timeout_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.01)
         with pytest.raises(EngineError, match="aborted the request"):
             await play(*[answered([], finish="abort") for _ in range(50)], settings=settings)
 
@@ -245,8 +245,8 @@ class TestRetries:
         assert reply.output_ids == (7,)
         assert len({body["rid"] for body in server.bodies}) == 5
 
-    async def test_patience_ends(self) -> None:
-        settings = EngineSettings(patience_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.01)
+    async def test_retries_end(self) -> None:
+        settings = EngineSettings(retry_timeout_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.01)
         busy = [web.json_response({"detail": "queue is full"}, status=503) for _ in range(50)]
         with pytest.raises(EngineError, match=r"HTTP 503: queue is full \(\d+ tries"):
             await play(*busy, settings=settings)
@@ -325,7 +325,7 @@ class TestRetries:
             await engine.close()
 
     async def test_nobody_there_is_an_engine_error(self) -> None:
-        settings = EngineSettings(patience_s=0.03, backoff_first_s=0.01)
+        settings = EngineSettings(retry_timeout_s=0.03, backoff_first_s=0.01)
         engine = SglangEngine(f"http://127.0.0.1:{unused_port()}", settings)
         with pytest.raises(EngineError, match="cannot be reached"):
             await engine.generate(turn())
@@ -413,7 +413,7 @@ class TestNonsense:
     @pytest.mark.parametrize(
         "values",
         [
-            {"patience_s": -1},
+            {"retry_timeout_s": -1},
             {"deadline_s": 0},
             {"backoff_first_s": 0},
             {"server_error_tries": 0},

@@ -63,7 +63,7 @@ def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
     monkeypatch.setattr(circuit_breaker, "AWAY_PATIENCE_S", 0.2)
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
-    short = EngineSettings(patience_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
+    short = EngineSettings(retry_timeout_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
     monkeypatch.setattr(job_runner, "make_engine", lambda url, **options: make_engine(url, short, **options))
     found = Buffer(Store(tmp_path / "data"))
     yield found

@@ -33,7 +33,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(ENVELOPE_TOKENIZER_PATH)
 CHAT = ChatTokens(TOKENIZER)
 ENVELOPE = Envelope(TOKENIZER)
 PICTURES = (Image(data=b"first"), Image(data=b"second"))
-QUICK = EngineSettings(patience_s=20.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+QUICK = EngineSettings(retry_timeout_s=20.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 texts = st.text(alphabet=st.characters(blacklist_categories=["Cs"]), max_size=40).filter(lambda text: "<|" not in text)
 Handler = Callable[[web.Request], Awaitable[web.Response]]

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job
 
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
-PATIENT = EngineSettings(patience_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+PATIENT = EngineSettings(retry_timeout_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 
 @pytest.fixture(autouse=True)

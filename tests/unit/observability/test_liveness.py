@@ -37,7 +37,7 @@ class Kernel:
         return self.stopped
 
 
-def test_a_process_is_frozen_once_its_last_heartbeat_is_older_than_the_patience() -> None:
+def test_a_process_is_frozen_once_its_last_heartbeat_is_older_than_the_timeout() -> None:
     clock = Clock()
     heartbeat = Heartbeat(clock=clock)
     monitor = HeartbeatMonitor(heartbeat, Kernel(), clock=clock)

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.time_series import MOST_BUCKETS, span_of
 from slime_plugins.rollout_buffer.rules.services import ENGINE
-from slime_plugins.rollout_buffer.state.device_reports import keep_report
+from slime_plugins.rollout_buffer.state.device_reports import store_report
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
@@ -280,7 +280,7 @@ def test_what_the_runner_said_of_engine_and_devices_is_explained(
     engine = EngineReport(url="http://e", code=EngineTrouble.REFUSES, message="is gone", since_s=5.0, waiting=2)
     buffer.beat(ENGINE.of_job(job.key), 1, {"engine": asdict(engine)})
     devices = [{"device_id": "a", "state": "leased"}, {"device_id": "b", "state": "quarantined"}]
-    keep_report(buffer.store, job.key, 1, {"pool": "p", "devices": devices}, now=clock.now)
+    store_report(buffer.store, job.key, 1, {"pool": "p", "devices": devices}, now=clock.now)
     found = views.explanation(job.job_id)
     assert found["engine"] == {**asdict(engine), "says": "is gone", "updating": False}
     assert (found["devices"]["total"], found["devices"]["busy"], found["devices"]["broken"]) == (2, 1, 1)

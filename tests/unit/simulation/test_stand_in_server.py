@@ -144,7 +144,7 @@ class TestGenerate:
         assert (await client.generate("one", input_ids=longer))["meta_info"]["cached_tokens"] >= len(encoded(QUESTION))
         assert (await client.generate("two", input_ids=longer))["meta_info"]["cached_tokens"] == 0
 
-    async def test_greedy_requests_have_no_luck_of_their_own(self) -> None:
+    async def test_greedy_requests_draw_nothing_at_random(self) -> None:
         async with running(StandInSettings(port=0, skill=0.5)) as url, aiohttp.ClientSession() as session:
             client = Client(session, url)
             greedy = {

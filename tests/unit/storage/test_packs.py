@@ -331,7 +331,7 @@ def test_an_item_may_name_images_that_were_put_before_and_no_others(buffer: Buff
         write(buffer, job, naming("a", shot(1).sha256))
     with pytest.raises(InvalidPayloadError, match="64 digits"):
         write(buffer, job, naming("a", "ABC"))
-    assert buffer.contents.keep_image(shot(1))
+    assert buffer.contents.store_image(shot(1))
     assert write(buffer, job, naming("a", shot(1).sha256)) == ["stored"]
     with pytest.raises(NotFoundError):
         buffer.contents.image("../" * 5)

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError
 from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
 from slime_plugins.rollout_buffer.reporting.mismatch import trainer_rows_of
-from slime_plugins.rollout_buffer.state.trainer_reports import keep_report
+from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.storage.retention import Purged, purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
@@ -32,7 +32,7 @@ def packs(buffer: Buffer) -> int:
     return len(list(buffer.store.packs_dir.glob("*.pack")))
 
 
-def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_books(
+def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_accounting(
     buffer: Buffer, clock: SettableClock
 ) -> None:
     job = start_external(buffer, job_id="j")
@@ -55,7 +55,7 @@ def test_log_probs_that_a_trainer_reported_go_with_the_bytes_of_their_trajectori
     write(buffer, job, written("a0", "a", 0, generations=[turn]), written("a1", "a", 1, generations=[turn]))
     poll(buffer, job)
     said = TrainerReport(rows=[ReportedRow(uid=uid, log_probs=[-1.0, -3.0]) for uid in ("a0", "a1")])
-    assert keep_report(buffer.store, "j", said, clock=clock)["kept"] == 2
+    assert store_report(buffer.store, "j", said, clock=clock)["kept"] == 2
     clock.advance(100)
     purge(buffer.store, now=clock.now, retain_s=200)
     (row,) = trainer_rows_of(buffer.store, "j", "a0").values()

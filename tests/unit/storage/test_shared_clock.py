@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import OverviewQuery
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
-from slime_plugins.rollout_buffer.state.device_reports import fresh_farms, keep_report
+from slime_plugins.rollout_buffer.state.device_reports import fresh_farms, store_report
 from slime_plugins.rollout_buffer.storage import shared_clock
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
@@ -176,7 +176,7 @@ def test_who_looks_and_who_reports_goes_by_the_same_clock(machine: Machine, supe
     start_external(supervisor, job_id="j")
     supervisor.beat(SUPERVISOR, 1, {})
     farm = {"pool": "p", "devices": []}
-    keep_report(supervisor.store, supervisor.job("j").key, 1, farm)
+    store_report(supervisor.store, supervisor.job("j").key, 1, farm)
     machine.wall += DAY_S  # and the supervisor has not followed yet
     machine.passes(2.0)
     overview = Views(supervisor.store, SUPERVISOR).overview(request_models.parse(OverviewQuery, {}))
@@ -189,7 +189,7 @@ def test_a_screenshot_that_came_alone_is_as_old_as_what_came_with_a_trajectory(
     machine: Machine, supervisor: Buffer
 ) -> None:
     machine.wall += DAY_S
-    assert supervisor.contents.keep_image(Image(data=PNG))
+    assert supervisor.contents.store_image(Image(data=PNG))
     with supervisor.store.read() as connection:
         ((written_at,),) = connection.execute("SELECT last_used FROM images").fetchall()
     assert written_at == pytest.approx(supervisor.store.clock())

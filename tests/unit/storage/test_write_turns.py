@@ -56,7 +56,7 @@ def turns(tmp_path: Path) -> Iterator[WriterTurns]:
 
 
 @pytest.fixture
-def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_lock, "TURN_PATIENCE_S", 0.3)
 
 
@@ -69,7 +69,7 @@ def test_the_owner_is_the_process_whose_turn_it_is_and_nobody_in_between(turns: 
     assert turns.owner() is None
 
 
-@pytest.mark.usefixtures("short_patience")
+@pytest.mark.usefixtures("short_timeout")
 def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriterTurns, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGSTOP)
@@ -87,7 +87,7 @@ def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriterTur
         assert owner.pid == os.getpid()
 
 
-@pytest.mark.usefixtures("short_patience")
+@pytest.mark.usefixtures("short_timeout")
 def test_who_gave_up_waiting_does_not_take_the_turn_later(turns: WriterTurns, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(UnavailableError), turns.turn():
@@ -111,7 +111,7 @@ def test_who_waits_gets_the_turn_when_the_holder_dies(turns: WriterTurns, tmp_pa
         assert owner.pid == os.getpid()
 
 
-@pytest.mark.usefixtures("short_patience")
+@pytest.mark.usefixtures("short_timeout")
 def test_a_dead_holder_owns_nothing(turns: WriterTurns, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         assert turns.owner() is not None
@@ -140,7 +140,7 @@ def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(
     thread.join()
 
 
-@pytest.mark.usefixtures("short_patience")
+@pytest.mark.usefixtures("short_timeout")
 def test_closing_while_something_still_waits_leaves_no_lock_behind(tmp_path: Path) -> None:
     turns = WriterTurns(tmp_path)
     with holder(tmp_path) as process:
@@ -175,7 +175,7 @@ def test_only_one_process_at_a_time_has_the_turn(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "800"
 
 
-@pytest.mark.usefixtures("short_patience")
+@pytest.mark.usefixtures("short_timeout")
 def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with holder(tmp_path) as process:

@@ -71,9 +71,9 @@ def test_records_come_back_as_they_were_and_are_gone_after_an_orderly_end(tmp_pa
     assert records.orphans() == []
     records.keep([child.mark])
     assert ChildRecords(tmp_path / "children.json").orphans() == [child.mark]
-    records.forget()
+    records.clear()
     assert records.orphans() == []
-    records.forget()
+    records.clear()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"pid": 1}]', '{"a": 1}'])
@@ -121,7 +121,7 @@ def test_children_start_and_end_where_nothing_can_be_written(tmp_path: Path) -> 
     assert child.exit_code() is None
     assert child.log_tail() == ""
     child.kill()
-    records.forget()
+    records.clear()
 
 
 def test_the_kernel_says_who_is_stopped(child: ChildProcess) -> None:

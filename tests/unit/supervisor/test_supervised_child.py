@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.supervisor.supervised_child import (
     SupervisedChild,
 )
 
-POLICY = RestartPolicy(first_s=1.0, longest_s=8.0, max_crashes=4, steady_after_s=100.0, patience_s=10.0)
+POLICY = RestartPolicy(first_s=1.0, longest_s=8.0, max_crashes=4, steady_after_s=100.0, heartbeat_timeout_s=10.0)
 
 
 class Clock:
@@ -270,7 +270,7 @@ def test_a_real_process_frozen_in_the_middle_of_a_transaction_is_killed(tmp_path
             "frozen", command, log_file=tmp_path / "frozen.log", descriptors=(heartbeat.descriptor,)
         )  # fmt: skip
 
-    policy = RestartPolicy(patience_s=0.2, max_crashes=1)
+    policy = RestartPolicy(heartbeat_timeout_s=0.2, max_crashes=1)
     child = SupervisedChild(ChildSpec(name="frozen", start=start, policy=policy, heartbeats=True))
     child.tend()
     process = child.process

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.supervisor import supervisor as rooms
+from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.supervisor import MAX_CRASHES, Supervisor
 from tests.unit.state.test_buffer_after_crashes import played, start_played
 from tests.unit.supervisor.test_supervised_child import Process
@@ -40,7 +40,7 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     found = Started()
-    monkeypatch.setattr(rooms, "ChildProcess", found)
+    monkeypatch.setattr(module, "ChildProcess", found)
     return found
 
 
@@ -118,7 +118,7 @@ def test_runners_that_cannot_write_on_a_full_disk_never_fail_their_job(
 
 
 def ray_says(supervisor: Supervisor, address: str) -> None:
-    supervisor._ray_says.beat(address=address)
+    supervisor._ray_heartbeat.beat(address=address)
 
 
 def test_a_ray_killed_while_it_starts_is_started_again_and_fails_no_job(
@@ -237,8 +237,8 @@ def test_a_runner_whose_job_is_over_may_end_by_itself_and_is_killed_when_it_does
 
 def test_a_taken_port_is_waited_for_only_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["Address already in use", "Address already in use", None])
-    monkeypatch.setattr(rooms, "_why_taken", lambda host, port: next(answers))
-    rooms._wait_for_port("127.0.0.1", 1, 5.0)
-    monkeypatch.setattr(rooms, "_why_taken", lambda host, port: "Address already in use")
+    monkeypatch.setattr(module, "_why_taken", lambda host, port: next(answers))
+    module._wait_for_port("127.0.0.1", 1, 5.0)
+    monkeypatch.setattr(module, "_why_taken", lambda host, port: "Address already in use")
     with pytest.raises(ConfigError, match="give another --port"):
-        rooms._wait_for_port("127.0.0.1", 1, 0.0)
+        module._wait_for_port("127.0.0.1", 1, 0.0)

@@ -15,7 +15,7 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner
-from slime_plugins.rollout_buffer.supervisor import supervisor as rooms
+from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
@@ -84,7 +84,7 @@ def test_a_child_frozen_in_the_middle_of_a_write_is_killed_and_everybody_writes_
     frozen = ChildProcess(
         "server", [sys.executable, "-c", FROZEN, str(buffer.store.data_dir)], log_file=tmp_path / "frozen.log"
     )
-    monkeypatch.setattr(rooms, "ChildProcess", lambda *arguments, **options: frozen)
+    monkeypatch.setattr(module, "ChildProcess", lambda *arguments, **options: frozen)
     supervisor._server.tend()
     deadline = time.monotonic() + 60
     while frozen.exit_code() is None and time.monotonic() < deadline:

@@ -17,7 +17,7 @@ def why_no_node_fits(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, f
     """
     if any(all(node.get(name, 0.0) >= amount for name, amount in wanted.items()) for node in nodes):
         return ""
-    there = "; ".join(in_words({k: v for k, v in node.items() if _is_told(k, wanted)}) for node in nodes)
+    there = "; ".join(in_words({k: v for k, v in node.items() if _is_worth_naming(k, wanted)}) for node in nodes)
     return f"no node offers {in_words(wanted)}: the cluster has {there or 'no node'}"
 
 
@@ -26,5 +26,5 @@ def in_words(resources: Mapping[str, float]) -> str:
     return "{" + ", ".join(f"{name}: {amount:.12g}" for name, amount in sorted(resources.items())) + "}"
 
 
-def _is_told(name: str, wanted: Mapping[str, float]) -> bool:
+def _is_worth_naming(name: str, wanted: Mapping[str, float]) -> bool:
     return name in wanted or name in _ALWAYS_TOLD or not name.startswith(_INTERNAL)

@@ -276,7 +276,7 @@ class _RemoteWorker:
     def __init__(self, settings: DevicePoolSettings, index: int, workers_before: int) -> None:
         resources = settings.resources_per_worker
         self._wanted = resources.as_ray_names_them()
-        self._patience_s = settings.boot_timeout_s / 2  # so that its message comes before the boot's own end
+        self._place_within_s = settings.boot_timeout_s / 2  # so that its message comes before the boot's own end
         self._actor = (
             _import_ray()
             .remote(concurrency_groups={_WATCH: 2})(_WorkerActor)
@@ -311,11 +311,11 @@ class _RemoteWorker:
         if why_not:
             raise misconfigured(why_not)
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._place_within_s):
                 return cast("str", await _ask(self._actor.place))
         except TimeoutError as timeout:
             nodes = f"every node that offers {in_words(self._wanted)}"
-            raise DeviceError(f"no worker within {self._patience_s:g} s: {nodes} is full, or slow") from timeout
+            raise DeviceError(f"no worker within {self._place_within_s:g} s: {nodes} is full, or slow") from timeout
 
     async def settle(self) -> None:
         await _ask(self._actor.settle)

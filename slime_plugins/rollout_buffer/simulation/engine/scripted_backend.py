@@ -202,7 +202,7 @@ class ScriptedBackend:
         prompt_ids = self._expanded(ids, image_tokens)
         check_length(len(prompt_ids), call.sampling.max_new_tokens, self.settings.context_length)
         conversation = read_conversation(self._backend.decode(ids, skip_special_tokens=False), images)
-        reply = self._policy(conversation, skill=self.settings.skill, rng=self._luck(call, rid))
+        reply = self._policy(conversation, skill=self.settings.skill, rng=self._rng_of(call, rid))
         planned = self._continued(self._encode(reply), conversation.begun_reply, reply, ids, call.sampling)
         kept, finish_reason = self._cut(planned, call.sampling)
         return _Plan(ids=kept, finish_reason=finish_reason, prompt_ids=prompt_ids, image_tokens=sum(image_tokens))
@@ -233,7 +233,7 @@ class ScriptedBackend:
         runs = ([token_id] * next(left, 1) if token_id == self._pad_id else [token_id] for token_id in ids)
         return list(itertools.chain.from_iterable(runs))
 
-    def _luck(self, call: GenerateCall, rid: str) -> SessionRng:
+    def _rng_of(self, call: GenerateCall, rid: str) -> SessionRng:
         """Greedy requests have no rng of their own: the same prompt gets the same reply, whoever sends it."""
         if call.sampling.greedy:
             return SessionRng(self.settings.seed, "")

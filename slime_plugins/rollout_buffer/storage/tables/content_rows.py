@@ -95,7 +95,7 @@ def drop_pack(connection: Connection, number: int) -> None:
 
 
 def with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int]:
-    """Returns those of the groups of which no payload was forgotten."""
+    """Returns those of the groups of which no payload was purged."""
     query = (
         "SELECT count(*) FROM members JOIN groups ON groups.key = members.group_key JOIN trajectories "
         "ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-__all__ = ["TrainerRow", "TurnGap", "gap_statistics", "keep", "purge_log_probs", "rows_of_job", "rows_of_trajectory"]
+__all__ = [
+    "TrainerRow",
+    "TurnGap",
+    "gap_statistics",
+    "insert_rows",
+    "purge_log_probs",
+    "rows_of_job",
+    "rows_of_trajectory",
+]
 
 _COLUMNS = (
     "uid, row, step, reported_at, advantage, entropy, loss_share, clip_share, compared, gap_sum, gap_max, turns, "
@@ -62,7 +70,7 @@ class TrainerRow:
         return max((turn.gap_max for turn in self.turns), default=None)
 
 
-def keep(connection: Connection, job_key: int, rows: Sequence[TrainerRow]) -> None:
+def insert_rows(connection: Connection, job_key: int, rows: Sequence[TrainerRow]) -> None:
     """Keeps what was said of rows, in place of what was said of them before."""
     connection.executemany(
         f"INSERT OR REPLACE INTO trainer_rows (job_key, {_COLUMNS}) VALUES ({', '.join('?' * 14)})",

@@ -142,7 +142,7 @@ def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
         assert Film((0.0, 1), (late_s, 90)).settle(look_at(1)) == (90, Settled.SETTLED)
 
 
-def test_looks_that_take_long_do_not_shorten_the_patience() -> None:
+def test_looks_that_take_long_do_not_shorten_the_timeout() -> None:
     assert Film((0.0, 1), (1.9, 90), look_s=1.0).settle(look_at(1)) == (90, Settled.SETTLED)
 
 

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.runner import device_watch
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.state.device_reports import devices_of_job, fresh_farms, keep_report
+from slime_plugins.rollout_buffer.state.device_reports import devices_of_job, fresh_farms, store_report
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from tests.unit.reporting.test_metrics import scrape
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, plugin_of, real_time_buffer, start
@@ -43,7 +43,7 @@ def farm(*devices: dict[str, Any], pool: str = "ray") -> dict[str, Any]:
 def job_with_report(client: FlaskClient, report: Mapping[str, Any], job_id: str = "j", **more: Any) -> Buffer:
     client.post("/start_rollout", data=json.dumps({"task_type": "external", "job_id": job_id}))
     buffer: Buffer = client.application.extensions["rollout_buffer"].buffer
-    keep_report(buffer.store, buffer.job(job_id).key, 1, report, **more)
+    store_report(buffer.store, buffer.job(job_id).key, 1, report, **more)
     return buffer
 
 
@@ -94,9 +94,9 @@ def test_what_nobody_said_lately_is_no_metric_but_stays_with_its_job_for_a_week(
     buffer = job_with_report(client, farm(), now=1000.0)
     assert scrape(client)["rollout_buffer_devices"] == {}
     assert client.get("/jobs/j").get_json()["devices"]["age_s"] > 60
-    keep_report(buffer.store, 77, 1, farm(), now=1000.0 + 6 * day)
+    store_report(buffer.store, 77, 1, farm(), now=1000.0 + 6 * day)
     assert devices_of_job(buffer.store, buffer.job("j").key) is not None
-    keep_report(buffer.store, 77, 1, farm(), now=1000.0 + 8 * day)
+    store_report(buffer.store, 77, 1, farm(), now=1000.0 + 8 * day)
     assert devices_of_job(buffer.store, buffer.job("j").key) is None
 
 
