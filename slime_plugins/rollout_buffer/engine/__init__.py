@@ -1,0 +1,9 @@
+"""Clients of inference engines: token ids and images in, sampled ids and log-probs out.
+
+* ``base`` – the ``Engine`` protocol, its request, reply and settings; ``factory`` – makes the one that is asked for
+* ``http`` – what all have in common: retries, resuming, probing
+* ``sglang``, ``sglang_protocol`` – SGLang; ``openai``, ``openai_protocol`` – OpenAI-compatible servers
+* ``circuit_breaker`` – when a job waits for its engine; ``report_pacer`` – when an engine's state is reported
+* ``banned_tokens``, ``image_tokens`` – what a prompt must not sample, and how many tokens an image is
+* ``tool_calls`` – the one parser of tool calls, for every dialect
+"""

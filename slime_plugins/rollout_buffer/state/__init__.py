@@ -1,0 +1,14 @@
+"""The rules of state, on an open transaction: ``buffer.py`` opens it, ``storage/`` holds the rows.
+
+In the order of a job's life:
+
+* ``job_start`` – a payload becomes a job or attaches to one; ``input_files`` – its instances; ``large_starts`` – in parts
+* ``skip_list`` – what a trainer that resumes has consumed; ``job_lookup`` – a job by its id, and its groups' measure
+* ``attempts`` – attempts at slots and their fence
+* ``item_writes`` – items that come over HTTP; ``trajectory_insert`` – the one builder of a trajectory's row
+* ``group_closing`` – a group is judged and closed, once; ``staleness`` – how old its weights are
+* ``deliveries`` – groups go out; ``delivery_meta`` – what a poll is told beside them; ``leases`` – until when, and acks
+* ``delivery_reader`` – a delivery's bytes, prefetched
+* ``trainer_reports`` – what a trainer computed of its rows; ``device_reports`` – what a runner says of its devices
+* ``job_end`` – how a job ends; ``recovery`` – what a crash left, at the next start
+"""
