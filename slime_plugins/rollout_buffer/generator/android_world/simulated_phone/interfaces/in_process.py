@@ -37,35 +37,10 @@ def android_environment(handset: Handset) -> Any:
 def simulator_of(handset: Handset) -> Any:
     """Returns a ``BaseSimulator`` over the phone; its base classes exist only where android_env is installed."""
     import numpy as np
-    from android_env.components import adb_controller, config_classes, errors, log_stream
+    from android_env.components import config_classes
     from android_env.components.simulators import base_simulator
 
-    shell, touch = AdbShell(handset), Touch(handset)
-
-    class PhoneAdbController(adb_controller.AdbController):  # type: ignore[misc]  # untyped base
-        """Answers from the phone. As with adb, a command that fails is an error."""
-
-        def execute_command(self, args: list[str], timeout: float | None = None, device_specific: bool = True) -> bytes:
-            if not device_specific:
-                return b""  # of a server, which there is none of
-            output = shell.run(args)
-            if output.code != 0:
-                raise errors.AdbControllerError(f"adb {' '.join(args)}: {output.text.decode(errors='replace')}")
-            return output.text
-
-    class PhoneLog(log_stream.LogStream):  # type: ignore[misc]  # untyped base
-        """A log in which nothing is ever written."""
-
-        def __init__(self) -> None:
-            super().__init__(verbose=False)
-            self._over = threading.Event()
-
-        def _get_stream_output(self) -> Iterator[str]:
-            while not self._over.wait(0.1):
-                yield ""
-
-        def stop_stream(self) -> None:
-            self._over.set()
+    touch = Touch(handset)
 
     class PhoneSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyped base
         """The phone as android_env sees a device."""
@@ -73,11 +48,12 @@ def simulator_of(handset: Handset) -> Any:
         def adb_device_name(self) -> str:
             return "simulated-phone"
 
-        def create_adb_controller(self) -> PhoneAdbController:
-            return PhoneAdbController(config_classes.AdbControllerConfig(device_name=self.adb_device_name()))
+        def create_adb_controller(self) -> Any:
+            config = config_classes.AdbControllerConfig(device_name=self.adb_device_name())
+            return _adb_controller_of(handset, config)
 
-        def create_log_stream(self) -> PhoneLog:
-            return PhoneLog()
+        def create_log_stream(self) -> Any:
+            return _silent_log()
 
         def _launch_impl(self) -> None:
             """It is on already."""
@@ -96,3 +72,44 @@ def simulator_of(handset: Handset) -> Any:
             return np.frombuffer(pixels, np.uint8).reshape(height, width, _CHANNELS)[:, :, :3]
 
     return PhoneSimulator(config_classes.SimulatorConfig())
+
+
+def _adb_controller_of(handset: Handset, config: Any) -> Any:
+    """Answers adb's commands from the phone. As with adb, a command that fails is an error."""
+    from android_env.components import adb_controller, errors
+
+    shell = AdbShell(handset)
+
+    class PhoneAdbController(adb_controller.AdbController):  # type: ignore[misc]  # untyped base
+        """The phone's adb."""
+
+        def execute_command(self, args: list[str], timeout: float | None = None, device_specific: bool = True) -> bytes:
+            if not device_specific:
+                return b""  # of a server, which there is none of
+            output = shell.run(args)
+            if output.code != 0:
+                raise errors.AdbControllerError(f"adb {' '.join(args)}: {output.text.decode(errors='replace')}")
+            return output.text
+
+    return PhoneAdbController(config)
+
+
+def _silent_log() -> Any:
+    """Returns a log in which nothing is ever written."""
+    from android_env.components import log_stream
+
+    class PhoneLog(log_stream.LogStream):  # type: ignore[misc]  # untyped base
+        """The phone's log."""
+
+        def __init__(self) -> None:
+            super().__init__(verbose=False)
+            self._over = threading.Event()
+
+        def _get_stream_output(self) -> Iterator[str]:
+            while not self._over.wait(0.1):
+                yield ""
+
+        def stop_stream(self) -> None:
+            self._over.set()
+
+    return PhoneLog()
