@@ -246,11 +246,11 @@ def _played(
     empty, began = bytes_under(folder / "data"), time.monotonic()
     job_id = client.start_rollout(payload(mode, steps, options.episodes, folder, engine_url)).job_id
     memory = {True: 0, False: 0}
-    books: dict[str, Any] = {}
-    while not books or books["submitted"] < options.episodes or books["open"]:
+    accounting: dict[str, Any] = {}
+    while not accounting or accounting["submitted"] < options.episodes or accounting["open"]:
         time.sleep(1)
         job = client.job(job_id)
-        books = job["slots"]
+        accounting = job["slots"]
         if job["state"] == "failed":
             raise SystemExit(f"the job failed: {job}")
         seen = largest_memory(supervisor)

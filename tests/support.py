@@ -53,10 +53,10 @@ def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:
 
 
 def slots(buffer: Buffer, job: JobRecord) -> dict[str, int]:
-    """The job's books, checked to balance."""
-    books: dict[str, int] = buffer.describe(job)["slots"]
-    assert books["submitted"] == sum(count for state, count in books.items() if state != "submitted")
-    return books
+    """The job's accounting, checked to balance."""
+    accounting: dict[str, int] = buffer.describe(job)["slots"]
+    assert accounting["submitted"] == sum(count for state, count in accounting.items() if state != "submitted")
+    return accounting
 
 
 def stored_image() -> dict[str, Any]:

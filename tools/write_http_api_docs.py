@@ -67,7 +67,7 @@ Worth an alarm:
 |---|---|
 | `absent(rollout_buffer_supervisor_heartbeat_age_seconds)` | the supervisor has ended: nobody plays episodes |
 | `rollout_buffer_supervisor_heartbeat_age_seconds > 15` | the supervisor hangs or was killed |
-| `rollout_buffer_slots_submitted != sum without (state) (rollout_buffer_slots)` | the books do not balance: a defect |
+| `rollout_buffer_slots_submitted != sum without (state) (rollout_buffer_slots)` | slots do not add up: a defect |
 | `rollout_buffer_oldest_ready_group_age_seconds > 3600` | groups wait, and no trainer fetches them |
 | `rate(rollout_buffer_attempts{state="failed"}[10m]) > 0.1` | devices or the engine are failing |
 | `rollout_buffer_disk_free_bytes < 10e9` | the disk is filling up |

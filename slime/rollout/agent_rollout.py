@@ -496,12 +496,12 @@ class _TrainingRollout:
         )
 
     async def _accounting(self) -> dict[str, float]:
-        """Returns the job's books beside the batch, none when the buffer does not tell them soon."""
+        """Returns the job's accounting beside the batch, none when the buffer does not tell them soon."""
         try:
             async with asyncio.timeout(LOOKING_PATIENCE_S):
                 return job_metrics(await self._client.job(self._feed.job_id))
         except Exception as error:  # noqa: BLE001 - the batch is acknowledged: numbers beside it must not lose it
-            logger.info("the books of job %s could not be read: %r", self._feed.job_id, error)
+            logger.info("the accounting of job %s could not be read: %r", self._feed.job_id, error)
             return {}
 
     async def _track(self, metrics: Mapping[str, float]) -> None:
@@ -518,7 +518,7 @@ class _TrainingRollout:
         try:
             async with asyncio.timeout(LOOKING_PATIENCE_S):
                 return (await self._intake.images.fetch(hashes)).data
-        except Exception as error:  # noqa: BLE001 - as for the books
+        except Exception as error:  # noqa: BLE001 - as for the accounting
             logger.info("the screenshots of the examples could not be fetched: %r", error)
             return {}
 

@@ -265,11 +265,15 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
             await asyncio.sleep(5)
             third = await asyncio.to_thread(Node, head, 2, tmp_path / "third.log")
             await asyncio.wait_for(running, 400)
-            books = buffer.describe(buffer.job("job"))
-            assert books["state"] == "finished"
-            assert books["slots"]["submitted"] == 24 == sum(v for k, v in books["slots"].items() if k != "submitted")
-            assert books["slots"]["ready"] == 24
-            assert 1 <= books["attempts"]["failed:device"] <= 4
+            accounting = buffer.describe(buffer.job("job"))
+            assert accounting["state"] == "finished"
+            assert (
+                accounting["slots"]["submitted"]
+                == 24
+                == sum(v for k, v in accounting["slots"].items() if k != "submitted")
+            )
+            assert accounting["slots"]["ready"] == 24
+            assert 1 <= accounting["attempts"]["failed:device"] <= 4
             report = devices_of_job(buffer.store, job.key)
             assert report is not None
             assert sum(device["failures"].get("died", 0) for device in report["devices"]) >= 1

@@ -87,9 +87,13 @@ def test_jobs_share_phones_outlive_a_killed_runner_and_show_their_devices(
     wait_until(lambda: buffer.client.job("evaluation")["state"] == "finished", 240, "the evaluation's end")
     for job_id, slots in (("first", 32), ("second", 8), ("evaluation", 8)):
         wait_until(lambda job_id=job_id: buffer.client.job(job_id)["state"] == "finished", 400, f"end of {job_id}")  # type: ignore[misc]  # mypy cannot type a lambda with a default
-        books = buffer.client.job(job_id)["slots"]
-        assert books["submitted"] == slots == sum(count for state, count in books.items() if state != "submitted")
-        assert books["open"] == books["failed"] == 0
+        accounting = buffer.client.job(job_id)["slots"]
+        assert (
+            accounting["submitted"]
+            == slots
+            == sum(count for state, count in accounting.items() if state != "submitted")
+        )
+        assert accounting["open"] == accounting["failed"] == 0
     shown = devices_of(buffer, "first")
     failures: dict[str, int] = {}
     for device in shown["devices"]:

@@ -151,8 +151,8 @@ def test_three_rollouts_of_four_groups_of_four_are_48_samples(url: str, tmp_path
     assert all(sample.loss_mask == [1, 1, 0, 0, 1] for sample in samples)
     assert {sample.reward for sample in samples} == {0.0, 0.25, 0.5, 0.75}
     assert sum(record.metrics["rollout/no_filter/total_samples"] for record in records) == 48
-    books = RolloutBufferClient(url).job("the-job")["slots"]
-    assert books["submitted"] == books["delivered"] == 48
+    accounting = RolloutBufferClient(url).job("the-job")["slots"]
+    assert accounting["submitted"] == accounting["delivered"] == 48
 
 
 def test_a_trainer_killed_after_its_checkpoint_resumes_with_the_rest(url: str, tmp_path: Path) -> None:

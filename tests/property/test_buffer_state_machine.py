@@ -126,10 +126,10 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_accounting_balances(self) -> None:
-        books = slots(self.buffer, self.job)
-        assert books["submitted"] == len(INSTANCES) * 2 * GROUP_SIZE
-        assert books["delivered"] == len(self.delivered)
-        assert books["leased"] == sum(len(got) for got, _ in self.leased.values())
+        accounting = slots(self.buffer, self.job)
+        assert accounting["submitted"] == len(INSTANCES) * 2 * GROUP_SIZE
+        assert accounting["delivered"] == len(self.delivered)
+        assert accounting["leased"] == sum(len(got) for got, _ in self.leased.values())
         assert len(set(self.delivered)) == len(self.delivered)
 
     def teardown(self) -> None:

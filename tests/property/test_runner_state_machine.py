@@ -257,9 +257,9 @@ class PlayedJobMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_accounting_is_the_models(self) -> None:
-        books = slots(self.buffer, self.job)
+        accounting = slots(self.buffer, self.job)
         for state in ("open", "ready", "leased", "delivered", "failed", "skipped"):
-            assert books[state] == GROUP_SIZE * list(self.states.values()).count(state), (state, self.states)
+            assert accounting[state] == GROUP_SIZE * list(self.states.values()).count(state), (state, self.states)
 
     @invariant()
     def attempts_are_counted_as_their_rows_say(self) -> None:

@@ -71,7 +71,9 @@ def lacking_flags(text: Text) -> list[str]:
     for name, command in COMMANDS.items():
         section = text.split(f"## `rollout-buffer {name}`\n")[-1].split("\n## `rollout-buffer ")[0]
         flags = [flag for option in command.params for flag in option.opts if flag.startswith("--")]
-        lacking += [f"{name} {flag}" for flag in flags if f"`{flag}" not in section and f"/ {flag}" not in section]
+        lacking += [
+            f"{name} {flag}" for flag in flags if not any(f"{before}{flag}" in section for before in ("`", "/ ", ", "))
+        ]
     return lacking
 
 

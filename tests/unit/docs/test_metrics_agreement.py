@@ -234,8 +234,8 @@ async def test_every_view_agrees_after_a_run_with_failures(
         buffer.acknowledge([first.delivery_id])
         poll(buffer, job, max_groups=1)
         check_agreement(client, job.job_id)
-    books = client.get("/jobs/played%2F1").get_json()
-    assert books["attempts"] == {
+    accounting = client.get("/jobs/played%2F1").get_json()
+    assert accounting["attempts"] == {
         "finished": 10,
         "failed": 10,
         "failed:device": 3,
@@ -243,9 +243,9 @@ async def test_every_view_agrees_after_a_run_with_failures(
         "failed:generator": 2,
         "failed:environment_setup": 2,
     }
-    assert books["outcomes"] == {"completed": 9, "truncated": 1}
-    assert books["measures"]["success"] == {"mean": 0.5}
-    assert books["measures"]["staleness"]["max"] > 0
+    assert accounting["outcomes"] == {"completed": 9, "truncated": 1}
+    assert accounting["measures"]["success"] == {"mean": 0.5}
+    assert accounting["measures"]["staleness"]["max"] > 0
     assert client.get("/jobs/written").get_json()["late"] == 1
 
 

@@ -55,7 +55,7 @@ def test_a_report_of_nothing_has_no_rates() -> None:
 
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.lists(st.booleans(), max_size=4), min_size=1))
-def test_the_books_of_a_report_balance(solved: dict[str, list[bool]]) -> None:
+def test_the_accounting_of_a_report_balances(solved: dict[str, list[bool]]) -> None:
     report = report_of(solved, planned=4)
     slots = report["slots"]
     assert slots["planned"] == 4 * len(solved) == slots["played"] + slots["not_played"]

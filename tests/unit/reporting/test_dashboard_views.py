@@ -255,7 +255,7 @@ def test_filters_never_touch_the_rows_with_the_payloads(buffer: Buffer, job: Job
 # --- explanations ----------------------------------------------------------------------------------------------------
 
 
-def test_an_overview_has_every_job_with_its_books_and_why(views: Views, buffer: Buffer, job: JobRecord) -> None:
+def test_an_overview_has_every_job_with_its_accounting_and_why(views: Views, buffer: Buffer, job: JobRecord) -> None:
     overview = views.overview(request_models.parse(OverviewQuery, {}))
     (entry,) = overview["jobs"]
     assert entry["slots"] == buffer.describe(job)["slots"]

@@ -1,4 +1,4 @@
-"""``/metrics`` and ``/jobs`` are two views of the same books."""
+"""``/metrics`` and ``/jobs`` are two views of the same accounting."""
 
 from __future__ import annotations
 

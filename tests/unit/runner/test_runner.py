@@ -238,8 +238,8 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
         lambda e: DeviceError("dead") if (e.instance.instance_id, e.slot) in bad else by_slot(e)
     )
     await run(real_time_buffer, job, generator)
-    books = slots(real_time_buffer, job)
-    assert (books["ready"], books["failed"]) == (4, 4)
+    accounting = slots(real_time_buffer, job)
+    assert (accounting["ready"], accounting["failed"]) == (4, 4)
     assert real_time_buffer.describe(job)["causes"] == {"failed": {"slots failed: 2 of 4 members came": 1}}
     delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
@@ -265,8 +265,8 @@ async def test_a_generator_that_breaks_its_contract_costs_its_attempts_and_nothi
         return answer(episode) if callable(answer) else answer
 
     await run(real_time_buffer, job, ScriptedGenerator(play))
-    books = slots(real_time_buffer, job)
-    assert (books["ready"], books["failed"]) == (2, 2)
+    accounting = slots(real_time_buffer, job)
+    assert (accounting["ready"], accounting["failed"]) == (2, 2)
     assert real_time_buffer.describe(job)["attempts"]["failed:generator"] == 4
 
 
@@ -307,8 +307,8 @@ async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buff
 
     functions = dataclasses.replace(DEFAULT_FUNCTIONS, filter_item=explode)
     await run(real_time_buffer, job, ScriptedGenerator(by_slot), functions=functions)
-    books = slots(real_time_buffer, job)
-    assert (books["ready"], books["failed"]) == (2, 2)
+    accounting = slots(real_time_buffer, job)
+    assert (accounting["ready"], accounting["failed"]) == (2, 2)
 
 
 async def test_a_group_that_waits_too_long_for_its_last_member_is_closed_by_the_clock(real_time_buffer: Buffer) -> None:

@@ -324,8 +324,8 @@ def test_cancelling_gives_up_open_slots_and_keeps_what_is_ready(buffer: Buffer) 
     job = ready_job(buffer)
     write(buffer, job, written("c0", "c"))
     buffer.change_job(job.job_id, "cancel")
-    books = slots(buffer, job)
-    assert (books["ready"], books["skipped"]) == (4, 2)
+    accounting = slots(buffer, job)
+    assert (accounting["ready"], accounting["skipped"]) == (4, 2)
     assert len(uids(buffer, poll(buffer, job))) == 4
 
 
@@ -346,8 +346,8 @@ def test_a_group_that_waits_too_long_is_closed_by_the_clock(buffer: Buffer, cloc
     assert buffer.close_timed_out_groups() == 0
     clock.advance(2)
     assert buffer.close_timed_out_groups() == 2
-    books = slots(buffer, job)
-    assert (books["ready"], books["failed"]) == (4, 4)
+    accounting = slots(buffer, job)
+    assert (accounting["ready"], accounting["failed"]) == (4, 4)
     delivered = uids(buffer, poll(buffer, job))
     assert delivered[:2] == ["a0", "a1"]
     assert all("dummy" in uid for uid in delivered[2:])

@@ -101,8 +101,8 @@ def test_a_group_of_which_too_little_can_be_read_is_left_out_and_fails(
     assert len(items_of(reply)) == left
     (short,) = reply["data"]["meta_info"]["short_groups"]
     assert (short["members"], short["delivered"]) == (3 - damaged, delivered)
-    books = context.buffer.describe(context.buffer.job("j"))["groups"]
-    assert (books["delivered"], books["failed"]) == ((1, 0) if delivered else (0, 1))
+    accounting = context.buffer.describe(context.buffer.job("j"))["groups"]
+    assert (accounting["delivered"], accounting["failed"]) == ((1, 0) if delivered else (0, 1))
 
 
 def test_a_repeated_poll_after_that_gives_the_same(client: FlaskClient) -> None:

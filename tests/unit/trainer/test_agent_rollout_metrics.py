@@ -116,7 +116,7 @@ def test_what_was_seen_before_filtering_is_weighted_over_replies() -> None:
     assert no_filter_metrics([{}]) == {}
 
 
-def test_the_books_of_a_job_keep_their_names() -> None:
+def test_the_accounting_of_a_job_keeps_its_names() -> None:
     job = {
         "slots": {"submitted": 8, "open": 2, "ready": 6},
         "outcomes": {"completed": 6},
