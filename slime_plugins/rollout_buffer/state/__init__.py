@@ -10,5 +10,6 @@ In the order of a job's life:
 * ``deliveries`` – groups go out; ``delivery_meta`` – what a poll is told beside them; ``leases`` – until when, and acks
 * ``delivery_reader`` – a delivery's bytes, prefetched
 * ``trainer_reports`` – what a trainer computed of its rows; ``device_reports`` – what a runner says of its devices
+* ``transcripts`` – what was said in attempts that brought no trajectory
 * ``job_end`` – how a job ends; ``recovery`` – what a crash left, at the next start
 """

@@ -92,7 +92,7 @@ async def test_an_engine_that_refuses_the_request_itself_is_the_episodes_own_end
 async def test_an_agent_that_gives_up_on_a_dead_engine_earns_nothing_by_that(tmp_path: Path) -> None:
     """Its client has a timeout of its own, which is shorter than the gateway's patience."""
     url = f"http://127.0.0.1:{unused_port()}"
-    patient = EngineSettings(patience_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
+    patient = EngineSettings(retry_timeout_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
     answering, dead = FailingEngine(), SglangEngine(url, patient)
     async with gateway_on(tmp_path, lambda _: dead) as gateway:
         job = start_session_job(gateway.buffer, n=1, remote_engine_url=url)
