@@ -25,7 +25,7 @@ OTHERS_NAMES = {
     "ContinuousBatchingManager": "transformers has it, and why it is not used",
     "http.cookies": "of the standard library, and why it is not used",
     "MMDDhhmmYY.ss": "what `date` of Android takes",
-    "train_actor": "slime's",
+    "repetition_frac": "slime's",
 }
 OTHERS_FILES = {
     "tokenizers.py": "a name that no file here may have",
