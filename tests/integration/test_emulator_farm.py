@@ -201,3 +201,11 @@ def test_six_devices_come_up_over_a_restart_and_a_wedged_one_costs_its_neighbour
     assert {avd: count - ill[avd] for avd, count in Counter(avd for avd, _ in starts).items()} == {
         f"slime_aw_{index}": 1 for index in range(6)
     }
+
+
+@pytest.mark.large
+def test_twenty_four_devices_come_up_and_play_every_task_once(folder: Path) -> None:
+    faults = ("exit", "well", "crash", "exit", "well", "wedge", "crash", "well", "exit", "crash", "wedge", "exit")
+    check(folder, play(folder, 24, TASKS, faults), TASKS, faulty=1)
+    starts = [line.split() for line in (folder / "avd" / "starts").read_text().splitlines()]
+    assert {avd for avd, _ in starts} == {f"slime_aw_{index}" for index in range(24)}
