@@ -20,6 +20,7 @@ EXPECTED = {
     r"\btorch\b": "torch, which no process of this project needs",
     r"[Pp]rometheus": "a Prometheus server",
     r"systemd-analyze": "systemd",
+    r"chromedriver": "the package chromium-driver, which only the comparison with MiniWoB's own environment needs",
     r"Debian's adb": "the package adb, which only packagers of Android and a test of its server need",
     r"is played by the buffer alone|is installed here": "nothing: the case does not apply here",
     r"mount|tmpfs|loop device": "the right to mount a file system",

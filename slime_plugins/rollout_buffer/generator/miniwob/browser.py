@@ -36,8 +36,6 @@ _ARGUMENTS = (
     "--no-first-run",
     "--mute-audio",
     "--disable-dev-shm-usage",
-    # A touch that lies near something else is not moved over to it.
-    "--disable-features=TouchAdjustment",
 )
 
 _Result = TypeVar("_Result")
