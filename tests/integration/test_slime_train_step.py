@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.slime_step.batches import GENERATORS, mixed_rewards, recorded, with_dummies
+from tests.slime_step.record_batches import line_of, played
 from tests.slime_step.running import (
     NEEDS_MEGATRON,
     NEEDS_SLIME,
@@ -168,7 +170,7 @@ def test_a_dummy_weighs_as_a_trajectory_without_gradient(one_rank: dict[str, See
 @pytest.fixture(scope="module")
 def vision(checkout: Path, folder: Path) -> Path:
     if not (checkout / "slime_plugins" / "models" / "qwen3_5_vl.py").is_file():
-        pytest.skip("this slime trains models with eyes through a bridge, which wants a GPU")
+        pytest.skip("this slime trains models with eyes through Megatron-Bridge, which is not tried here")
     return make_vision_rollout(checkout, folder / "vision")
 
 
@@ -177,6 +179,17 @@ def seeing(checkout: Path, vision: Path, folder: Path) -> Seen:
     batches = [Batch(name="vision", rows=vision / "rows.pt", changes={**ONE_POLICY, **UNDONE})]
     seen: Seen = train(checkout, vision / "model", folder / "seeing", batches, arguments=OF_QWEN3_5_VL)[0]["vision"]
     return seen
+
+
+def test_rows_with_pictures_have_the_log_probs_of_the_model_itself(seeing: Seen, vision: Path) -> None:
+    """Pictures of every size beside text alone and a dummy, rows of odd length, packed into one micro-batch."""
+    said = json.loads((vision / "log_probs.json").read_text())
+    rows = list(rows_seen(seeing))
+
+    assert len(rows) == len(said)
+    for row in rows:
+        expected = [entry["log_probs"] for entry in said if entry["tokens"] == row["tokens"]]
+        assert any(row["log_probs"] == pytest.approx(one, abs=1e-4) for one in expected)
 
 
 def test_every_picture_reaches_the_model_beside_its_row(seeing: Seen, vision: Path) -> None:
@@ -194,3 +207,45 @@ def test_the_eyes_are_trained_too_and_the_gradient_is_on_masked_tokens(seeing: S
 
     assert any(size > 0 for size in of_eyes.values())
     assert gradient_places(seeing) == masked_places(seeing)
+
+
+@pytest.fixture(scope="module")
+def reported(checkout: Path, model: Path, folder: Path) -> tuple[Seen, dict[str, Any], str]:
+    """A rollout that a served buffer played, trained by slime: what was seen, and what the buffer says of it after."""
+    with played("math") as (url, samples):
+        rows = [line_of(sample) | {"job_id": "math", "prompt": sample.prompt} for sample in samples]
+        for row in rows:
+            row["metadata"]["row"] = 0
+        to_buffer = {"rollout_buffer_url": url, "rollout_buffer_job_id": "math", "use_rollout_entropy": True}
+        batch = Batch(name="math", rows=rows, changes={**ONE_POLICY, **UNDONE, **to_buffer})
+        seen = train(checkout, model, folder / "reported", [batch])[0]["math"]
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "mismatch", "math", "--url", url]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        as_json = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    return seen, json.loads(as_json.stdout), listed.stdout
+
+
+def test_what_slime_computed_of_each_row_is_back_at_the_buffer_that_played_it(
+    reported: tuple[Seen, dict[str, Any], str],
+) -> None:
+    """The hook posts from slime's own step; ``rollout-buffer mismatch`` lists the same gaps that slime trained with."""
+    seen, said, listed = reported
+    gaps = [
+        abs(own - engines)
+        for row in rows_seen(seen)
+        for own, engines, mask in zip(row["log_probs"], row["rollout_log_probs"], row["loss_masks"], strict=True)
+        if mask
+    ]
+
+    assert (said["rows"], said["tokens"]) == (len(seen["data"]["tokens"]), len(gaps))
+    assert said["mean"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
+    assert said["max"] == pytest.approx(max(gaps), abs=1e-4)
+    assert said["worst"][0]["uid"] in listed
+
+
+def test_advantage_entropy_and_shares_of_a_row_come_back_with_it(reported: tuple[Seen, dict[str, Any], str]) -> None:
+    _, said, _ = reported
+
+    worst = said["worst"][0]
+    assert worst["advantage"] is not None
+    assert worst["weight_lag"] is not None or worst["gap"] > 0

@@ -103,6 +103,8 @@ def delivered(instance_id: str, group_index: int, slot: int, shots: dict[str, by
     """Returns an item of two turns, each with its slot's picture before the reply."""
     item = probe_item(instance_id, epoch=0, slot=slot, group_index=group_index)
     item["reward"] = item["raw_reward"] = float(slot)
+    first, second = item["generations"]
+    first["prompt_ids"], second["prompt_ids"] = [1, 2, 3 + group_index], [5, 6 + group_index]
     names: list[str] = []
     for turn, (width, height) in zip(item["generations"], SIZES[slot], strict=False):
         shot = picture(width, height, 40 * slot + 10 * group_index)
