@@ -140,7 +140,9 @@ def test_the_trainers_side_imports_no_more_than_a_client() -> None:
 
 def test_the_core_of_the_trainers_side_knows_no_trainer() -> None:
     trainer = (f"{BUFFER}.trainer",)
-    assert offenders(trainer, ("slime.rollout", "slime.utils.types", "slime.ray", "slime.backends")) == []
+    # Loss masks are pure and below everything else; they stand in this folder because slime loads them from there.
+    found = {line.split(" imports ")[1] for line in offenders(trainer, ("slime",))}
+    assert {name for name in found if not name.startswith("slime.utils.mask_")} == set()
     core = (ROOT / "slime_plugins" / "rollout_buffer" / "trainer").glob("*.py")
     assert [path.name for path in core if re.search(r"\bargs\.|\bSample\b", path.read_text(encoding="utf-8"))] == []
 
