@@ -1,7 +1,7 @@
 """Scores are those of the package's own Gymnasium environment, for the same taps on the same seeds.
 
-Pages that scroll are not among them: a desktop's scroll bar, which the package's window has, moves what is beside it. Nor are
-those with targets of a few points: a touch near one goes to it, a mouse's click does not.
+Pages that scroll are not among them: a desktop's scroll bar, which the package's window has, moves what is beside it.
+Nor are those with targets of a few points: a touch near one goes to it, a mouse's click does not.
 
 Needs a chromedriver, of the Chromium's own version: on the PATH, or named by ``MINIWOB_CHROMEDRIVER``.
 """
