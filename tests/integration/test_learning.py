@@ -65,7 +65,7 @@ def test_three_steps_go_through_the_service_and_leave_metrics_and_a_curve(tmp_pa
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", PHONE_MODES)
 def test_the_phones_screenshots_reach_the_trainer_as_the_engine_saw_them(tmp_path: Path, mode: str) -> None:
-    sizes = ("--steps", "2", "--groups", "3", "--samples", "6", "--warm-up", "30")
+    sizes = ("--steps", "2", "--groups", "3", "--samples", "8", "--warm-up", "90")
     run = learn(tmp_path, "--task", "phone", "--mode", mode, *sizes, timeout_s=280)
 
     assert "a Qwen3-VL of" in run.said, run.said
