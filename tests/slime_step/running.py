@@ -123,10 +123,10 @@ def train(
     logs = [folder / f"{rank}.log" for rank in range(ranks)]
     commands = [[PYTHON, str(HERE / "train_rank.py"), str(plan_path), str(rank)] for rank in range(ranks)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), MEGATRON]), "HF_HUB_OFFLINE": "1"}
-    running = [
-        subprocess.Popen(command, cwd=checkout, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)
-        for command, log in zip(commands, logs, strict=True)
-    ]
+    running = []
+    for command, log in zip(commands, logs, strict=True):
+        with log.open("w") as said:
+            running.append(subprocess.Popen(command, cwd=checkout, env=environment, stdout=said, stderr=said))
     try:
         codes = [process.wait(LIMIT_S) for process in running]
     finally:
