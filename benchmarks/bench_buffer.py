@@ -34,12 +34,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import requests
 from rich.console import Console
 from rich.table import Table
 
@@ -111,7 +112,7 @@ def ancestor(folder: Path) -> Iterator[Contender]:
     """Runs the restated ancestor."""
     port = free_port()
     command = [sys.executable, str(HERE / "ancestor_buffer.py"), "--port", str(port)]
-    with running(command, port, folder / "ancestor.log") as process:
+    with running(command, port, folder / "ancestor.log", is_up=listens) as process:
         yield Contender(name="ancestor", port=port, process=process, named_jobs=False)
 
 
@@ -121,18 +122,20 @@ def rollout_buffer(folder: Path) -> Iterator[Contender]:
     port = free_port()
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)]
     command += ["--data-dir", str(folder / "data")]
-    with running(command, port, folder / "serve.log") as process:
+    with running(command, port, folder / "serve.log", is_up=accepts_jobs) as process:
         yield Contender(name="buffer", port=port, process=process, named_jobs=True)
 
 
 @contextmanager
-def running(command: Sequence[str], port: int, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a server, waits until it listens, and ends it."""
+def running(
+    command: Sequence[str], port: int, log_file: Path, is_up: Callable[[int], bool]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a server, waits until it is up, and ends it."""
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
         deadline = time.monotonic() + START_PATIENCE_S
-        while not listens(port):
+        while not is_up(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{command[2]} does not start:\n{log_file.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
@@ -141,6 +144,14 @@ def running(command: Sequence[str], port: int, log_file: Path) -> Iterator[subpr
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+
+def accepts_jobs(port: int) -> bool:
+    """Tells whether a rollout buffer answers that it is well."""
+    try:
+        return requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok
+    except requests.RequestException:
+        return False
 
 
 def listens(port: int) -> bool:
@@ -238,7 +249,7 @@ def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespa
     client.do("can", kind=kind, count=count, path=str(reads))
     command = [sys.executable, str(HERE / "canned_server.py"), "--port", str(port), "--reads", str(reads)]
     rates: dict[str, Any] = {"item": kind, "write": [], "read": []}
-    with running(command, port, folder / "canned.log"):
+    with running(command, port, folder / "canned.log", is_up=listens):
         for number in range(arguments.rounds):
             load = {"kind": kind, "count": count, "run": f"{number}", "connections": arguments.connections}
             wrote = client.do("write", port=port, job_id=None, **load)
