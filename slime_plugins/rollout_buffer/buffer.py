@@ -41,11 +41,11 @@ from slime_plugins.rollout_buffer.rules.services import ENGINE
 from slime_plugins.rollout_buffer.state import (
     attempts,
     deliveries,
+    delivery_leases,
     delivery_meta,
     job_lookup,
     job_start,
     large_starts,
-    leases,
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
@@ -527,9 +527,9 @@ class Buffer:
         """
         result: dict[str, list[str]] = {was.value: [] for was in AckResult}
         with self.store.write() as connection:
-            leases.expire_leases(connection, self._clock())
+            delivery_leases.expire_leases(connection, self._clock())
             for delivery_id in delivery_ids:
-                result[leases.acknowledge(connection, delivery_id)].append(delivery_id)
+                result[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
         return result
 
     def expire_leases(self) -> None:
@@ -539,7 +539,7 @@ class Buffer:
         """
         with self.store.write() as connection:
             delivery_rows.shorten_leases(connection, self._clock())
-            leases.expire_leases(connection, self._clock())
+            delivery_leases.expire_leases(connection, self._clock())
 
     # --- the clock ---------------------------------------------------------------------------------------------------
 

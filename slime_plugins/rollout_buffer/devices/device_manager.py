@@ -8,9 +8,9 @@ it passes a ``Launcher``. Everything here runs on one event loop and never block
        │                                │ hung, died, failed again, made under other settings
        └────────────────────────────────┴ old ──▶ recycling ──▶ ready
 
-``health_policy`` decides what a device needs, ``fair_share`` who gets it, ``lease_table`` who has it. Beside the
-``num_workers`` devices there are ``spare_devices``, booted like the others; at most ``num_workers`` are lent at once,
-so that one which is looked after leaves no gap.
+``health_policy`` decides what a device needs, ``boot_schedule`` when it boots, ``fair_share`` who gets it, and
+``lease_table`` who has it. Beside the ``num_workers`` devices there are ``spare_devices``, booted like the others; at
+most ``num_workers`` are lent at once, so that one which is looked after leaves no gap.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.devices.boot_schedule import BootSchedule, retry_pause_s
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant, FairShare, Purpose
 from slime_plugins.rollout_buffer.devices.health_policy import (
@@ -38,7 +39,6 @@ from slime_plugins.rollout_buffer.devices.lease_table import Lease, LeaseTable
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 __all__ = ["DeviceManager", "Grant", "Launcher", "Worker"]
 
@@ -46,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 LEASE_EXPIRED = "lease_expired"
 BOOT_FAILED = "boot_failed"
-_LONGEST_PAUSE = 16
 
 
 class Worker(Protocol):
@@ -136,7 +135,7 @@ class DeviceManager:
         self._changed = asyncio.Event()
         self._outdated = asyncio.Event()
         self._boot_turns = asyncio.Semaphore(1)
-        self._next_boot_at = clock()
+        self._boots = BootSchedule(clock())
         self._progress = 0
 
     # ---- what runners call -------------------------------------------------------------------------------------------
@@ -426,7 +425,7 @@ class DeviceManager:
             worker.kill()
             self._notify()
             failures += 1
-            await self._pause(_pause_after(failures, slot.settings) if slot.settings == self._settings else 0.0)
+            await self._pause(retry_pause_s(failures, slot.settings) if slot.settings == self._settings else 0.0)
 
     async def _is_prepared(self, slot: _Slot, worker: Worker) -> bool:
         """Waits until what the device needs is there; false as in ``_finishes``."""
@@ -444,7 +443,7 @@ class DeviceManager:
             slot.place = await worker.boot()
 
         async with self._boot_turns:
-            await self._pause(self._until_the_next_boot_s())
+            await self._pause(self._boots.take_turn(self._clock(), self._current().boot_stagger_s))
             if slot.settings != self._settings:
                 return False
             self._progress += 1
@@ -480,13 +479,6 @@ class DeviceManager:
             slot.failed_boots = max(slot.failed_boots, slot.settings.boot_attempts)
         slot.counters.count_failure(BOOT_FAILED)
         logger.warning("%s does not boot: %s", slot.device_id, slot.last_error)
-
-    def _until_the_next_boot_s(self) -> float:
-        """Returns how long this boot waits, so that boots begin ``boot_stagger_s`` apart."""
-        now = self._clock()
-        begins = max(now, self._next_boot_at)
-        self._next_boot_at = begins + self._current().boot_stagger_s
-        return begins - now
 
     def _begin_anew(self) -> None:
         """Ends all pauses and boots under other settings, and forgets what was wrong with those."""
@@ -537,10 +529,3 @@ class DeviceManager:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("the device manager broke", exc_info=task.exception())
-
-
-def _pause_after(failures: int, settings: DevicePoolSettings) -> float:
-    """Returns how long a device waits after so many failed boots in a row: longer once its attempts are used up."""
-    first_s = settings.boot_pause_s
-    beyond = max(failures - settings.boot_attempts, 0)
-    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_LONGEST_PAUSE * first_s))

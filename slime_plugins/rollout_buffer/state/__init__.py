@@ -7,7 +7,7 @@ In the order of a job's life:
 * ``attempts`` – attempts at slots and their fence
 * ``item_writes`` – items that come over HTTP; ``trajectory_insert`` – the one builder of a trajectory's row
 * ``group_closing`` – a group is judged and closed, once; ``staleness`` – how old its weights are
-* ``deliveries`` – groups go out; ``delivery_meta`` – what a poll is told beside them; ``leases`` – until when, and acks
+* ``deliveries`` – groups go out; ``delivery_meta`` – what a poll is told beside them; ``delivery_leases`` – how long
 * ``delivery_reader`` – a delivery's bytes, prefetched
 * ``trainer_reports`` – what a trainer computed of its rows; ``device_reports`` – what a runner says of its devices
 * ``transcripts`` – what was said in attempts that brought no trajectory

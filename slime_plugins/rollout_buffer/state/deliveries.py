@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
-from slime_plugins.rollout_buffer.state.delivery_meta import meta_info_of
-from slime_plugins.rollout_buffer.state.leases import (
+from slime_plugins.rollout_buffer.state.delivery_leases import (
     all_still_waiting,
     expire_leases,
     handed_out,
@@ -20,6 +19,7 @@ from slime_plugins.rollout_buffer.state.leases import (
     lease_columns,
     renew_lease,
 )
+from slime_plugins.rollout_buffer.state.delivery_meta import meta_info_of
 from slime_plugins.rollout_buffer.state.staleness import drop_stale_groups, note_trainers_version, stale_groups
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
