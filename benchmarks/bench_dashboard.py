@@ -33,7 +33,7 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_buffer import free_port, running
+from benchmarks.bench_buffer import accepts_jobs, free_port, running
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 HERE = Path(__file__).resolve().parent
@@ -292,7 +292,7 @@ def run(folder: Path, arguments: argparse.Namespace, console: Console) -> list[T
     command += ["--data-dir", str(folder / "data"), "--data-root", str(folder)]
     command += ["--generator-dir", str(HERE / "generators")]
     url = f"http://127.0.0.1:{port}"
-    with running(command, port, folder / "serve.log"):
+    with running(command, port, folder / "serve.log", is_up=accepts_jobs):
         client = RolloutBufferClient(url)
         if not (folder / "filled").exists():
             fill(client, folder, arguments.played, arguments.written, console)

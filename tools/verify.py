@@ -177,6 +177,12 @@ ROWS: tuple[Row, ...] = (
         adds=_vision_model,
     ),
     Row(
+        name="sglang-policy",
+        needs="ROLLOUT_BUFFER_TEST_ENGINE_POLICY_URL: an SGLang with a folder that `scripts/learn --only-model` made",
+        tests=("tests/integration/test_learning_real_engine.py",),
+        lacks=_all(_engine("ROLLOUT_BUFFER_TEST_ENGINE_POLICY_URL"), _module("torch")),
+    ),
+    Row(
         name="sglang-android",
         needs="SLIME_TEST_SGLANG_PORT and SLIME_TEST_MODEL: the engine and its model for whole Android episodes",
         tests=("tests/integration/test_android_world_verification.py",),

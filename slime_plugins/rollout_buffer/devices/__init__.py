@@ -4,7 +4,7 @@
 * ``settings`` – how many there are, and every timeout; ``settings_section`` – what all such sections share
 * ``pool`` – a runner's side; ``local_pool`` and ``ray_cluster/pool`` – where the devices live; ``pool_factory`` – which
 * ``device_manager`` – brings up, lends, takes back; ``boot_schedule`` – when devices boot, and boot again
-* ``lease_table``, ``fair_share``, ``health_policy``, ``counters`` – who has one, who gets one, what it needs, how it went
+* ``lease_table``, ``fair_share``, ``health_policy``, ``counters`` – who has and gets one, what it needs
 * ``worker`` – one device behind its fence; ``device_process`` – one under another Python; ``worker_folders``
 * ``leased_device`` – a device in an episode, with deadlines and a report
 

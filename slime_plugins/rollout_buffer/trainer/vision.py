@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 from slime.utils.mask_generator import Generation, TrainingRow, expand_image_tokens
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 
 __all__ = [
@@ -197,7 +198,7 @@ def _load_processor(checkpoint: str) -> tuple[str, Any]:
 
     Its part for videos needs torchvision. Where the whole cannot be had, its parts for images and text are taken.
     """
-    from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, ImageProcessingMixin
+    from transformers import AutoImageProcessor, AutoProcessor, ImageProcessingMixin
 
     try:
         processor = AutoProcessor.from_pretrained(checkpoint, trust_remote_code=True)
@@ -206,7 +207,7 @@ def _load_processor(checkpoint: str) -> tuple[str, Any]:
         if "processor_class" not in settings:
             raise
         image_processor = AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=True)
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=True)
+        tokenizer = load_tokenizer(checkpoint, trusted=True)
         parts = SimpleNamespace(image_processor=image_processor, tokenizer=tokenizer)
         return str(settings["processor_class"]), parts
     return type(processor).__name__, processor
