@@ -16,16 +16,14 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from tests.reruns import SECOND_CHANCE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives tests of real processes a second chance, which the summary counts: a crowded machine can starve any.
-
-    A defect fails twice.
-    """
+    """Gives the tests of the files that ``tests/reruns.py`` lists, each with its reason, a second chance."""
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if item.path.parent == here and item.path.stem in SECOND_CHANCE:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 
