@@ -86,10 +86,21 @@ class BufferProcess:
         """Asks it to stop, and sees that it does."""
         self.process.stop(40)
 
-    def kill_supervisor(self) -> None:
-        """As a crash would: no chance to tidy up."""
+    def kill_supervisor(self, *, awaits_orphans: bool = True) -> None:
+        """As a crash would: no chance to tidy up. Its children fall with it, and have when this returns."""
+        orphans = descendants(self.process.pid) if awaits_orphans else []
         os.kill(self.process.pid, signal.SIGKILL)
         wait_until(lambda: self.process.exit_code() is not None, what="death of the supervisor")
+        wait_until(lambda: not any(map(is_alive, orphans)), 60, "end of what the supervisor had started")
+
+    def kill_server(self) -> None:
+        """Kills gunicorn as a crash would. Returns when its last worker, which may answer once more, has ended too
+        and another server answers."""
+        (parent,) = (pid for pid, command in self.children().items() if "gunicorn" in command)
+        orphans = [parent, *descendants(parent)]
+        os.kill(parent, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, orphans)), 60, "end of the server's last worker")
+        wait_until(lambda: answers(f"{self.url}/health"), 60, "another server")
 
     def children(self) -> dict[int, str]:
         """The processes that the supervisor parents, by id, with their command lines."""
@@ -116,6 +127,23 @@ def process_table() -> list[tuple[int, int, str]]:
                 continue
             table.append((int(folder.name), parent, command))
     return table
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes under a process, its children first."""
+    table = process_table()
+    found = [pid]
+    for ancestor in found:
+        found += [child for child, parent, _ in table if parent == ancestor]
+    return found[1:]
+
+
+def is_alive(pid: int) -> bool:
+    """Tells whether a process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 @pytest.fixture

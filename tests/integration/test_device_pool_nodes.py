@@ -45,6 +45,7 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from tests.integration.conftest import descendants, is_alive
 
 pytestmark = [
     pytest.mark.slow,
@@ -85,21 +86,6 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         self.process.wait()
-
-
-def descendants(process: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found = [process]
-    for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
-    return found[1:]
-
-
-def is_alive(process: int) -> bool:
-    return Path(f"/proc/{process}").exists()
 
 
 @pytest.fixture(scope="module")

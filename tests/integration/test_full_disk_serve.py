@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
 from tests.small_disks import abort, fill, mounted, mounted_ext4
 from tests.support import written
 
@@ -57,9 +55,7 @@ def test_a_disk_that_is_full_to_the_last_byte_ends_nothing(on_a_small_disk: Buff
     assert (report.status_code, report.json()["status"]) == (200, "degraded")
     assert "full" in report.json()["reason"]
     assert take(buffer, 2) == ["u0", "u1"]
-    server = next(pid for pid, line in buffer.children().items() if "gunicorn" in line or "server" in line)
-    os.kill(server, signal.SIGKILL)
-    wait_until(lambda: server not in buffer.children() and answers(f"{buffer.url}/health"), 60, "another server")
+    buffer.kill_server()
     assert take(buffer, 2) == ["u2", "u3"]
     buffer.kill_supervisor()
     buffer.start()
@@ -99,9 +95,7 @@ def test_a_server_that_dies_on_a_disk_that_only_reads_comes_back_and_reads(tmp_p
             assert status_of_write(buffer, "kept") == 200
             abort(disk)
             assert status_of_write(buffer, "refused") == 503
-            (parent,) = (pid for pid, command in buffer.children().items() if "gunicorn" in command)
-            os.kill(parent, signal.SIGKILL)
-            wait_until(lambda: parent not in buffer.children() and answers(f"{buffer.url}/health"), 60, "a new server")
+            buffer.kill_server()
             assert buffer.client.trajectory("kept")["uid"] == "kept"
             assert buffer.client.job("j")["job_id"] == "j"
             assert status_of_write(buffer, "refused again") == 503
