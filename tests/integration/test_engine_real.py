@@ -112,11 +112,13 @@ class TestVisionEngine(RealServerTests, VisionContract):
     images = (picture(64, 128), picture(128, 64))
 
 
-@pytest.mark.parametrize("url_variable", [TEXT_URL, VISION_URL])
-async def test_log_probs_beside_banned_tokens_are_those_of_the_whole_distribution(url_variable: str) -> None:
+@pytest.mark.parametrize("contract", [TestTextEngine, TestVisionEngine])
+async def test_log_probs_beside_banned_tokens_are_those_of_the_whole_distribution(
+    contract: type[RealServerTests],
+) -> None:
     """Against the same server's log-probs of the same ids as a prompt, which no bias reaches."""
-    url = server_at(url_variable)
-    prompt = [START, USER, NEW_LINE, HELLO, END, NEW_LINE, START, ASSISTANT, NEW_LINE]
+    url = server_at(contract.url_variable)
+    prompt = list(contract.prompt_ids)
     async with aiohttp.ClientSession() as session:
 
         async def ask(**body: Any) -> Any:

@@ -9,6 +9,7 @@ from slime_plugins.rollout_buffer.engine.base import EngineSettings
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine, api_key_for
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size
 
 __all__ = ["make_engine"]
@@ -26,7 +27,7 @@ def make_engine(
 
     With ``chat_model`` it is that of an OpenAI-compatible server instead, for evaluations: ``tokenizer`` must be the
     one of its envelope then, and its key comes from the environment. With a tokenizer, or the folder of one, ids that
-    the model does not have are refused.
+    the model does not have are refused; with a tokenizer, an engine that has another one too.
 
     Raises:
         ConfigError: ``base_url`` is no http or https address.
@@ -34,4 +35,9 @@ def make_engine(
     if chat_model is not None:
         key = api_key_for(base_url)
         return OpenAiEngine(base_url, settings, model=chat_model, tokenizer=tokenizer, api_key=key)
-    return SglangEngine(base_url, settings, vocabulary_size=vocabulary_size(tokenizer_path, tokenizer))
+    return SglangEngine(
+        base_url,
+        settings,
+        vocabulary_size=vocabulary_size(tokenizer_path, tokenizer),
+        tokenizer_probe=None if tokenizer is None else tokenizer_probe(tokenizer),
+    )

@@ -16,7 +16,7 @@ from typing import Final
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     ForeignReplyError,
@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     parse_generate_reply,
     urls_of_workers,
 )
+from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.rules.vocabulary import first_beyond
 
@@ -33,6 +34,7 @@ __all__ = ["SglangEngine"]
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
+TOKENIZE_TIMEOUT_S: Final = 10.0
 WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
 
 
@@ -54,19 +56,66 @@ class SglangEngine(HttpEngine):
         settings: EngineSettings | None = None,
         *,
         vocabulary_size: int | None = None,
+        tokenizer_probe: TokenizerProbe | None = None,
         randomness: random.Random | None = None,
     ) -> None:
-        """``vocabulary_size`` is how many token ids the model has; without it only absurd ones are refused."""
+        """``vocabulary_size`` is how many token ids the model has; without it only absurd ones are refused.
+
+        With ``tokenizer_probe``, an engine whose ``/tokenize`` shows another tokenizer is sent no turn.
+        """
         super().__init__(base_url, settings, randomness=randomness)
         self._vocabulary_size = vocabulary_size
+        self._tokenizer_probe = tokenizer_probe
+        self._tokenizer_checks: dict[str, asyncio.Task[str | None]] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
 
+    async def generate(self, request: GenerateRequest) -> GenerateReply:
+        """As any engine's; one whose tokenizer is not the job's is refused before it is sent any id."""
+        await self._check_tokenizer()
+        return await super().generate(request)
+
     async def close(self) -> None:
         """Ends open connections after pending aborts were sent; a second call does nothing."""
+        for check in self._tokenizer_checks.values():
+            check.cancel()
+        await asyncio.gather(*self._tokenizer_checks.values(), return_exceptions=True)
         while self._aborts:
             await asyncio.wait(self._aborts)
         await super().close()
+
+    async def _check_tokenizer(self) -> None:
+        """Compares tokenizers once with each engine; thousands of turns share the question.
+
+        Raises:
+            EngineError: the engine's is another one.
+        """
+        if self._tokenizer_probe is None or self._closed:
+            return
+        url = self._base_url
+        check = self._tokenizer_checks.get(url)
+        if check is None:
+            check = asyncio.create_task(self._tokenizer_complaint(url, self._tokenizer_probe))
+            self._tokenizer_checks[url] = check
+        complaint = await asyncio.shield(check)
+        if complaint is None and self._tokenizer_checks.get(url) is check:
+            del self._tokenizer_checks[url]  # nobody answered: the next turn asks again
+        if complaint:
+            raise EngineError(
+                f"the engine at {url} has another tokenizer than the job: {complaint}; "
+                "give as tokenizer_path the folder of the model that the engine serves"
+            )
+
+    async def _tokenizer_complaint(self, url: str, probe: TokenizerProbe) -> str | None:
+        """How the engine's tokenizer differs; empty when it does not or nothing is said, None without an answer."""
+        body = {"prompt": probe.text, "add_special_tokens": False}
+        try:
+            async with asyncio.timeout(TOKENIZE_TIMEOUT_S):
+                async with self._open_session().post(f"{url}/tokenize", json=body, allow_redirects=False) as response:
+                    return probe.complaint(await response.read()) if response.status == 200 else ""
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
+            logger.debug("%s does not say how it tokenizes: %s", url, error)
+            return None
 
     def _headers(self, session_id: str) -> dict[str, str]:
         return {SESSION_HEADER: session_id}

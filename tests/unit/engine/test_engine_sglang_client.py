@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,6 +18,7 @@ from aiohttp.test_utils import TestServer, unused_port
 
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image, SamplingParams, WeightVersionSpan
 
@@ -34,6 +36,12 @@ class ScriptedSglang:
     sessions: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     worker_urls: list[str] | None = None
+    tokenize_answers: list[web.Response] = field(default_factory=list)
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        self.tokenized.append(await request.json())
+        return self.tokenize_answers.pop(0)
 
     async def generate(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
@@ -56,6 +64,8 @@ class ScriptedSglang:
         application.router.add_post("/generate", self.generate)
         application.router.add_post("/abort_request", self.abort)
         application.router.add_get("/workers", self.workers)
+        if self.tokenize_answers:
+            application.router.add_post("/tokenize", self.tokenize)
         async with TestServer(application, port=port) as server:
             yield str(server.make_url("")).rstrip("/")
 
@@ -423,6 +433,73 @@ class TestNonsense:
     def test_settings_that_cannot_work_are_refused(self, values: dict[str, Any]) -> None:
         with pytest.raises(ConfigError, match="engine settings"):
             EngineSettings(**values)
+
+
+PROBE = TokenizerProbe(text="Hello", ids=(5, 6, 7))
+
+
+async def turns_with_probe(answers: list[Answer], tokenize: list[web.Response], turns: int = 2) -> ScriptedSglang:
+    """Plays turns through a client that compares tokenizers; an error of the last one is raised."""
+    server = ScriptedSglang(answers, tokenize_answers=tokenize)
+    async with server.serving() as url:
+        engine = SglangEngine(url, QUICK, tokenizer_probe=PROBE)
+        try:
+            for _ in range(turns - 1):
+                with contextlib.suppress(EngineError):
+                    await engine.generate(turn())
+            await engine.generate(turn())
+        finally:
+            await engine.close()
+    return server
+
+
+class TestTokenizer:
+    async def test_an_engine_with_another_tokenizer_is_sent_no_id(self) -> None:
+        server = ScriptedSglang([], tokenize_answers=[web.json_response({"tokens": [5, 9, 7]})])
+        async with server.serving() as url:
+            engine = SglangEngine(url, QUICK, tokenizer_probe=PROBE)
+            for _ in range(2):
+                with pytest.raises(EngineError, match=r"another tokenizer.*token 1 is 9 instead of 6.*tokenizer_path"):
+                    await engine.generate(turn())
+            await engine.close()
+        assert server.bodies == []
+        assert server.tokenized == [{"prompt": "Hello", "add_special_tokens": False}]
+
+    async def test_the_same_tokenizer_is_asked_for_once(self) -> None:
+        server = await turns_with_probe([answered([7]), answered([7])], [web.json_response({"tokens": [5, 6, 7]})])
+        assert len(server.bodies) == 2
+        assert len(server.tokenized) == 1
+
+    @pytest.mark.parametrize("odd", [b"", b"[]", b"null", b'{"tokens": 5}', b"<html>", b"[" * 100_000])
+    async def test_an_engine_that_does_not_say_is_taken(self, odd: bytes) -> None:
+        server = await turns_with_probe([answered([7]), answered([7])], [web.Response(body=odd)])
+        assert len(server.bodies) == 2
+
+    async def test_an_engine_without_the_route_is_taken(self) -> None:
+        server = await turns_with_probe([answered([7]), answered([7])], [])
+        assert len(server.bodies) == 2
+
+    async def test_an_engine_that_starts_late_is_asked_when_it_is_there(self) -> None:
+        port = unused_port()
+        engine = SglangEngine(f"http://127.0.0.1:{port}", QUICK, tokenizer_probe=PROBE)
+        first = asyncio.create_task(engine.generate(turn()))
+        await eventually(lambda: engine.is_away)
+        server = ScriptedSglang([answered([7])], tokenize_answers=[web.json_response({"tokens": [1]})])
+        async with server.serving(port):
+            await first
+            with pytest.raises(EngineError, match="another tokenizer"):
+                await engine.generate(turn())
+            await engine.close()
+
+    async def test_many_turns_share_the_question(self) -> None:
+        server = ScriptedSglang(
+            [answered([7]) for _ in range(50)], tokenize_answers=[web.json_response({"tokens": [5, 6, 7]})]
+        )
+        async with server.serving() as url:
+            engine = SglangEngine(url, QUICK, tokenizer_probe=PROBE)
+            await asyncio.gather(*(engine.generate(turn()) for _ in range(50)))
+            await engine.close()
+        assert len(server.tokenized) == 1
 
 
 class TestLifetime:

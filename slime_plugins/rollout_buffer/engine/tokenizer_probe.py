@@ -1,0 +1,49 @@
+"""A text by which an engine's tokenizer is compared with the job's: another one samples nonsense, or ends the server.
+
+SGLang looks ids up in its embedding without a check: one id beyond its vocabulary ends the scheduler, and with it the
+trainer's server (seen with 0.5.23). A vocabulary that is merely ordered otherwise is worse: nothing stops.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["TokenizerProbe", "tokenizer_probe"]
+
+PLAIN_TEXT = "Tap the 3rd button, then wait 12345 ms.\n\n\tdef f(x): return x\nnaïve façade — 你好, мир 🙂 "
+SPECIAL_TOKENS = 8
+"""How many of the tokenizer's special tokens are in the text: those of the chat template are its first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerProbe:
+    """A text and the ids that the job's tokenizer has for it."""
+
+    text: str
+    ids: tuple[int, ...]
+
+    def complaint(self, body: bytes) -> str:
+        """Says how the reply of a ``/tokenize`` route differs; empty when it does not, or is no such reply."""
+        try:
+            found = json.loads(body)["tokens"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return ""
+        if not isinstance(found, list) or tuple(found) == self.ids:
+            return ""
+        return f"{_first_difference(self.ids, found)} of the text {self.text!r}"
+
+
+def tokenizer_probe(tokenizer: Any) -> TokenizerProbe:
+    """Returns the probe of a transformers tokenizer, its special tokens among the text."""
+    text = PLAIN_TEXT + "".join(map(str, tokenizer.all_special_tokens[:SPECIAL_TOKENS]))
+    return TokenizerProbe(text=text, ids=tuple(tokenizer.encode(text, add_special_tokens=False)))
+
+
+def _first_difference(ours: Sequence[int], theirs: Sequence[object]) -> str:
+    at = next((n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
+    if at is None:
+        return f"{len(theirs)} tokens instead of {len(ours)}"
+    return f"token {at} is {theirs[at]!r} instead of {ours[at]}"
