@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import aiohttp
 import requests
@@ -23,7 +24,7 @@ import requests
 from slime_plugins.rollout_buffer import errors, wire
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
-__all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
+__all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport", "why_no_answer"]
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
@@ -112,6 +113,35 @@ def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
 
 def _all_errors(kind: type[errors.RolloutBufferError]) -> list[type[errors.RolloutBufferError]]:
     return [kind, *(found for child in kind.__subclasses__() for found in _all_errors(child))]
+
+
+def why_no_answer(error: Exception) -> str:
+    """Returns in a few words what the network did, as the operating system says it, without the libraries' stack."""
+    if isinstance(error, requests.exceptions.SSLError | aiohttp.ClientSSLError):
+        why = "it speaks no TLS, or its certificate is not trusted"
+    elif isinstance(error, TimeoutError | requests.Timeout):
+        why = "it took too long"
+    else:
+        why = _innermost_reason(error) or "the connection broke"
+    where = _address(error)
+    return f"no answer from the buffer{f' at {where}' if where else ''}: {why}"
+
+
+def _innermost_reason(error: BaseException | None) -> str:
+    why = ""
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            # asyncio writes a sentence of its own there, with the address as a tuple.
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
+        error = error.__cause__ or error.__context__
+    return why
+
+
+def _address(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"{error.host}:{error.port}"
+    url = urlsplit(str(getattr(getattr(error, "request", None), "url", "") or ""))
+    return f"{url.scheme}://{url.netloc}" if url.netloc else ""
 
 
 class Transport(Protocol):

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import urlsplit
 
 import orjson
 import typer
@@ -31,8 +30,6 @@ from slime_plugins.rollout_buffer.errors import (
 )
 
 if TYPE_CHECKING:  # what speaks HTTP takes longer to load than all else of `--help`
-    import requests
-
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 __all__ = [
@@ -154,6 +151,8 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     """Returns what is to be said of an error, and what the exit code says."""
     import requests
 
+    from slime_plugins.rollout_buffer.client import why_no_answer
+
     if isinstance(error, BusyError | ConflictError | StorageFullError | UnavailableError):
         return error, ExitCode.REFUSED
     if isinstance(error, ConfigError | RequestError):
@@ -164,7 +163,8 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     if isinstance(error, wrong.InvalidURL | wrong.MissingSchema | wrong.InvalidSchema):
         return ConfigError(f"--url is no address: give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
-        return _NoAnswerError(_why_no_answer(error)), ExitCode.OUT_OF_REACH
+        says = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
+        return _NoAnswerError(says), ExitCode.OUT_OF_REACH
     if isinstance(error, ValueError):
         says = f"what answers there is no rollout buffer ({error}): look at --url"
         return _NoBufferError(says), ExitCode.NO
@@ -217,31 +217,6 @@ def _with_commands(says: str) -> str:
     for route, command in _ROUTES_AS_COMMANDS.items():
         says = says.replace(route, command)
     return says
-
-
-def _why_no_answer(error: requests.RequestException) -> str:
-    """One sentence without the stack of libraries that it went through."""
-    from requests.exceptions import SSLError, Timeout
-
-    parts = urlsplit(str(getattr(error.request, "url", "") or ""))
-    where = f" at {parts.scheme}://{parts.netloc}" if parts.netloc else ""
-    if isinstance(error, SSLError):
-        why = "it speaks no TLS, or its certificate is not trusted"
-    elif isinstance(error, Timeout):
-        why = "it took too long"
-    else:
-        why = next(iter(_reasons(error)), "the connection broke")
-    return f"no answer from the buffer{where}: {why}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
-
-
-def _reasons(error: BaseException | None) -> Sequence[str]:
-    """What the operating system said, from the innermost cause outwards."""
-    found: list[str] = []
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            found.append(str(error.strerror))
-        error = error.__cause__ or error.__context__
-    return found[::-1]
 
 
 def connect(url: str) -> RolloutBufferClient:

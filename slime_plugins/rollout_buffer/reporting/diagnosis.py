@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
+from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
@@ -32,7 +33,7 @@ class Severity(StrEnum):
     OK = "ok"  # it moves, or it is done
     WAIT = "wait"  # it stands still for a reason that ends by itself
     ATTENTION = "attention"  # it moves, but somebody should look
-    STOPPED = "stopped"  # it stands still until somebody does something
+    STOPPED = "stopped"  # it stands still, or all that it does is in vain, until somebody does something
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +89,7 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
     if at.state is JobState.FINISHED and at.cause.message:
         yield Explanation(
             code="nothing_delivered",
-            severity=Severity.ATTENTION,
+            severity=Severity.STOPPED,
             message=f"The job is over and gave nothing to train on: {_text(at.cause)}.",
             advice="The groups' own pages say why. Is the input too easy, or too hard, for this policy?",
         )
@@ -255,6 +256,15 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
     """Groups that gave nothing: some are filtered in every healthy job, more than half are worth a look."""
     if at.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
         return  # that is the cause
+    if _nothing_kept(at):
+        yield Explanation(
+            code="nothing_kept",
+            severity=Severity.STOPPED,
+            message=f"Nothing reaches the trainer: of {_closed(at)} closed groups {_given_up(at)}."
+            f"{_commonest(at, _more_of(at))}",
+            advice="rollout-buffer groups JOB says of each why. Is the input too easy, or too hard, for this policy?",
+        )
+        return
     if failed := at.count(GroupState.FAILED):
         yield Explanation(
             code="failed_groups",
@@ -263,7 +273,7 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
             advice="rollout-buffer groups JOB --state failed says of each why. Starting the same job again does not "
             "play them; a job that failed as a whole begins anew with them.",
         )
-    closed = sum(at.count(state) for state in GroupState if state is not GroupState.OPEN)
+    closed = _closed(at)
     if (filtered := at.count(GroupState.FILTERED)) > at.stale_groups:
         most = filtered * 2 > closed
         yield Explanation(
@@ -273,6 +283,26 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
             f"{_commonest(at, GroupState.FILTERED)}",
             advice="Is the input too easy, or too hard, for this policy? Each group's page says why." if most else "",
         )
+
+
+def _nothing_kept(at: JobSnapshot) -> bool:
+    """Of a job that goes on: whether all groups that were played so far, and more than a few, gave nothing."""
+    dropped = at.count(GroupState.FILTERED, GroupState.FAILED)
+    kept = at.count(GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)
+    return at.state in OPEN_STATES and not kept and dropped - at.stale_groups >= FAILURES_WORTH_SAYING
+
+
+def _closed(at: JobSnapshot) -> int:
+    return sum(at.count(state) for state in GroupState if state is not GroupState.OPEN)
+
+
+def _more_of(at: JobSnapshot) -> GroupState:
+    return max(GroupState.FILTERED, GroupState.FAILED, key=at.count)
+
+
+def _given_up(at: JobSnapshot) -> str:
+    states = (GroupState.FILTERED, GroupState.FAILED)
+    return _and([f"{at.count(state)} {state.value}" for state in states if at.count(state)])
 
 
 def _commonest(at: JobSnapshot, state: GroupState) -> str:

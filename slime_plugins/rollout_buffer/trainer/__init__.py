@@ -11,7 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
+    from slime_plugins.rollout_buffer.trainer.job_feed import (
+        InputExhaustedError,
+        JobEndedError,
+        JobStalledError,
+        RetriesUsedUpError,
+    )
     from slime_plugins.rollout_buffer.trainer.records import (
         RolloutBatch,
         RolloutGroup,
@@ -25,6 +30,7 @@ __all__ = [
     "ImageSettings",
     "InputExhaustedError",
     "JobEndedError",
+    "JobStalledError",
     "RetriesUsedUpError",
     "RolloutBatch",
     "RolloutFeed",
@@ -38,6 +44,7 @@ _HOMES = {
     "ImageSettings": "settings",
     "InputExhaustedError": "job_feed",
     "JobEndedError": "job_feed",
+    "JobStalledError": "job_feed",
     "RetriesUsedUpError": "job_feed",
     "RolloutBatch": "records",
     "RolloutFeed": "rollout_feed",

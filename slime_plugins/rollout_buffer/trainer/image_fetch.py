@@ -90,7 +90,7 @@ class ImageFetcher:
     def __init__(
         self, client: AsyncRolloutBufferClient, cache: ImageCache, *, at_once: int, max_failures: int | None
     ) -> None:
-        """At most ``at_once`` requests are under way; ``max_failures`` in a row of one are tolerated, None: any."""
+        """At most ``at_once`` requests are under way; ``max_failures`` in a row of one tolerated; None: 15 min."""
         self._client = client
         self._cache = cache
         self._gate = asyncio.Semaphore(at_once)

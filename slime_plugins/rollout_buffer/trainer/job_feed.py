@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import aiohttp
 import requests
 
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient, why_no_answer
 from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
@@ -28,6 +28,7 @@ __all__ = [
     "InputExhaustedError",
     "JobEndedError",
     "JobFeed",
+    "JobStalledError",
     "RetriesUsedUpError",
     "send_start",
 ]
@@ -39,7 +40,11 @@ Result = TypeVar("Result")
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 MALFORMED_REPLIES_TOLERATED = 5
-SECONDS_BETWEEN_NOTES = 30.0
+LONGEST_OUTAGE_S = 900.0
+"""How long a buffer may be out of reach where no number of failures is set."""
+SECONDS_BETWEEN_NOTES = 60.0
+LONGEST_STANDSTILL_S = 3600.0
+"""How long a job may stand still until somebody does something; one that a person paused, for ever."""
 SHORTEST_POLL_S = 0.5
 JOB_END_PATIENCE_S = 10.0
 """How long a job whose last group is closed may take to say how it ended."""
@@ -57,8 +62,14 @@ class JobEndedError(RolloutBufferError):
     code = "job_ended"
 
 
+class JobStalledError(RolloutBufferError):
+    """The buffer is well, and said for an hour that nothing of the job moves unless somebody mends it."""
+
+    code = "job_stalled"
+
+
 class RetriesUsedUpError(RolloutBufferError):
-    """The buffer could not be reached as often as ``max_failures`` allows."""
+    """The buffer could not be reached as often as ``max_failures`` allows, or for ``LONGEST_OUTAGE_S``."""
 
     code = "retries_used_up"
 
@@ -67,12 +78,14 @@ class FailureTally:
     """Counts the failures of one call in a row and decides how long to wait, or that it is enough.
 
     What may pass by itself is tried again: the network, a server that restarts, a reply cut short. What the server
-    refuses (4xx) is the caller's to mend and is raised at once.
+    refuses (4xx) is the caller's to mend and is raised at once. ``max_failures`` None bounds the time instead.
     """
 
-    def __init__(self, what: str, max_failures: int | None) -> None:
+    def __init__(self, what: str, max_failures: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
         self._max_failures = max_failures
+        self._clock = clock
+        self._began: float | None = None
         self._failures = 0
         self._malformed = 0
 
@@ -87,8 +100,7 @@ class FailureTally:
             raise error
         self._failures += 1
         self._malformed += isinstance(error, ValueError)
-        used_up = self._max_failures is not None and self._failures > self._max_failures
-        if used_up or self._malformed > MALFORMED_REPLIES_TOLERATED:
+        if self._used_up() or self._malformed > MALFORMED_REPLIES_TOLERATED:
             raise RetriesUsedUpError(
                 f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
                 {"failures": self._failures},
@@ -96,6 +108,13 @@ class FailureTally:
         pause = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random())
         logger.warning("%s failed (%s); try %d in %.1f s", self._what, _named(error), self._failures + 1, pause)
         return pause
+
+    def _used_up(self) -> bool:
+        if self._began is None:
+            self._began = self._clock()
+        if self._max_failures is None:
+            return self._clock() - self._began > LONGEST_OUTAGE_S
+        return self._failures > self._max_failures
 
 
 def _may_pass(error: Exception) -> bool:
@@ -106,7 +125,12 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """What the buffer said of itself, or in a few words what the network did."""
+    if isinstance(error, RolloutBufferError):
+        return error.message
+    if isinstance(error, ValueError) and not isinstance(error, requests.RequestException):
+        return str(error)
+    return why_no_answer(error)
 
 
 async def with_retries(what: str, max_failures: int | None, attempt: Callable[[], Awaitable[Result]]) -> Result:
@@ -202,10 +226,12 @@ class JobFeed:
             InputExhaustedError: no group will ever be ready again. What was received is acknowledged by then; what was
                 only taken is still leased.
             JobEndedError: the job was cancelled or has failed.
+            JobStalledError: for an hour nothing moved, and nothing would without somebody.
             RetriesUsedUpError: the buffer stayed out of reach.
         """
         began = noted = time.monotonic()
         exhausted_at: float | None = None
+        standstill = _Standstill(self.job_id)
         while True:
             asked = time.monotonic()
             data = await self._with_retries("get_rollout_data", lambda: self._poll(max_groups))
@@ -221,9 +247,25 @@ class JobFeed:
                     raise _input_used_up(self.job_id, job)
             if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
                 noted = time.monotonic()
-                _note_waiting(self.job_id, max_groups, noted - began, job)
+                why = await self._why_it_waits(job)
+                logger.info("waited %.0f s for %s: %s", noted - began, self._wanted(max_groups), why["sentence"])
+                standstill.note(why, noted)
             # A busy server answers a long poll at once; asking again at once would only keep it busy.
             await asyncio.sleep(max(0.0, min(SHORTEST_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
+
+    def _wanted(self, max_groups: int | None) -> str:
+        groups = "groups" if max_groups is None else f"{max_groups} more group{'' if max_groups == 1 else 's'}"
+        return f"{groups} of job {self.job_id}"
+
+    async def _why_it_waits(self, job: Mapping[str, Any]) -> dict[str, str]:
+        """Returns ``code``, ``severity`` and one ``sentence``: the buffer's first explanation of its job."""
+        try:
+            first = (await self._client.explanation(self.job_id))["explanation"][0]
+            sentence = " ".join(part for part in (first["message"], first["advice"]) if part)
+            return {"code": first["code"], "severity": first["severity"], "sentence": sentence}
+        except Exception as error:  # noqa: BLE001 - a reason is good to have; without it the wait goes on as well
+            logger.debug("the buffer does not explain job %s: %r", self.job_id, error)
+            return {"code": "", "severity": "", "sentence": f"it is {job.get('state')}"}
 
     def received(self, delivery: RolloutData) -> None:
         """Marks a delivery to be acknowledged by the next poll, or by ``flush_acks``."""
@@ -316,7 +358,29 @@ def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
     return InputExhaustedError(f"the input of job {job_id} is used up{told}", {"job_id": job_id, "cause": cause})
 
 
-def _note_waiting(job_id: str, max_groups: int | None, waited_s: float, job: dict[str, Any]) -> None:
-    wanted = "groups" if max_groups is None else f"{max_groups} more groups"
-    progress = {key: value for key, value in job.items() if key in ("slots", "groups", "running", "causes")}
-    logger.info("waited %.0f s for %s of job %s, which is %s: %s", waited_s, wanted, job_id, job.get("state"), progress)
+_GOES_ON = ("paused", "nothing_kept")
+"""What a person did on purpose, and episodes that end, though none of them is of use: neither ends a training."""
+
+
+class _Standstill:
+    """Ends a wait that only a person could end, after as long as a person may take."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._since: float | None = None
+
+    def note(self, why: Mapping[str, str], now: float) -> None:
+        """Takes what the buffer says of its job now.
+
+        Raises:
+            JobStalledError: it has said for ``LONGEST_STANDSTILL_S`` that the job stands still.
+        """
+        if why["severity"] != "stopped" or why["code"] in _GOES_ON:
+            self._since = None
+            return
+        self._since = now if self._since is None else self._since
+        if now - self._since >= LONGEST_STANDSTILL_S:
+            raise JobStalledError(
+                f"job {self._job_id} stood still for {(now - self._since) / 60:.0f} min: {why['sentence']}",
+                {"job_id": self._job_id, "code": why["code"]},
+            )

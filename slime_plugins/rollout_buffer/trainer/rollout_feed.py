@@ -65,7 +65,7 @@ class RolloutFeed:
             token: bearer token; the environment's ``ROLLOUT_BUFFER_TOKEN`` when it is None.
             rows: how trajectories become rows; by default with ``tokenizer_path`` of the payload.
             images: how screenshots become tensors, which needs torch; None leaves one placeholder for each.
-            max_failures: failed calls in a row that are tolerated; None is any number.
+            max_failures: failed calls in a row that are tolerated; None: what fits into a quarter of an hour.
             wait_s, lease_s, timeout_s: as ``FeedSettings``. A batch is to be acknowledged within ``lease_s``.
 
         Raises:
@@ -136,6 +136,7 @@ class RolloutFeed:
             InputExhaustedError: there is no group left.
             GeneratorError: groups came and nothing of them can be trained, ``n_groups`` in a row.
             JobEndedError: the job was cancelled or has failed.
+            JobStalledError: it stood still for an hour, and somebody has to mend something.
             RetriesUsedUpError: the buffer stayed out of reach.
             RuntimeError: ``start`` was not called.
         """

@@ -13,7 +13,7 @@ __all__ = ["FeedSettings", "ImageSettings", "RowSettings", "TrackingSettings"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedSettings:
-    """Where the buffer is, which job is fetched, and for how long. ``max_failures`` None is unlimited.
+    """Where the buffer is, which job is fetched, and for how long. ``max_failures`` None bounds time.
 
     ``wait_s`` is how long one poll waits for a group, ``lease_s`` how long a delivery may stay unacknowledged before it
     comes back, ``timeout_s`` how long one call may take beyond what it waits.

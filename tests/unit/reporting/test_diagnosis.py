@@ -36,6 +36,10 @@ AT_WORK = JobSnapshot(
 
 ALL_FAILED = FailedAttempts(failed=9, ended=9, code="device", of_code=5, message="adb is gone")
 ALL_FAILED_TEXT = "Nothing succeeds: 9 of 9 attempts failed, 5 of them with device: adb is gone."
+COMMONEST = {
+    GroupState.FAILED: CountedCause(causes.too_short(0, 4, timed_out=True), 2),
+    GroupState.FILTERED: CountedCause(causes.NOT_VALID, 4),
+}
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
     ({"running_attempts": 0, "oldest_running_s": None}, "between_episodes", "No episode is being played just now"),
@@ -88,6 +92,11 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"all_failed": ALL_FAILED, "state": JobState.PAUSED}, "failing_device", ALL_FAILED_TEXT),
     ({"all_failed": ALL_FAILED, "max_groups_ahead": 2}, "failing_device", ALL_FAILED_TEXT),
     ({"all_failed": ALL_FAILED, "supervisor_age_s": None}, "failing_device", ALL_FAILED_TEXT),
+    (
+        {"groups": {"open": 10, "filtered": 3, "failed": 1, "skipped": 2}, "commonest_causes": COMMONEST},
+        "nothing_kept",
+        "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The commonest cause: is_valid_group",
+    ),
 ]  # fmt: skip
 
 
@@ -114,10 +123,6 @@ def test_trouble_does_not_hide_that_it_moves() -> None:
 
 
 DROPPED = {"delivered": 1, "failed": 3, "filtered": 4}
-COMMONEST = {
-    GroupState.FAILED: CountedCause(causes.too_short(0, 4, timed_out=True), 2),
-    GroupState.FILTERED: CountedCause(causes.NOT_VALID, 4),
-}
 
 
 def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
@@ -136,6 +141,21 @@ def test_some_filtered_groups_are_nothing_to_worry_about() -> None:
     assert [one.severity for one in explain_job(healthy)] == [Severity.OK, Severity.OK]
     thin = replace(AT_WORK, groups={"open": 10, "delivered": 3, "filtered": 4})
     assert explain_job(thin)[0].code == "filtered_groups"
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.FINISHED])
+def test_a_job_of_which_nothing_comes_is_red_while_it_runs_and_when_it_is_over(state: JobState) -> None:
+    nothing = Cause(CauseCode.NO_GROUP_READY, "all 3 groups were filtered")
+    cause = nothing if state is JobState.FINISHED else causes.NO_CAUSE
+    vain = replace(AT_WORK, state=state, cause=cause, groups={"filtered": 3})
+    assert explain_job(vain)[0].severity is Severity.STOPPED
+
+
+def test_two_groups_without_result_are_no_verdict() -> None:
+    few = replace(AT_WORK, groups={"open": 10, "filtered": 2})
+    stale = replace(AT_WORK, groups={"open": 10, "filtered": 9}, stale_groups=9)
+    for snapshot in (few, stale):
+        assert Severity.STOPPED not in [one.severity for one in explain_job(snapshot)]
 
 
 def test_a_job_of_which_some_attempts_succeed_is_not_red() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import pickle
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,13 @@ from slime_plugins.rollout_buffer.simulation.trainer import (
 )
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
+from slime_plugins.rollout_buffer.trainer.job_feed import (
+    InputExhaustedError,
+    JobEndedError,
+    RetriesUsedUpError,
+    send_start,
+)
+from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
 from tests.wandb_runs import logged_in, offline_run
 
 LOST = ScriptedReply(lost=True)
@@ -282,16 +289,91 @@ def test_a_failed_job_is_started_again_by_the_next_call(buffer: LoopbackBuffer) 
     assert len(buffer.bodies("/start_rollout")) == 2
 
 
-def test_waiting_is_noted_with_the_jobs_progress(
+NO_ENGINE = {
+    "code": "no_engine",
+    "severity": "stopped",
+    "message": "The engine at http://e:3 cannot be reached for 2 min.",
+    "advice": "Is it up?",
+}
+BY_A_PERSON = {**NO_ENGINE, "code": "paused"}
+
+
+def explains(buffer: LoopbackBuffer, *explanations: dict[str, str]) -> None:
+    replies = [ScriptedReply(body=json.dumps({"explanation": [one, {}]}).encode()) for one in explanations]
+    buffer.script("/jobs/mine/explanation", *replies)
+
+
+def test_a_wait_is_noted_in_the_buffers_own_sentence(
     buffer: LoopbackBuffer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_feed, "SECONDS_BETWEEN_NOTES", 0.0)
     buffer.empty_polls = 2
+    explains(buffer, NO_ENGINE)
     with caplog.at_level(logging.INFO, logger=job_feed.__name__):
-        trainer_of(buffer).train(1)
+        trainer_of(buffer, rollout_buffer_job_id="mine").train(1)
 
-    assert "for 2 more groups of job math-" in caplog.text
-    assert "{'groups': {'ready': 8}}" in caplog.text
+    said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
+    assert said == [
+        "waited 0 s for 2 more groups of job mine: The engine at http://e:3 cannot be reached for 2 min. Is it up?",
+        "waited 0 s for 2 more groups of job mine: it is running",  # the buffer did not explain itself that time
+    ]
+
+
+def test_a_job_that_nobody_mends_ends_the_wait_with_its_reason(
+    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_feed, "SECONDS_BETWEEN_NOTES", 0.0)
+    monkeypatch.setattr(job_feed, "LONGEST_STANDSTILL_S", 0.0)
+    buffer.empty_polls = 5
+    explains(buffer, BY_A_PERSON, NO_ENGINE)
+
+    with pytest.raises(job_feed.JobStalledError, match=r"job mine stood still for 0 min: The engine at .* Is it up\?"):
+        trainer_of(buffer, rollout_buffer_job_id="mine").train(1)
+    assert len(buffer.bodies("/jobs/mine/explanation")) == 2
+
+
+def test_what_moves_again_begins_a_new_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    still = {"code": "no_device", "severity": "stopped", "sentence": "No device can be used."}
+    standstill = job_feed._Standstill("mine")
+    standstill.note(still, 0.0)
+    standstill.note({**still, "severity": "ok"}, 3000.0)
+    standstill.note(still, 3100.0)
+    standstill.note(still, 6600.0)
+
+    with pytest.raises(job_feed.JobStalledError):
+        standstill.note(still, 6700.0)
+
+
+def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_number_set() -> None:
+    now = 0.0
+    tally = job_feed.FailureTally("start_rollout", None, clock=lambda: now)
+    pauses = [tally.pause_after(ConnectionRefusedError(111, "refused")) for _ in range(200)]
+    now = job_feed.LONGEST_OUTAGE_S + 1
+
+    assert max(pauses) <= job_feed.LONGEST_PAUSE_S
+    with pytest.raises(
+        RetriesUsedUpError, match=r"start_rollout failed 201 times, .* no answer from the buffer: Connection refused$"
+    ):
+        tally.pause_after(ConnectionRefusedError(111, "refused"))
+
+
+def test_a_dead_address_is_named_without_the_libraries_stack(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    settings = FeedSettings(buffer_url=f"http://{address}", job_id="mine", max_failures=0)
+
+    with pytest.raises(RetriesUsedUpError) as blocking:
+        send_start(settings, {})
+    with pytest.raises(RetriesUsedUpError) as awaiting:
+        asyncio.run(poll_once(settings))
+    assert str(blocking.value).endswith(f"with no answer from the buffer at http://{address}: Connection refused")
+    assert str(awaiting.value).endswith(f"with no answer from the buffer at {address}: Connection refused")
+
+
+async def poll_once(settings: FeedSettings) -> None:
+    async with AsyncRolloutBufferClient(settings.buffer_url) as client:
+        await job_feed.JobFeed(client, settings).next_delivery()
 
 
 def test_errors_survive_the_way_out_of_a_ray_actor() -> None:
