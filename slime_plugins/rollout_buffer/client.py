@@ -24,7 +24,7 @@ import requests
 from slime_plugins.rollout_buffer import errors, wire
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
-__all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport", "why_no_answer"]
+__all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
 
 Result = TypeVar("Result")
 P = ParamSpec("P")
