@@ -142,7 +142,7 @@ async def played(kind: str, tokenizer: Any) -> Trajectory:
     server = SglangEngine(URL, EngineSettings(retry_timeout_s=60.0, deadline_s=900.0))
     engine: Engine = MutteringScript(server, tokenizer) if kind == "scored" else server
     generator = ContextEditingGenerator(read_calls if kind == "scored" else calls_of_the_script())
-    options = {"statelm": {"system_prompt": "", "max_model_length": 8000}}
+    options = {"statelm": {"system_prompt": "", "max_model_length": 8000, "train_before_deletion": True}}
     try:
         await generator.start(
             GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=1, options=options)

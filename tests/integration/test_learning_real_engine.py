@@ -1,4 +1,4 @@
-"""The policy of the learning loop on a real SGLang: the log-probs of the embedded engine, and of the trainer.
+"""The learning loop with a real SGLang: the log-probs of the embedded engine and of the trainer, and the same learning.
 
 ``ROLLOUT_BUFFER_TEST_ENGINE_POLICY_URL`` names a server, in float32, of a folder that ``scripts/learn --only-model``
 made on this machine. Its weights are changed on the way, and put back at the end.
@@ -7,9 +7,11 @@ made on this machine. Its weights are changed on the way, and put back at the en
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -25,9 +27,11 @@ from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngine
 from slime_plugins.rollout_buffer.learning.losses import token_log_probs  # noqa: E402
 from slime_plugins.rollout_buffer.learning.policy import load_policy, save_policy  # noqa: E402
 from slime_plugins.rollout_buffer.learning.service import EngineWeights  # noqa: E402
+from tests.integration.test_learning import Run, learn  # noqa: E402
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 
+STEPS = 12
 GAP = 1e-4
 DIGITS = (0, 3, 6)
 
@@ -96,3 +100,33 @@ async def test_both_engines_and_the_trainer_give_a_token_the_same_log_prob(folde
                 for url in (URL, embedded):
                     ids, log_probs, _ = await sampled(url, prompt, temperature=1.0)
                     assert log_probs == pytest.approx(recomputed(policy, prompt, ids), abs=GAP)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+async def test_a_policy_learns_through_sglang_as_it_does_through_the_embedded_engine(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A run's verdict is a test over the groups of its first and last steps, that is wrong once in a thousand times."""
+    shared = ("--model", str(folder), "--steps", str(STEPS), "--seed", "7")
+    for name, options in (("sglang", ("--engine", URL)), ("embedded", ())):
+        run = await asyncio.to_thread(learn, tmp_path / name, *shared, *options, timeout_s=700)
+        assert run.code == 0, shown(run)
+        rewards = [float(str(step["reward"])) for step in run.steps]
+        assert fmean(rewards[-2:]) > fmean(rewards[:2]) + 0.1, shown(run)
+        gaps = [float(str(step["log_prob_gap"])) for step in run.steps if step["log_prob_gap"] is not None]
+        assert 0 <= max(gaps) < GAP, shown(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(800)
+async def test_a_late_mask_is_caught_through_sglang_too(folder: Path, tmp_path: Path) -> None:
+    arm = ("--model", str(folder), "--steps", "3", "--arm", "late-mask", "--engine", URL)
+    run = await asyncio.to_thread(learn, tmp_path, *arm, timeout_s=700)
+    assert run.code == 1, shown(run)
+    assert "stopped before step 0 trained anything" in run.said
+
+
+def shown(run: Run) -> str:
+    """What a failure shows of a run."""
+    return run.said + json.dumps([{"reward": step["reward"], "gap": step["log_prob_gap"]} for step in run.steps])

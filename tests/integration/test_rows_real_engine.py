@@ -157,13 +157,13 @@ def check(samples: Sequence[Sample], name: str) -> None:
 
 
 def test_one_sampled_turn(start_buffer: StartBuffer) -> None:
-    samples = delivered(start_buffer(), "math", MATH, 48)
+    samples = delivered(start_buffer("--allow-tokenizer", MODEL), "math", MATH, 48)
     assert len(samples) == len(MATH)
     check(samples, "math")
 
 
 def test_three_sampled_turns(start_buffer: StartBuffer) -> None:
-    buffer = start_buffer("--generator-dir", str(TESTS / "data" / "generators"))
+    buffer = start_buffer("--allow-tokenizer", MODEL, "--generator-dir", str(TESTS / "data" / "generators"))
     samples = delivered(buffer, "follow_up", TALKS, 24)
     assert len(samples) == len(TALKS), "a conversation that only grows is one row"
     for sample in samples:

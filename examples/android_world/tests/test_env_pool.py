@@ -47,4 +47,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parents[3]))
     os.environ.setdefault("ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG", str(HERE.parents[1] / "config.yaml"))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sys.exit(asyncio.run(main()))
+    from slime_plugins.rollout_buffer.errors import RolloutBufferError
+
+    try:
+        sys.exit(asyncio.run(main()))
+    except (RolloutBufferError, ImportError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")

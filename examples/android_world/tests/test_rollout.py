@@ -49,4 +49,9 @@ if __name__ == "__main__":
     if not all(os.environ.get(variable) for variable in wanted):
         sys.exit(f"set {' and '.join(wanted)}: a model's folder, and the port of an SGLang server of it")
     where = os.environ.get("SLIME_TEST_SGLANG_HOST", "127.0.0.1")
-    sys.exit(asyncio.run(main(os.environ[wanted[0]], where, int(os.environ[wanted[1]]))))
+    from slime_plugins.rollout_buffer.errors import RolloutBufferError
+
+    try:
+        sys.exit(asyncio.run(main(os.environ[wanted[0]], where, int(os.environ[wanted[1]]))))
+    except (RolloutBufferError, ImportError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
