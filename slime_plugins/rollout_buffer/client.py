@@ -370,12 +370,15 @@ class AsyncRolloutBufferClient:
         state: str | None = None,
         cause: str | None = None,
         search: str | None = None,
+        sort: str | None = None,
+        order: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        """Lists a job's groups, the last touched first, with their rewards and what became of them in words."""
-        filters = {"state": state, "cause": cause, "search": search, "limit": limit, "cursor": cursor}
-        return await self._get(_job_path(job_id, "groups"), _object, filters)
+        """Lists a job's groups, the last touched first or as sorted, with their rewards and what became of them."""
+        filters = {"state": state, "cause": cause, "search": search, "sort": sort, "order": order}
+        page = {"limit": limit, "cursor": cursor}
+        return await self._get(_job_path(job_id, "groups"), _object, {**filters, **page})
 
     async def attempts(
         self,

@@ -443,6 +443,25 @@ def test_a_list_is_sorted_summed_up_and_shows_questions_and_answers(visit: Calla
     here.check()
 
 
+def test_groups_are_sorted_with_the_keyboard_and_filters_keep_the_order(visit: Callable[..., Visit]) -> None:
+    here = visit()
+    page = here.open("jobs", JOB, "groups")
+    page.get_by_role("columnheader", name="Mean").get_by_role("link").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**sort=reward_mean**")
+    page.locator("th[aria-sort=descending]", has_text="Mean").wait_for()
+    page.locator("tbody tr").first.wait_for()
+    means = [text.replace("−", "-") for text in page.locator("td[data-name=Mean]").all_inner_texts()]
+    known = [float(text) for text in means if text != "–"]
+    assert known == sorted(known, reverse=True)
+    assert means[len(known) :] == ["–"] * (len(means) - len(known))
+    page.get_by_label("Instance contains").fill("later")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**search=later**")
+    page.locator("th[aria-sort=descending]", has_text="Mean").wait_for()
+    here.check()
+
+
 def test_a_text_is_found_in_one_job_and_over_all_and_leads_to_its_turn(visit: Callable[..., Visit], site: Site) -> None:
     site.write("sought", "later-57", 0.3)
     here = visit()

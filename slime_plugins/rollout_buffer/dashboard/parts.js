@@ -212,3 +212,25 @@ export function section(title, ...children) {
   return h("section", { "aria-labelledby": id }, h("h2", { id }, title), children);
 }
 
+/** What of an address says how a list is sorted. */
+export const SORTED = ["sort", "order"];
+
+/** Goes to a list with other filters, sorted as before. */
+export const keepSort = (stage) => (next) => {
+  SORTED.forEach((name) => stage.query.get(name) && next.set(name, stage.query.get(name)));
+  go(next);
+};
+
+/** A column's head; where the list can be sorted by it, a link that does so, or the other way round. `usual` is what it is sorted by otherwise. */
+export function headCell(stage, [name, key, kind], usual) {
+  const sort = stage.query.get("sort") ?? usual;
+  const order = stage.query.get("order") ?? "descending";
+  if (!key) return h("th", { scope: "col", class: kind ?? null }, name);
+  const here = key === sort;
+  const next = new URLSearchParams(stage.query);
+  next.delete("cursor");
+  next.set("sort", key);
+  next.set("order", here && order === "descending" ? "ascending" : "descending");
+  const mark = here ? (order === "descending" ? " ↓" : " ↑") : "";
+  return h("th", { scope: "col", class: kind ?? null, "aria-sort": here ? order : null }, h("a", { class: "sort", href: `${location.hash.split("?")[0]}?${next}` }, name, h("span", { "aria-hidden": "true" }, mark)));
+}

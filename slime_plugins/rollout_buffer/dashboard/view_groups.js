@@ -1,22 +1,21 @@
-// The groups of a job, the last updated first.
+// The groups of a job, the last updated first or as they are sorted.
 
 import { path } from "./api.js";
 import { h, KeyedList, scrolling, show } from "./dom.js";
 import { ago, plural, reward } from "./format.js";
-import { STATES, empty, filters, go, jobHref, pager, pill, rewardDots } from "./parts.js";
+import { SORTED, STATES, empty, filters, headCell, jobHref, keepSort, pager, pill, rewardDots } from "./parts.js";
 import { jobHead } from "./view_job.js";
+
+/* Name, what it is sorted by, class. */
+const COLUMNS = [["Instance", "instance_id"], ["State"], ["Rewards"], ["Mean", "reward_mean", "num"], ["Result"], ["Updated", "updated_at"]];
 
 export function groupsView(stage, jobId) {
   const rows = h("tbody");
   const table = h(
     "table",
     { class: "list" },
-    h("caption", { class: "unseen" }, `Groups of ${jobId}, the last updated first`),
-    h(
-      "thead",
-      null,
-      h("tr", null, ["Instance", "State", "Rewards"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Mean"), h("th", { scope: "col" }, "Result"), h("th", { scope: "col" }, "Updated")),
-    ),
+    h("caption", { class: "unseen" }, `Groups of ${jobId}`),
+    h("thead", null, h("tr", null, COLUMNS.map((column) => headCell(stage, column, "updated_at")))),
     rows,
   );
   const nothing = h("div");
@@ -34,7 +33,7 @@ export function groupsView(stage, jobId) {
     high = Math.max(...rewards, 0);
     list.show(body.groups);
     table.hidden = !body.groups.length;
-    show(nothing, body.groups.length ? null : empty("No group", [...stage.query.keys()].length ? "No group matches these filters." : "The job has no group yet."));
+    show(nothing, body.groups.length ? null : empty("No group", [...stage.query.keys()].some((name) => !SORTED.includes(name)) ? "No group matches these filters." : "The job has no group yet."));
     show(pages, pager(stage, body.next_cursor, "group", body.groups.length));
   });
   const fields = [
@@ -44,7 +43,7 @@ export function groupsView(stage, jobId) {
   ];
   return {
     title: `Groups of ${jobId}`,
-    element: h("div", null, jobHead(jobId, "Groups"), filters(stage, fields, go), scrolling(table), nothing, pages),
+    element: h("div", null, jobHead(jobId, "Groups"), filters(stage, fields, keepSort(stage), SORTED), scrolling(table), nothing, pages),
   };
 }
 

@@ -4,7 +4,7 @@ import { ask, path } from "./api.js";
 import { h, KeyedList, scrolling, show } from "./dom.js";
 import { ago, count, number, percent, reward, short, span } from "./format.js";
 import { histogram } from "./histogram.js";
-import { empty, filters, go, jobHref, pager, pill, rewardCell } from "./parts.js";
+import { SORTED, empty, filters, headCell, jobHref, keepSort, pager, pill, rewardCell } from "./parts.js";
 import { jobHead } from "./view_job.js";
 
 const OUTCOMES = ["completed", "truncated", "aborted"];
@@ -19,7 +19,6 @@ const FIELDS = [
   { name: "min_version", label: "Weights from", type: "number", step: "1" },
   { name: "max_version", label: "to", type: "number", step: "1" },
 ];
-const SORTED = ["sort", "order"];
 /* Name, what it is sorted by, class. */
 const COLUMNS = [["Task"], ["Answer"], ["Reward", "reward", "num"], ["Outcome"], ["Turns", "turns", "num"], ["Tokens", "sampled_tokens", "num"], ["Took", "played_s", "num"], ["Weights", null, "num"], ["Group"], ["Written", "created_at"]];
 
@@ -27,7 +26,7 @@ export function trajectoriesView(stage, jobId) {
   const query = Object.fromEntries(stage.query);
   const previews = new Map();
   const rows = h("tbody");
-  const table = h("table", { class: "list trajectory-list" }, h("caption", { class: "unseen" }, `Trajectories of ${jobId}`), h("thead", null, h("tr", null, COLUMNS.map((column) => headCell(stage, column)))), rows);
+  const table = h("table", { class: "list trajectory-list" }, h("caption", { class: "unseen" }, `Trajectories of ${jobId}`), h("thead", null, h("tr", null, COLUMNS.map((column) => headCell(stage, column, "created_at")))), rows);
   const nothing = h("div");
   const pages = h("div");
   const totals = h("div", { class: "panel totals", role: "status", "aria-label": "Totals" });
@@ -67,28 +66,10 @@ export function trajectoriesView(stage, jobId) {
     totals.hidden = !body.trajectories;
     show(totals, ...totalsOf(jobId, body, filtering));
   });
-  const keepSort = (next) => {
-    SORTED.forEach((name) => stage.query.get(name) && next.set(name, stage.query.get(name)));
-    go(next);
-  };
   return {
     title: `Trajectories of ${jobId}`,
-    element: h("div", null, jobHead(jobId, "Trajectories"), filters(stage, FIELDS, keepSort, SORTED), totals, scrolling(table), nothing, pages),
+    element: h("div", null, jobHead(jobId, "Trajectories"), filters(stage, FIELDS, keepSort(stage), SORTED), totals, scrolling(table), nothing, pages),
   };
-}
-
-/** A column's head; where the list can be sorted by it, a link that does so, or the other way round. */
-function headCell(stage, [name, key, kind]) {
-  const sort = stage.query.get("sort") ?? "created_at";
-  const order = stage.query.get("order") ?? "descending";
-  if (!key) return h("th", { scope: "col", class: kind ?? null }, name);
-  const here = key === sort;
-  const next = new URLSearchParams(stage.query);
-  next.delete("cursor");
-  next.set("sort", key);
-  next.set("order", here && order === "descending" ? "ascending" : "descending");
-  const mark = here ? (order === "descending" ? " ↓" : " ↑") : "";
-  return h("th", { scope: "col", class: kind ?? null, "aria-sort": here ? order : null }, h("a", { class: "sort", href: `${location.hash.split("?")[0]}?${next}` }, name, h("span", { "aria-hidden": "true" }, mark)));
 }
 
 function totalsOf(jobId, body, filtering) {

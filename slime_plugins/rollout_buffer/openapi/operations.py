@@ -304,7 +304,8 @@ OPERATIONS: tuple[Operation, ...] = (
         method="get",
         path="/jobs/{job_id}/groups",
         summary="Search groups",
-        description="The last touched first, with the rewards of their members and why they were dropped.",
+        description="The last touched first, or as `sort` and `order` say, with the rewards of their members and why "
+        "they were dropped.",
         query=GroupPageQuery,
         reply=ref("GroupPage"),
         reply_says="One page.",

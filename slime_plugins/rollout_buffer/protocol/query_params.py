@@ -96,7 +96,7 @@ class SearchQuery(TrajectoryFilters):
 
 
 class GroupPageQuery(Body):
-    """One page of a job's groups, the last touched first; every filter that is given must hold."""
+    """One page of a job's groups, the last touched first or as `sort` says; every filter that is given must hold."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 50
     """How many entries at most."""
@@ -108,6 +108,10 @@ class GroupPageQuery(Body):
     """Only those with this text in their instance id, in either case of its letters."""
     cause: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     """Only those with this text in their cause."""
+    sort: Literal["updated_at", "instance_id", "reward_mean"] = "updated_at"
+    """What the list is ordered by; a group without members counts as lowest by its mean reward."""
+    order: Literal["descending", "ascending"] = "descending"
+    """Last touched or highest first, or the other way round. A cursor belongs to one sort and order."""
 
 
 def _is_attempt_cursor(value: str) -> str:

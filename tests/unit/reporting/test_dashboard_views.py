@@ -179,18 +179,35 @@ def test_groups_come_the_last_touched_first_and_are_filtered(views: Views, job: 
     assert group_ids(views, search="_-") == []
 
 
+def test_groups_are_sorted_by_instance_by_mean_reward_and_by_time(buffer: Buffer, views: Views) -> None:
+    """A late trajectory, which no trainer gets, counts for no mean."""
+    found = start_external(buffer, 2, ("b", "a", "c", "none"), job_id="run/1")
+    for name, rewards in {"c": (0.2, 0.4), "a": (0.0, 1.0), "b": (0.1, 0.3)}.items():
+        for at, reward in enumerate(rewards):
+            write(buffer, found, written(f"{name}/{at}", name, reward))
+    with buffer.store.write() as connection:
+        connection.execute("UPDATE trajectories SET late = 1 WHERE uid = 'a/1'")
+
+    assert group_ids(views, sort="instance_id", order="ascending") == ["a", "b", "c", "none"]
+    assert group_ids(views, sort="reward_mean") == ["c", "b", "a", "none"]
+    for sort in ("updated_at", "instance_id", "reward_mean"):
+        assert group_ids(views, sort=sort, order="ascending") == group_ids(views, sort=sort)[::-1]
+
+
 @pytest.mark.parametrize("limit", [1, 3, 4, 10])
-def test_pages_of_groups_hold_each_group_once(views: Views, job: JobRecord, limit: int) -> None:
+@pytest.mark.parametrize("sort", ["updated_at", "instance_id", "reward_mean"])
+@pytest.mark.parametrize("order", ["descending", "ascending"])
+def test_pages_of_groups_hold_each_group_once(views: Views, job: JobRecord, limit: int, sort: str, order: str) -> None:
     seen: list[str] = []
     cursor = None
     while True:
-        query = {"limit": limit, **({"cursor": cursor} if cursor else {})}
+        query = {"limit": limit, "sort": sort, "order": order, **({"cursor": cursor} if cursor else {})}
         page = views.groups(job.job_id, request_models.parse(GroupPageQuery, query))
         seen += [group["instance_id"] for group in page["groups"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
-    assert seen == group_ids(views)
+    assert seen == group_ids(views, sort=sort, order=order)
     assert len(set(seen)) == 10
 
 
