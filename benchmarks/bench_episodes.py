@@ -47,7 +47,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
+from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
 
 MODES = ("incremental", "history")
 START_PATIENCE_S = 120.0

@@ -17,14 +17,14 @@ from functools import lru_cache
 from typing import Any
 
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.policy import Policy
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.simulation.phone.screen_reader import read_screen
+from slime_plugins.rollout_buffer.simulation.phone.screen_records import ReadScreen
 from slime_plugins.rollout_buffer.types import Image
 from tests.android_world_expert import HEIGHT, WIDTH, model_arguments, say
 from tests.android_world_player import SOLUTIONS

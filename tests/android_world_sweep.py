@@ -18,7 +18,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.simulated_sdk import (
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
     make_simulated_sdk,
 )
 from tests.android_world_player import SOLUTIONS

@@ -17,10 +17,10 @@ import grpc
 from android_env.proto import emulator_controller_pb2, emulator_controller_pb2_grpc
 
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.exchanges import ExchangeRecorder
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.simulated_sdk import (
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.exchanges import ExchangeRecorder
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
     make_simulated_sdk,
 )
 

@@ -14,8 +14,8 @@ from functools import cache
 
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.simulation.phone.phone import (
     SimulatedPhone,
     SimulatedPhoneConfig,
 )

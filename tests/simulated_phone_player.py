@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_records import ReadScreen, TextRole
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.simulation.phone.screen_reader import read_screen
+from slime_plugins.rollout_buffer.simulation.phone.screen_records import ReadScreen, TextRole
 
 _ROW_ROLES = (TextRole.PRIMARY,)
 

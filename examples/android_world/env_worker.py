@@ -1,7 +1,7 @@
 """What a reply asks a device for, and the worker that keeps one device, under the names that guides use."""
 
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker as AndroidWorldWorker
-from slime_plugins.rollout_buffer.generator.android_world.actions import (
+from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import (
     MalformedAction,
     ParsedAction,
     parse_reply,

@@ -1,15 +1,15 @@
 """The texts of the prompts, under the names that guides use."""
 
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     FIRST_TURN_TEMPLATE as ANDROID_WORLD_TEMPLATE_NO_HIS,
 )
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     HISTORY_TURN_TEMPLATE as ANDROID_WORLD_TEMPLATE,
 )
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     LATER_TURN_TEMPLATE as ANDROID_WORLD_TEMPLATE_STEP,
 )
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     SYSTEM_PROMPT as ANDROID_WORLD_SYSTEM_PROMPT,
 )
 

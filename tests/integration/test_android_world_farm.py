@@ -27,9 +27,9 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.fault_plan import Spell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.faults import Faults
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.simulated_sdk import (
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import Spell
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
     SimulatedSdk,
     make_simulated_sdk,
 )

@@ -25,9 +25,9 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, image_size, image_tokens
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import first_turn_message, system_message
 from slime_plugins.rollout_buffer.simulation.trainer import flat_samples, trainer_args
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages

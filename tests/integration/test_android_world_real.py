@@ -21,10 +21,10 @@ import pytest
 from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.faults import Faults
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.simulated_sdk import (
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
     SimulatedSdk,
     make_simulated_sdk,
 )

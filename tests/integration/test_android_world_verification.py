@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
 MODEL = os.environ.get("SLIME_TEST_MODEL", "")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS
 from slime_plugins.rollout_buffer.generator.miniwob.device import BrowserPage

@@ -13,7 +13,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.devices.leased_device import DIED
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.miniwob.device import BrowserPage
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, task_names
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract

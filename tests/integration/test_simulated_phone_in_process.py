@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.accessibility import (
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.accessibility import (
     AccessibilityForwarder,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.in_process import (
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.handset import Handset
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.in_process import (
     android_environment,
 )
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.adb_commands import AdbShell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.interfaces.handset import Handset
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.adb_commands import AdbShell
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.handset import Handset
 from tests.example_counts import examples
 
 COMMANDS = st.sampled_from(

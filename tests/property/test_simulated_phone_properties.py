@@ -7,30 +7,30 @@ import string
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import (
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.simulation.phone.device_state.state import (
     MARKOR_FOLDER,
     DeviceState,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import (
+from slime_plugins.rollout_buffer.simulation.phone.geometry import (
     SCREEN_HEIGHT,
     SCREEN_WIDTH,
     Rect,
     fit_under_pixel_cap,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.glyphs import (
+from slime_plugins.rollout_buffer.simulation.phone.glyphs import (
     DRAWABLE,
     TextSize,
     text_width,
     wrap,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.painting import encode_screen
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.palette import Surface
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.screen_reader import read_screen
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.shell import Shell
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.widgets import Widget, WidgetKind
+from slime_plugins.rollout_buffer.simulation.phone.painting import encode_screen
+from slime_plugins.rollout_buffer.simulation.phone.palette import Surface
+from slime_plugins.rollout_buffer.simulation.phone.phone import SimulatedPhone
+from slime_plugins.rollout_buffer.simulation.phone.screen_reader import read_screen
+from slime_plugins.rollout_buffer.simulation.phone.shell import Shell
+from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
+from slime_plugins.rollout_buffer.simulation.phone.widgets import Widget, WidgetKind
 from tests.example_counts import examples
 
 _APP_NAMES = ["Settings", "Contacts", "messages", "Clock", "Markor", "Files", "Camera", "Audio Recorder", "calendar"]

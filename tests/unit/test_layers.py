@@ -116,8 +116,17 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         (("slime.utils",), (BUFFER, "slime.rollout"), ()),
         # torch is for images, slime's ranks, the embedded engine and learning.
         (("slime", "slime_plugins"), ("torch",), (*TORCH_USERS, "embedded_engine", "learning")),
-        # Engines to develop with are for the command line alone.
-        (("slime", "slime_plugins"), ("simulation", "embedded_engine"), ("simulation", "embedded_engine", "cli")),
+        # What is simulated, and the embedded engine, are for the command line alone; ``device: simulated`` is an
+        # address and no import. A task to learn is played on the simulated phone.
+        (
+            ("slime", "slime_plugins"),
+            ("simulation", "embedded_engine"),
+            ("simulation", "embedded_engine", "cli", "learning.tasks.phone"),
+        ),
+        (("learning",), ("simulation.engine", "simulation.trainer"), ()),
+        # What agents at a screen have in common knows no kind of screen, and one kind nothing of another.
+        (("generator.gui_agent", "generator.miniwob"), ("generator.android_world",), ()),
+        (("generator.gui_agent", "generator.android_world"), ("generator.miniwob",), ()),
     ],
 )
 def test_contracts(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.placement import why_no_no
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from tests.example_counts import examples
 from tests.virtual_time import in_virtual_time

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS, FakeDevice
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from slime_plugins.rollout_buffer.generator.android_world.config import JOB_KEYS, AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import history_turn_message, with_history
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import history_turn_message, with_history
 from slime_plugins.rollout_buffer.types import StopReason
 
 DOCS = (Path(__file__).resolve().parents[3] / "docs" / "android_world.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.engine.image_tokens import (
     image_tokens,
     resized_size,
 )
-from slime_plugins.rollout_buffer.generator.android_world.prompting.image_budget import ImageBudget, PromptMismatch
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget, PromptMismatch
 from slime_plugins.rollout_buffer.types import Image
 
 QWEN3, QWEN2_5 = ImageFamily.QWEN3_VL, ImageFamily.QWEN2_5_VL

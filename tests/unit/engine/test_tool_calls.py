@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, read_function, read_segments
 from slime_plugins.rollout_buffer.gateway.parsed_reply import parse_reply as gateway_reply
-from slime_plugins.rollout_buffer.generator.android_world.actions import ParsedAction
-from slime_plugins.rollout_buffer.generator.android_world.actions import parse_reply as phone_reply
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import MOBILE_USE_TOOL
 from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
+from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedAction
+from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import parse_reply as phone_reply
 from slime_plugins.rollout_buffer.remote_rollout.tool_calls import calls_of, message_with_calls
 
 Call = tuple[str, Mapping[str, Any]]

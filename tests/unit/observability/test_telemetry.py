@@ -27,8 +27,8 @@ from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest
-from tests.unit.generator.android_world.test_android_world_episode import CLICK, DONE
-from tests.unit.generator.android_world.test_android_world_episode import play as play_on_a_device
+from tests.unit.generator.gui_agent.test_episode import CLICK, DONE
+from tests.unit.generator.gui_agent.test_episode import play as play_on_a_device
 from tests.unit.runner.test_runner import ScriptedGenerator, plugin_of, start
 
 

@@ -17,17 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.devices.interface import Observation
-from slime_plugins.rollout_buffer.generator.android_world.actions import MalformedAction, parse_reply
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.android_world.prompting import prompts
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import SimulatedPhone
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.registry import TASKS
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting import prompts
+from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import MalformedAction, parse_reply
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation, Turn, read_conversation
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, wrong_answer
-from slime_plugins.rollout_buffer.simulation.engine.phone.goals import scripts_for
-from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.goals import scripts_for
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy import is_phone_task, play_phone
 from slime_plugins.rollout_buffer.simulation.engine.policy import POLITE_REPLY, reply_to
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
+from slime_plugins.rollout_buffer.simulation.phone.phone import SimulatedPhone
+from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer.types import Message
 
 DEMO_MATH = Path(__file__).resolve().parents[3] / "data" / "demo_math.jsonl"

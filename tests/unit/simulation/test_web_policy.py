@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import Look, first_turn_message
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import Look, first_turn_message
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation, Turn
 from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
-from slime_plugins.rollout_buffer.simulation.engine.web.screen import read_screen
+from slime_plugins.rollout_buffer.simulation.engine.web_policy.screen import read_screen
 
 FIELD = '1. input text id="tt" value="{value}"{state} [100, 300, 900, 400]\n2. button text="Submit" [99, 500, 701, 640]'
 

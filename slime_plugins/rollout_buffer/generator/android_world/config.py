@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.generator.android_world import config_sources
+from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ImageFormat, RolloutMode
 

@@ -9,9 +9,12 @@ from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.devices.interface import Device
 from slime_plugins.rollout_buffer.devices.kinds import load_kind
 from slime_plugins.rollout_buffer.generator.android_world.config import DEVICE_KIND, AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 __all__ = ["DeviceFactory", "create_device", "from_options", "make_virtual_device"]
+
+SIMULATED_PHONE = "slime_plugins.rollout_buffer.simulation.phone.device_factory:create_simulated_phone"
+"""``device: simulated``: named and not imported, because what is simulated stands on the generators."""
 
 DeviceFactory = Callable[[AndroidWorldSettings, int], Device[Action]]
 """Makes device number ``index``. May take as long as a phone takes to boot."""
@@ -48,9 +51,10 @@ def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
         ConfigError: the settings name no device that can be made here.
         DeviceError: the device did not come up.
     """
-    own: dict[str, DeviceFactory] = {"simulated": _simulated_phone, "android_world": _android_world}
-    factory = own.get(settings.device) or cast("DeviceFactory", load_kind(settings.device))
-    return factory(settings, index)
+    if settings.device == "android_world":
+        return _android_world(settings, index)
+    address = SIMULATED_PHONE if settings.device == "simulated" else settings.device
+    return cast("DeviceFactory", load_kind(address))(settings, index)
 
 
 def _android_world(settings: AndroidWorldSettings, index: int) -> Device[Action]:
@@ -61,17 +65,3 @@ def _android_world(settings: AndroidWorldSettings, index: int) -> Device[Action]
     from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 
     return AndroidWorldDevice(settings, index)
-
-
-def _simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device[Action]:
-    from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
-        SimulatedPhone,
-        SimulatedPhoneConfig,
-    )
-
-    config = SimulatedPhoneConfig(
-        screenshot_max_pixels=settings.screenshot_max_pixels,
-        image_format=settings.image_format.value,
-        step_latency_s=settings.simulated_latency_s,
-    )
-    return SimulatedPhone(config)

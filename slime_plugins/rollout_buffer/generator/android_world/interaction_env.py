@@ -16,14 +16,14 @@ from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     IMAGE_MARKER,
     first_turn_message,
     later_turn_message,
     system_message,
 )
-from slime_plugins.rollout_buffer.generator.android_world.task_runner import Task, TaskRunner
+from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import Task, TaskRunner
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = ["AndroidWorldEnv"]

@@ -31,7 +31,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, ToolCall, said_beside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
@@ -42,6 +41,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.task import Document
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName
 from slime_plugins.rollout_buffer.generator.context_editing.toolbox import Budget, CheckedCall, Toolbox
 from slime_plugins.rollout_buffer.generator.context_editing.view import View
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,

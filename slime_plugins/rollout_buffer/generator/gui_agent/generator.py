@@ -16,13 +16,13 @@ from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
-from slime_plugins.rollout_buffer.generator.android_world.episode import Episode, read_task
-from slime_plugins.rollout_buffer.generator.android_world.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.generator.android_world.prompting.context import View
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import Look, first_turn_message
-from slime_plugins.rollout_buffer.generator.android_world.task_runner import RewardRule
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.gui_agent.episode import Episode, read_task
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import Look, first_turn_message
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, Sight
+from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import RewardRule
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 
 __all__ = ["GuiAgentGenerator"]

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind, WorkerResources
-from slime_plugins.rollout_buffer.generator.android_world import config_sources
+from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, Sight
 
 __all__ = ["CONFIG_VARIABLE", "JOB_KEYS", "SETTING_PREFIX", "DataMode", "MiniWobSettings", "load_settings"]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.miniwob.browser import (
     LaunchOptions,
     find_chromium,

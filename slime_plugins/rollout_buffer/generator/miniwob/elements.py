@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import COORDINATE_MAX
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import COORDINATE_MAX
 from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS
 
 __all__ = ["in_words"]

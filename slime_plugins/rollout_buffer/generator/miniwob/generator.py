@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.prompting.context import View
 from slime_plugins.rollout_buffer.generator.gui_agent.generator import GuiAgentGenerator
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
 from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings, load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.rewards import PageReward
 from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import COORDINATE_MAX, MOBILE_USE_TOOL
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import COORDINATE_MAX, MOBILE_USE_TOOL
 
 __all__ = ["WEB_PAGE_TOOL"]
 

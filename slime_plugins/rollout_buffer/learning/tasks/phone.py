@@ -17,20 +17,20 @@ from typing import Any
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
-from slime_plugins.rollout_buffer.generator.android_world.prompting.prompts import (
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     FIRST_TURN_TEMPLATE,
     HISTORY_TURN_TEMPLATE,
     IMAGE_MARKER,
     SYSTEM_PROMPT,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.apps.launcher import arrange_home
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.packages import app_named
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.device_state.state import DeviceState
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.phone import (
+from slime_plugins.rollout_buffer.simulation.phone.apps.launcher import arrange_home
+from slime_plugins.rollout_buffer.simulation.phone.device_state.packages import app_named
+from slime_plugins.rollout_buffer.simulation.phone.device_state.state import DeviceState
+from slime_plugins.rollout_buffer.simulation.phone.phone import (
     SimulatedPhone,
     SimulatedPhoneConfig,
 )
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.tasks.base import (
+from slime_plugins.rollout_buffer.simulation.phone.tasks.base import (
     Params,
     Task,
     all_hold,

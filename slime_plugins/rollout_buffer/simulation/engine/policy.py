@@ -8,9 +8,9 @@ from slime_plugins.rollout_buffer.simulation.engine.calculator_policy import is_
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.document_policy import is_document_task, work_on_document
 from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question, solve, work_out, wrong_answer
-from slime_plugins.rollout_buffer.simulation.engine.phone.policy import is_phone_task, play_phone
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy import is_phone_task, play_phone
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
-from slime_plugins.rollout_buffer.simulation.engine.web.policy import is_web_task, play_page
+from slime_plugins.rollout_buffer.simulation.engine.web_policy.policy import is_web_task, play_page
 
 __all__ = ["POLITE_REPLY", "Policy", "reply_to"]
 

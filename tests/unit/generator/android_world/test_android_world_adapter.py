@@ -18,13 +18,13 @@ import pytest
 
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.emulator import base_setup
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage, names_in
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import SettleTimes
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from tests.guarded_device import make_sdk, recorded
 
 # ---- the order of an episode -----------------------------------------------------------------------------------------

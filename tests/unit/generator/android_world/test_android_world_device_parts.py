@@ -21,7 +21,6 @@ from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
@@ -37,7 +36,8 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     settle,
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screenshots import encode_screenshot, size_under
-from slime_plugins.rollout_buffer.generator.android_world.simulated_phone.geometry import fit_under_pixel_cap
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.simulation.phone.geometry import fit_under_pixel_cap
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 
 # ---- the device ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError, EpisodeError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import Gestures
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import EmulatorHost, check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import (
@@ -29,6 +28,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     settle,
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screenshots import encode_screenshot
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 
 __all__ = ["AndroidWorldDevice"]
 

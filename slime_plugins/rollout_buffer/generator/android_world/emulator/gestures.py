@@ -21,8 +21,8 @@ import time
 import unicodedata
 from collections.abc import Mapping
 
-from slime_plugins.rollout_buffer.generator.android_world.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 
 __all__ = ["Gestures", "typeable"]
 

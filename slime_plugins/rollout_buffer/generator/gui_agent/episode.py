@@ -1,0 +1,265 @@
+"""One episode at a screen: observe, generate, act, until something ends it; then the reward.
+
+    reset → first prompt ─▶ generate ─▶ parse ─▶ act ─▶ next prompt, with the new screenshot ─┐
+                               ▲                                                             │
+                               └─────────────────────────────────────────────────────────────┘
+
+The loop is the same for every rollout mode; a ``Context`` makes the prompts. How it ends:
+
+=======================================  ==================  ===========  ==============
+what happened                            stop reason         outcome      reward
+=======================================  ==================  ===========  ==============
+the agent called ``terminate``           terminated          completed    see rewards
+the agent called ``answer``              answered            completed    see rewards
+the task said that it is over            task_ended          completed    see rewards
+the last turn is played                  max_turns           completed    success counts
+a reply reached its own cap              max_tokens          truncated    success counts
+prompt and replies fill the context      max_context         truncated    success counts
+the agent sampled an image token         forbidden_token     truncated    success counts
+the engine was told to give up           aborted             aborted      0
+a device, engine or task set-up broke    an ``EpisodeError`` is raised: no trajectory, no reward
+=======================================  ==================  ===========  ==============
+
+A reply without a valid action is a turn like any other: the agent is shown the same screen and told what was wrong. An
+image token in a reply would shift every later screenshot against its placeholder; it is forbidden at sampling, and if
+it comes anyway the episode ends there, with what was sampled before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, View
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.conversation import Conversation
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.history_context import HistoryContext
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.incremental_context import IncrementalContext
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, RolloutMode
+from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
+    Done,
+    Earned,
+    RewardRule,
+    Task,
+    TaskRunner,
+    task_of,
+)
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Instance,
+    Outcome,
+    StopReason,
+    Trajectory,
+)
+
+__all__ = ["Episode", "Task", "create_context", "read_task"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ending:
+    """Why the loop ended. ``by_agent`` is true when the agent itself said that it was done."""
+
+    stop_reason: StopReason
+    outcome: Outcome
+    by_agent: bool = False
+
+
+_ENDINGS_OF_TASKS = {
+    Done.TERMINATED: _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True),
+    Done.ANSWERED: _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True),
+    Done.TASK_ENDED: _Ending(stop_reason=StopReason.TASK_ENDED, outcome=Outcome.COMPLETED),
+}
+_OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
+_OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
+_OUT_OF_CONTEXT = _Ending(stop_reason=StopReason.MAX_CONTEXT, outcome=Outcome.TRUNCATED)
+_FORBIDDEN_TOKEN = _Ending(stop_reason=StopReason.FORBIDDEN_TOKEN, outcome=Outcome.TRUNCATED)
+_ABORTED = _Ending(stop_reason=StopReason.ABORTED, outcome=Outcome.ABORTED)
+
+
+def read_task(instance: Instance) -> Task:
+    """Returns the task that an input line names in its ``metadata``.
+
+    Raises:
+        EnvironmentSetupError: the line has no ``metadata`` with a ``task_name`` and a whole ``params_idx``.
+    """
+    return task_of(instance.data.get("metadata"), of=instance.instance_id)
+
+
+def create_context(settings: GuiAgentSettings, chat: ChatTokens, view: View | None = None) -> Context:
+    """Returns what makes the prompts of one episode in the settings' rollout mode; a phone's without a ``view``."""
+    view = view or View()
+    if settings.rollout_mode is RolloutMode.HISTORY:
+        return HistoryContext(chat, view, history_images=settings.history_images)
+    return IncrementalContext(chat, view)
+
+
+class Episode:
+    """One episode on a leased device. Made for a single ``play``."""
+
+    def __init__(
+        self,
+        *,
+        request: EpisodeRequest,
+        task: Task,
+        device: DeviceLease[Action],
+        engine: Engine,
+        chat: ChatTokens,
+        settings: GuiAgentSettings,
+        rewards: RewardRule,
+        timer: PhaseTimer,
+        view: View | None = None,
+    ) -> None:
+        self._request = request
+        self._task = task
+        self._device = device
+        self._engine = engine
+        self._settings = settings
+        self._timer = timer
+        self._image_budget = ImageBudget(settings.image_family, estimate=settings.image_tokens)
+        self._conversation = Conversation(
+            chat,
+            create_context(settings, chat, view),
+            max_context_len=settings.max_context_len,
+            image_budget=self._image_budget,
+        )
+        self._task_runner = TaskRunner(
+            task=task,
+            device=device,
+            rewards=rewards,
+            max_turns=settings.max_turns,
+            count_tokens=chat.count,
+            timer=timer,
+        )
+        self._sampling_params = request.sampling_params
+        self._banned_ids = frozenset(chat.vision_ids) if settings.ban_vision_tokens else frozenset()
+        self._allowed_tokens = 0
+        self._turns = 0
+
+    async def play(self) -> Trajectory:
+        """Plays to the end and returns the record, under the request's uid.
+
+        Raises:
+            EpisodeError: the device, the engine or the task's set-up broke.
+        """
+        first = await self._task_runner.reset()
+        self._conversation.open(first)
+        try:
+            ending = await self._play_turns()
+            given_up = ending.outcome is Outcome.ABORTED
+            breakdown = await self._task_runner.reward(ended_by_agent=ending.by_agent, given_up=given_up)
+        finally:
+            self._request.transcript.extend(self._conversation.messages)
+        return self._trajectory(first, ending, breakdown)
+
+    # ---- the loop ----------------------------------------------------------------------------------------------------
+
+    async def _play_turns(self) -> _Ending:
+        """Plays turn after turn until one of them ends the episode."""
+        while self._turns < self._task_runner.max_turns:
+            sampled = await self._generate()
+            if sampled is None:
+                return _OUT_OF_CONTEXT
+            text = self._conversation.add_reply(sampled)
+            cut = self._why_cut(sampled)
+            if cut is not None:
+                return cut
+            ending = await self._act(text)
+            if ending is not None:
+                return ending
+        return _OUT_OF_TURNS
+
+    async def _generate(self) -> GenerateReply | None:
+        """Samples the next turn within the room that is left; None when there is none."""
+        room = self._conversation.room
+        if room <= 0:
+            return None
+        self._turns += 1
+        self._allowed_tokens = min(self._sampling_params.max_new_tokens, room)
+        request = GenerateRequest(
+            input_ids=self._conversation.prompt.ids,
+            sampling_params=replace(self._sampling_params, max_new_tokens=self._allowed_tokens),
+            session_id=self._request.uid,
+            images=self._conversation.prompt.images,
+            banned_ids=self._banned_ids,
+        )
+        with self._timer.phase("generate"):
+            reply = await self._engine.generate(request)
+        if not reply.output_ids and reply.finish_reason == "stop":
+            raise EngineError("the engine ended a turn without sampling a single token")
+        return reply
+
+    def _why_cut(self, reply: GenerateReply) -> _Ending | None:
+        """Returns the ending of a reply that did not come to its own end."""
+        if reply.finish_reason == "abort":
+            return _ABORTED
+        if self._conversation.has_forbidden_token(reply):
+            return _FORBIDDEN_TOKEN
+        if reply.finish_reason == "length":
+            own_cap = self._allowed_tokens == self._sampling_params.max_new_tokens
+            return _OUT_OF_TOKENS if own_cap else _OUT_OF_CONTEXT
+        return None
+
+    async def _act(self, text: str) -> _Ending | None:
+        """Does what the reply asks for and makes the next prompt; returns the ending if the episode ends here."""
+        reply = self._task_runner.read(text)
+        done = await self._task_runner.act(reply, self._turns)
+        if done is not None:
+            return _ENDINGS_OF_TASKS[done]
+        max_turns = self._task_runner.max_turns
+        if self._turns >= max_turns:
+            return _OUT_OF_TURNS
+        seen = self._task_runner.seen
+        fits = self._conversation.add_observation(seen, turn=self._turns, max_turns=max_turns, reply=reply)
+        return None if fits else _OUT_OF_CONTEXT
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _trajectory(self, first: Observation, ending: _Ending, breakdown: Earned) -> Trajectory:
+        return Trajectory(
+            uid=self._request.uid,
+            instance_id=self._request.instance.instance_id,
+            messages=tuple(self._conversation.messages),
+            reward=breakdown.reward,
+            outcome=ending.outcome,
+            stop_reason=ending.stop_reason,
+            generations=tuple(self._conversation.generations),
+            images=tuple(self._conversation.distinct_images()),
+            extra_info=self._extra_info(first, ending, breakdown),
+            timings_s=self._timer.seconds(),
+        )
+
+    def _extra_info(self, first: Observation, ending: _Ending, breakdown: Earned) -> dict[str, Any]:
+        generations = self._conversation.generations
+        return {
+            "task_name": self._task.name,
+            "params_idx": self._task.params_idx,
+            "app": first.details.get("app"),
+            "solved_at_start": first.details.get("solved_at_start") == "true",
+            "goal": first.goal,
+            "rollout_mode": str(self._settings.rollout_mode),
+            **self._conversation.facts(),
+            "device_id": self._device.device_id,
+            "screen": [first.screen_width, first.screen_height],
+            "turns": self._turns,
+            "max_turns": self._task_runner.max_turns,
+            "steps": breakdown.steps,
+            "malformed_turns": self._task_runner.malformed_turns,
+            "thinking_tokens": self._task_runner.thinking_tokens,
+            "success": breakdown.success is not None and breakdown.success >= 1,
+            "stop_reason": str(ending.stop_reason),
+            "finish_reason": generations[-1].finish_reason if generations else None,
+            "reward_breakdown": breakdown.as_dict(),
+            "steps_log": self._task_runner.log,
+            **self._prompt_mismatch(),
+        }
+
+    def _prompt_mismatch(self) -> dict[str, Any]:
+        """Says, where it is so, that the engine counted a prompt's images in another way than the model's size rule."""
+        mismatch = self._image_budget.mismatch
+        return {} if mismatch is None else {"prompt_tokens_mismatch": asdict(mismatch)}

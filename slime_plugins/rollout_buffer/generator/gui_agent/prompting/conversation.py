@@ -1,0 +1,115 @@
+"""The record of an episode as it grows: messages, screenshots, generations, the present prompt, and the room left.
+
+What the engine sampled goes in as ids and stays as ids. How a prompt comes about is the context's business. Images
+count with the tokens that the engine makes of them (``image_budget.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
+from slime_plugins.rollout_buffer.devices.interface import Observation
+from slime_plugins.rollout_buffer.engine.base import GenerateReply
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, LastTurn, Prompt
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget
+from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedReply
+from slime_plugins.rollout_buffer.types import Generation, Image, Message, WeightVersionSpan
+
+__all__ = ["Conversation"]
+
+
+class Conversation:
+    """One episode from the first prompt on. ``prompt`` is what the engine is to go on from next.
+
+    ``messages`` hold each observation and each reply once. The k-th generation is the k-th message of the assistant.
+    """
+
+    def __init__(self, chat: ChatTokens, context: Context, *, max_context_len: int, image_budget: ImageBudget) -> None:
+        self._chat = chat
+        self._context = context
+        self._max_context_len = max_context_len
+        self._image_budget = image_budget
+        self._images: dict[str, Image] = {}
+        self.prompt = Prompt(ids=(), images=())
+        self.messages: list[Message] = []
+        self.generations: list[Generation] = []
+
+    @property
+    def room(self) -> int:
+        """How many tokens may be sampled after the present prompt; negative when the prompt alone is too long."""
+        return self._max_context_len - self._expanded_length(self.prompt)
+
+    def open(self, seen: Observation) -> None:
+        """Begins with the first prompt."""
+        messages, self.prompt = self._context.begin(seen)
+        self.messages = list(messages)
+        self._keep(seen.screenshot)
+
+    def add_observation(self, seen: Observation, *, turn: int, max_turns: int, reply: ParsedReply) -> bool:
+        """Makes the prompt that follows turn ``turn``; returns False and keeps nothing if no reply would fit after it.
+
+        ``reply`` is what that turn was read as.
+        """
+        output_ids = self.generations[-1].output_ids
+        last = LastTurn(number=turn, max_turns=max_turns, output_ids=output_ids, reply=reply)
+        message, prompt = self._context.go_on(last, seen)
+        if self._expanded_length(prompt) >= self._max_context_len:
+            return False
+        self.prompt = prompt
+        self.messages.append(message)
+        self._keep(seen.screenshot)
+        return True
+
+    def add_reply(self, reply: GenerateReply) -> str:
+        """Records what was sampled and returns its text, up to the first image token if one was sampled."""
+        self._image_budget.compare(len(self.prompt.ids), self.prompt.images, reply.prompt_tokens)
+        generation = _generation(self.prompt, reply, self._allowed_length(reply.output_ids))
+        text = self._chat.text(generation.output_ids)
+        if generation.output_ids:
+            self.generations.append(generation)
+            self.messages.append({"role": "assistant", "content": text})
+        return text
+
+    def has_forbidden_token(self, reply: GenerateReply) -> bool:
+        """Returns whether the reply holds a token that only the chat template may write."""
+        return self._allowed_length(reply.output_ids) < len(reply.output_ids)
+
+    def distinct_images(self) -> list[Image]:
+        """Returns each screenshot once, in order of first appearance."""
+        return list(self._images.values())
+
+    def facts(self) -> Mapping[str, Any]:
+        """Returns what a reader needs beside the messages to know what each turn saw."""
+        return self._context.facts()
+
+    def _keep(self, screenshot: Image) -> None:
+        self._images.setdefault(screenshot.sha256, screenshot)
+
+    def _allowed_length(self, output_ids: Sequence[int]) -> int:
+        forbidden = self._chat.vision_ids
+        return next((index for index, token in enumerate(output_ids) if token in forbidden), len(output_ids))
+
+    def _expanded_length(self, prompt: Prompt) -> int:
+        return len(prompt.ids) - len(prompt.images) + self._image_budget.tokens(prompt.images)
+
+
+def _generation(prompt: Prompt, reply: GenerateReply, length: int) -> Generation:
+    """Returns the record of a turn, cut to its first ``length`` sampled tokens."""
+    spans = (
+        WeightVersionSpan(weight_version=span.weight_version, start=span.start, end=min(span.end, length))
+        for span in reply.weight_version_spans
+        if span.start < length
+    )
+    return Generation(
+        prompt_ids=prompt.ids,
+        output_ids=reply.output_ids[:length],
+        output_log_probs=reply.output_log_probs[:length],
+        finish_reason=reply.finish_reason if length == len(reply.output_ids) else "length",
+        weight_version=reply.weight_version,
+        weight_version_spans=tuple(spans),
+        images=tuple(image.sha256 for image in prompt.images),
+        prompt_tokens=reply.prompt_tokens,
+        cached_tokens=reply.cached_tokens,
+    )

@@ -1,0 +1,179 @@
+"""What the agent reads: the system prompt with its one tool, the task, the step counter, and what went wrong.
+
+An observation is one user message with one screenshot, which stands where ``<image>`` stands in the text. Text that
+comes from a device or a task is made harmless first: a chat marker inside it would otherwise become a real one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
+from slime_plugins.rollout_buffer.types import Message
+
+__all__ = [
+    "FIRST_TURN_TEMPLATE",
+    "HISTORY_TURN_TEMPLATE",
+    "IMAGE_MARKER",
+    "LATER_TURN_TEMPLATE",
+    "SYSTEM_PROMPT",
+    "Look",
+    "first_turn_message",
+    "harmless",
+    "history_turn_message",
+    "later_turn_message",
+    "malformed_reply_note",
+    "shown_again",
+    "system_message",
+    "system_prompt",
+    "with_history",
+]
+
+IMAGE_MARKER = "<image>"
+
+_SYSTEM = """You are a helpful assistant.
+
+# Tools
+
+You may call one function per step to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tool}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
+
+def system_prompt(tool: Mapping[str, Any]) -> str:
+    """Returns the system prompt with one tool in it."""
+    return _SYSTEM.replace("{tool}", json.dumps(tool, ensure_ascii=False))
+
+
+SYSTEM_PROMPT = system_prompt(MOBILE_USE_TOOL)
+
+_TASK = "The user query: {task_description}\n\n"
+
+_INSTRUCTIONS = """\
+Before answering, explain your reasoning step-by-step in <thinking></thinking> tags,
+and insert them before the <tool_call></tool_call> XML tags.
+
+After answering, summarize your observation and action in <conclusion></conclusion> tags,
+and insert them after the <tool_call></tool_call> XML tags.
+
+"""
+
+_PROGRESS = (
+    "Task progress (You have done the following {step_count} operations on the current device):\n{action_history}\n\n"
+)
+
+_HISTORY_STEP = "Step {current_step}: <image>"
+
+FIRST_TURN_TEMPLATE = f"{_TASK}{_INSTRUCTIONS}<image>"
+LATER_TURN_TEMPLATE = "Step {current_step} of {max_steps}: <image>"
+HISTORY_TURN_TEMPLATE = f"{_TASK}{_PROGRESS}{_INSTRUCTIONS}{_HISTORY_STEP}"
+"""What a turn of mode history reads; the first one has no progress, and what went wrong stands before the step."""
+
+_SHOWN_AGAIN = "The screen before step {current_step}: <image>"
+
+_ELEMENTS = "On the screen, each with its box [left, top, right, bottom]:"
+
+_MALFORMED_REPLY = (
+    "Nothing was done, because your last reply was not a valid action: {reason}. "
+    'Reply with exactly one <tool_call>{{"name": "mobile_use", "arguments": {{"action": ...}}}}</tool_call>.'
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What one prompt shows of the screen: a screenshot, named by its sha256, its elements in words, or both."""
+
+    screenshot: str | None = None
+    elements: str = ""
+
+
+def system_message(tool: Mapping[str, Any] = MOBILE_USE_TOOL) -> Message:
+    """Returns the message every episode begins with."""
+    return {"role": "system", "content": system_prompt(tool)}
+
+
+def first_turn_message(goal: str, look: Look | str) -> Message:
+    """Returns the user message with the task and the first look; a look that is a text is a screenshot's sha256."""
+    return _observation_message(FIRST_TURN_TEMPLATE, look, task_description=harmless(goal))
+
+
+def later_turn_message(step: int, max_steps: int, look: Look | str, note: str = "") -> Message:
+    """Returns the user message of turn ``step`` (from 1): a counter, the screen, before them what went wrong."""
+    fields = {"current_step": str(step), "max_steps": str(max_steps)}
+    return _observation_message(LATER_TURN_TEMPLATE, look, note, **fields)
+
+
+def history_turn_message(step: int, look: Look | str, note: str = "") -> Message:
+    """Returns what is new in turn ``step`` (from 1) of a history rollout: what went wrong, the step, the screen."""
+    return _observation_message(_HISTORY_STEP, look, note, current_step=str(step))
+
+
+def shown_again(step: int, screenshot: str) -> Message:
+    """Returns a screenshot of an earlier step, to stand in a later prompt."""
+    return _observation_message(_SHOWN_AGAIN, screenshot, current_step=str(step))
+
+
+def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], message: Message) -> Message:
+    """Returns the whole user message of a history turn: task, progress, instructions, earlier screenshots, ``message``.
+
+    ``lines`` say what was done in steps 1, 2, …, one line each; before the first step there is no progress.
+    """
+    text = _TASK.format(task_description=harmless(goal)) + _progress(lines) + _INSTRUCTIONS
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for shown in earlier:
+        parts += [*shown["content"], {"type": "text", "text": "\n"}]
+    return {"role": "user", "content": _joined([*parts, *message["content"]])}
+
+
+def malformed_reply_note(reason: str) -> str:
+    """Returns what the agent is told when its reply held no action that could be carried out."""
+    return _MALFORMED_REPLY.format(reason=reason)
+
+
+def harmless(text: str) -> str:
+    """Returns ``text`` with every ``<|`` and ``|>`` taken apart, so that no part of it can become a special token."""
+    return text.replace("<|", "< |").replace("|>", "| >")
+
+
+def _progress(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    listed = "\n".join(f"Step {step}: {harmless(line)}" for step, line in enumerate(lines, start=1))
+    return _PROGRESS.format(step_count=len(lines), action_history=listed)
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Puts texts that follow each other into one part."""
+    joined: list[dict[str, Any]] = []
+    for part in parts:
+        if joined and part["type"] == joined[-1]["type"] == "text":
+            joined[-1] = {"type": "text", "text": joined[-1]["text"] + part["text"]}
+        else:
+            joined.append(part)
+    return joined
+
+
+def _observation_message(template: str, look: Look | str, note: str = "", **fields: str) -> Message:
+    """Fills the template's text around its image marker, after the note; a marker inside a field stays plain text."""
+    shown = Look(screenshot=look) if isinstance(look, str) else look
+    before, after = template.split(IMAGE_MARKER)
+    shown_note = f"{harmless(note)}\n" if note else ""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": shown_note + before.format(**fields)}]
+    if shown.screenshot is not None:
+        parts.append({"type": "image_url", "image_url": {"url": f"sha256:{shown.screenshot}"}})
+    if shown.elements:
+        parts.append({"type": "text", "text": f"\n{_ELEMENTS}\n{harmless(shown.elements)}\n"})
+    if after:
+        parts.append({"type": "text", "text": after.format(**fields)})
+    return {"role": "user", "content": _joined(parts)}

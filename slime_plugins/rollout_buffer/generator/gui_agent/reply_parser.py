@@ -1,0 +1,285 @@
+"""From the text of a model's reply to one validated action on the device. Pure, and never raises on bad text.
+
+A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "arguments": {…}}</tool_call>
+<conclusion>…</conclusion>``. Whatever else it is, it is a ``MalformedAction`` with a sentence for the agent.
+
+Rules where the tool's description leaves room:
+
+* ``engine/tool_calls.py`` reads the call. Beside the thinking there is exactly one: of two, nobody can say which was
+  meant.
+* Coordinates from 0 to 1000 are taken and clamped to 999, because models of this family were trained on both scales.
+  Anything beyond points off the screen and is malformed, not clamped: clamping would reward a guess at the edge.
+* Fields that an action does not use are ignored; fields that it needs are never guessed.
+* Button and status names are taken in any case.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall, read_segments
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import (
+    COORDINATE_MAX,
+    MOBILE_USE_TOOL,
+    TOOL_NAME,
+)
+
+__all__ = ["MalformedAction", "ParsedAction", "ParsedReply", "parse_reply", "to_pixels"]
+
+COORDINATE_TOLERANCE = 1
+MAX_TOOL_CALL_CHARACTERS = 16_384
+MAX_TEXT_CHARACTERS = 4_096
+MAX_LONG_PRESS_S = 10.0
+MAX_WAIT_S = 30.0
+DEFAULT_WAIT_S = 1.0
+_QUOTED_CHARACTERS = 40
+
+Point = tuple[float, float]
+_Name = TypeVar("_Name", ActionKind, SystemButton)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedAction:
+    """A valid action, in device pixels, with the points as the model gave them in its 999x999 space."""
+
+    action: Action
+    coordinate: Point | None = None
+    coordinate2: Point | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MalformedAction:
+    """No action could be read from the reply; ``reason`` says why, in words meant for the agent."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParsedReply:
+    """A reply in its three parts. ``thinking`` and ``conclusion`` are empty when their tags are missing."""
+
+    thinking: str
+    conclusion: str
+    action: ParsedAction | MalformedAction
+
+
+class _RefusedError(ValueError):
+    """Carries the reason for refusing a reply from the depth of the parser to its one exit."""
+
+
+def to_pixels(point: Point, screen_width: int, screen_height: int) -> tuple[int, int]:
+    """Returns the pixel of a point in the model's space: (999, 999) is the last one, and not one past it."""
+    x, y = point
+    return round(x / COORDINATE_MAX * (screen_width - 1)), round(y / COORDINATE_MAX * (screen_height - 1))
+
+
+def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedReply:
+    """Returns thinking, conclusion and action of a reply; any text whatever gives an answer.
+
+    ``screen_width`` and ``screen_height`` are the device's pixels: a coordinate c becomes ``round(c / 999 * (W - 1))``,
+    so that 999 is the last pixel and not one past it.
+    """
+    try:
+        action: ParsedAction | MalformedAction = _read_action(_tool_call(text), screen_width, screen_height)
+    except _RefusedError as refusal:
+        action = MalformedAction(reason=str(refusal))
+    return ParsedReply(thinking=_thinking(text), conclusion=_last_tagged(text, "conclusion"), action=action)
+
+
+def _thinking(text: str) -> str:
+    """Returns all that was thought: in the model's own block, which the prompt may have opened, and in our tags."""
+    head, closed, rest = text.partition("</think>")
+    own = head.partition("<think>")[2] if "<think>" in head else head
+    parts = (own.strip(), _tagged(rest, "thinking")) if closed else ("", _tagged(text, "thinking"))
+    return "\n".join(part for part in parts if part)
+
+
+def _tagged(text: str, tag: str) -> str:
+    """Returns what stands between the first opening tag and the closing tag after it; linear in the text."""
+    _, opened, rest = text.partition(f"<{tag}>")
+    inside, closed, _ = rest.partition(f"</{tag}>")
+    return inside.strip() if opened and closed else ""
+
+
+def _last_tagged(text: str, tag: str) -> str:
+    before, closed, _ = text.rpartition(f"</{tag}>")
+    _, opened, inside = before.rpartition(f"<{tag}>")
+    return inside.strip() if opened and closed else ""
+
+
+def _tool_call(text: str) -> ToolCall:
+    """Returns the one call of the reply."""
+    calls = [segment.call for segment in read_segments(text, [MOBILE_USE_TOOL]) if segment.call is not None]
+    if not calls:
+        _refuse("it has no <tool_call>" + (" but inside its thinking" if "<tool_call>" in text else ""))
+    if len(calls) > 1:
+        _refuse("it has more than one <tool_call>")
+    if len(calls[0].raw) > MAX_TOOL_CALL_CHARACTERS:
+        _refuse(f"its <tool_call> is longer than {MAX_TOOL_CALL_CHARACTERS} characters")
+    if calls[0].problem is not None:
+        _refuse(calls[0].problem)
+    return calls[0]
+
+
+def _read_action(call: ToolCall, width: int, height: int) -> ParsedAction:
+    if call.name != TOOL_NAME:
+        _refuse(f'the function is named {_quote(call.name)}, not "{TOOL_NAME}"')
+    kind = _choice(call.arguments, "action", ActionKind)
+    return _READERS[kind](call.arguments, _Screen(width, height))
+
+
+# ---- one reader per action -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Screen:
+    width: int
+    height: int
+
+    def pixel(self, point: Point) -> tuple[int, int]:
+        return to_pixels(point, self.width, self.height)
+
+
+def _read_click(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:
+    point = _point(arguments, "coordinate")
+    return ParsedAction(action=Action(kind=ActionKind.CLICK, point=screen.pixel(point)), coordinate=point)
+
+
+def _read_long_press(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:
+    point = _point(arguments, "coordinate")
+    duration_s = _seconds(arguments, MAX_LONG_PRESS_S)
+    action = Action(kind=ActionKind.LONG_PRESS, point=screen.pixel(point), duration_s=duration_s)
+    return ParsedAction(action=action, coordinate=point)
+
+
+def _read_swipe(arguments: Mapping[str, Any], screen: _Screen) -> ParsedAction:
+    start, end = _point(arguments, "coordinate"), _point(arguments, "coordinate2")
+    action = Action(kind=ActionKind.SWIPE, point=screen.pixel(start), end_point=screen.pixel(end))
+    return ParsedAction(action=action, coordinate=start, coordinate2=end)
+
+
+def _read_type(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+    return ParsedAction(action=Action(kind=ActionKind.TYPE, text=_text(arguments)))
+
+
+def _read_answer(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+    return ParsedAction(action=Action(kind=ActionKind.ANSWER, text=_text(arguments)))
+
+
+def _read_open(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+    app = _text(arguments).strip()
+    if not app:
+        _refuse('"text" names no app')
+    return ParsedAction(action=Action(kind=ActionKind.OPEN, text=app))
+
+
+def _read_system_button(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+    return ParsedAction(action=Action(kind=ActionKind.SYSTEM_BUTTON, button=_choice(arguments, "button", SystemButton)))
+
+
+def _read_wait(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+    duration_s = _seconds(arguments, MAX_WAIT_S) if "time" in arguments else DEFAULT_WAIT_S
+    return ParsedAction(action=Action(kind=ActionKind.WAIT, duration_s=duration_s))
+
+
+def _read_terminate(arguments: Mapping[str, Any], _screen: _Screen) -> ParsedAction:
+    status = _string(arguments, "status").lower()
+    if status not in ("success", "failure"):
+        _refuse(f'"status" is {_quote(status)}, not one of "success", "failure"')
+    return ParsedAction(action=Action(kind=ActionKind.TERMINATE, status=status))
+
+
+_READERS: dict[ActionKind, Callable[[Mapping[str, Any], _Screen], ParsedAction]] = {
+    ActionKind.CLICK: _read_click,
+    ActionKind.LONG_PRESS: _read_long_press,
+    ActionKind.SWIPE: _read_swipe,
+    ActionKind.TYPE: _read_type,
+    ActionKind.ANSWER: _read_answer,
+    ActionKind.SYSTEM_BUTTON: _read_system_button,
+    ActionKind.OPEN: _read_open,
+    ActionKind.WAIT: _read_wait,
+    ActionKind.TERMINATE: _read_terminate,
+}
+
+
+# ---- one reader per field --------------------------------------------------------------------------------------------
+
+
+def _needed(arguments: Mapping[str, Any], field: str) -> Any:
+    value = arguments.get(field)
+    if value is None:
+        _refuse(f'"{field}" is missing')
+    return value
+
+
+def _string(arguments: Mapping[str, Any], field: str) -> str:
+    value = _needed(arguments, field)
+    if not isinstance(value, str):
+        _refuse(f'"{field}" is not a string')
+    return value
+
+
+def _text(arguments: Mapping[str, Any]) -> str:
+    text = _string(arguments, "text")
+    if not text:
+        _refuse('"text" is empty')
+    if len(text) > MAX_TEXT_CHARACTERS:
+        _refuse(f'"text" is longer than {MAX_TEXT_CHARACTERS} characters')
+    if "\0" in text:
+        _refuse('"text" holds characters that no keyboard can type')
+    return text
+
+
+def _choice(arguments: Mapping[str, Any], field: str, names: type[_Name]) -> _Name:
+    value = _string(arguments, field)
+    chosen = {name.value.lower(): name for name in names}.get(value.strip().lower())
+    if chosen is None:
+        known = ", ".join(f'"{name.value}"' for name in names)
+        _refuse(f'"{field}" is {_quote(value)}, not one of {known}')
+    return chosen
+
+
+def _point(arguments: Mapping[str, Any], field: str) -> Point:
+    value = _needed(arguments, field)
+    if not isinstance(value, list) or len(value) != 2:
+        _refuse(f'"{field}" is not a list of two numbers')
+    return _coordinate(value[0], field), _coordinate(value[1], field)
+
+
+def _coordinate(value: object, field: str) -> float:
+    number = _finite(value)
+    if number is None:
+        _refuse(f'"{field}" is not a list of two numbers')
+    if not 0 <= number <= COORDINATE_MAX + COORDINATE_TOLERANCE:
+        _refuse(f'"{field}" lies outside of the {COORDINATE_MAX}x{COORDINATE_MAX} screen')
+    return min(number, COORDINATE_MAX)
+
+
+def _seconds(arguments: Mapping[str, Any], longest_s: float) -> float:
+    number = _finite(_needed(arguments, "time"))
+    if number is None:
+        _refuse('"time" is not a number of seconds')
+    if not 0 < number <= longest_s:
+        _refuse(f'"time" must be more than 0 and at most {longest_s:g} seconds')
+    return float(number)
+
+
+def _finite(value: object) -> float | int | None:
+    """Returns the number, or None for what is none: NaN, an infinity (1e999), a bool, a string."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, int) or math.isfinite(value) else None
+
+
+def _quote(value: object) -> str:
+    """Shows the agent its own words, cut short and in ASCII."""
+    return json.dumps(value)[:_QUOTED_CHARACTERS] if isinstance(value, str) else "missing or no string"
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise _RefusedError(reason)

@@ -1,0 +1,166 @@
+"""Camera, sound recorder and calendar."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.actions import (
+    app_opened,
+    button_tapped,
+    field_filled,
+    icon_tapped,
+    scrolled_to,
+    stepped_back,
+    tapped_row,
+)
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import Move, answer, give_up
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import Row, Situation
+from slime_plugins.rollout_buffer.simulation.phone.screen_reader import TextRole
+
+__all__ = ["AnswerAboutCalendar", "DeleteEvent", "RecordSound", "TakePhoto", "TakeVideo"]
+
+CALENDAR: Final = "Simple Calendar Pro"
+RECORDER: Final = "Audio Recorder"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakePhoto:
+    """Takes one photo."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+
+    def next_move(self, situation: Situation) -> Move | None:
+        if situation.did("Tapped the shutter icon."):
+            return None
+        return app_opened(situation, "Camera") or self._in_camera(situation)
+
+    def _in_camera(self, situation: Situation) -> Move:
+        if situation.screen.find_icon("shutter") is None:
+            return button_tapped(situation, "Photo")
+        return icon_tapped(situation, "shutter", "take the photo", decisive=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeVideo:
+    """Takes one video."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+
+    def next_move(self, situation: Situation) -> Move | None:
+        if situation.did("Tapped the stop icon."):
+            return None
+        return app_opened(situation, "Camera") or self._in_camera(situation)
+
+    def _in_camera(self, situation: Situation) -> Move:
+        if situation.screen.find_icon("stop") is not None:
+            return icon_tapped(situation, "stop", "end the video", decisive=True)
+        if situation.screen.find_icon("record") is not None:
+            return icon_tapped(situation, "record", "start the video")
+        return button_tapped(situation, "Video")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSound:
+    """Records some sound and saves it, under a name if one was given."""
+
+    words: ClassVar[tuple[str, ...]] = ("name",)
+    name: str = ""
+
+    def next_move(self, situation: Situation) -> Move | None:
+        if situation.did("Saved the record."):
+            return None
+        return app_opened(situation, RECORDER) or self._in_recorder(situation)
+
+    def _in_recorder(self, situation: Situation) -> Move:
+        if situation.screen.find_button("Save") is not None:
+            named = field_filled(situation, "Name", self.name) if self.name else None
+            return named or button_tapped(situation, "Save", "Saved the record.", decisive=True)
+        if situation.screen.find_icon("stop") is not None:
+            return icon_tapped(situation, "stop", "end the record", decisive=True)
+        return icon_tapped(situation, "record", "start the record")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerAboutCalendar:
+    """Answers a question: where ``title`` takes place; what starts on ``date`` at ``time``; what comes next (nothing
+    given); whether there is anything on ``date``.
+    """
+
+    words: ClassVar[tuple[str, ...]] = ()
+    title: str = ""
+    date: str = ""
+    time: str = ""
+    yes_or_no: bool = False
+
+    def next_move(self, situation: Situation) -> Move | None:
+        return app_opened(situation, CALENDAR) or self._in_calendar(situation)
+
+    def _in_calendar(self, situation: Situation) -> Move:
+        if situation.screen.title == "Event" and self.title:
+            return self._location(situation)
+        if situation.screen.title != "Calendar":
+            return stepped_back(situation)
+        if self.title:
+            return tapped_row(situation, self.title)
+        return self._from_agenda(situation)
+
+    def _location(self, situation: Situation) -> Move:
+        lines = [line.text for line in situation.screen.texts]
+        if "Location" not in lines[:-1]:
+            return give_up("The event has no location.")
+        location = lines[lines.index("Location") + 1]
+        return answer(location, f"The event takes place here: {location}.")
+
+    def _from_agenda(self, situation: Situation) -> Move:
+        agenda = _agenda(situation)
+        if self.yes_or_no:
+            return self._whether(situation, any(self.date in day for day, _ in agenda))
+        found = [row for day, row in agenda if self.date in day and row.detail.startswith(self.time)]
+        if not found:
+            return scrolled_to(situation, self.date)
+        return answer(found[0].text, f'The event I look for is "{found[0].text}".')
+
+    def _whether(self, situation: Situation, is_busy: bool) -> Move:
+        if is_busy:
+            return answer("yes", f"There is something on {self.date}.")
+        further = scrolled_to(situation, self.date)
+        if further.arguments["action"] == "swipe":
+            return further
+        return answer("no", f"I have seen the whole calendar, and there is nothing on {self.date}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteEvent:
+    """Deletes an event by its title."""
+
+    words: ClassVar[tuple[str, ...]] = ()
+    title: str
+
+    def next_move(self, situation: Situation) -> Move | None:
+        done = f"Deleted the event {self.title}."
+        if situation.did(done):
+            return None
+        return app_opened(situation, CALENDAR) or self._in_calendar(situation, done)
+
+    def _in_calendar(self, situation: Situation, done: str) -> Move:
+        screen = situation.screen
+        if screen.is_dialog and screen.find_button("Delete") is not None:
+            return button_tapped(situation, "Delete", done, decisive=True)
+        if screen.title == "Event" and screen.find_text(self.title) is not None:
+            return icon_tapped(situation, "delete", "delete the event")
+        return tapped_row(situation, self.title) if screen.title == "Calendar" else stepped_back(situation)
+
+
+def _agenda(situation: Situation) -> list[tuple[str, Row]]:
+    """The events on the screen with the day they stand under."""
+    rows = {row.center: row for row in situation.rows}
+    day, found = "", []
+    for line in situation.screen.texts:
+        row = rows.get(line.center)
+        if row is not None:
+            found.append((day, row))
+        elif line.role is TextRole.SECONDARY and re.search(r", \w+ \d+ \d{4}$", line.text):
+            day = line.text
+    return found

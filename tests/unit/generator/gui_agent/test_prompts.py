@@ -1,0 +1,86 @@
+"""What the agent reads."""
+
+from __future__ import annotations
+
+import json
+
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
+    first_turn_message,
+    harmless,
+    later_turn_message,
+    malformed_reply_note,
+    system_message,
+)
+
+
+def test_the_system_prompt_holds_the_tool_as_json_between_its_tags() -> None:
+    text = system_message()["content"]
+    inside = text.split("<tools>\n")[1].split("\n</tools>")[0]
+    assert json.loads(inside) == MOBILE_USE_TOOL
+
+
+def test_the_tool_offers_exactly_the_actions_and_buttons_that_a_device_knows() -> None:
+    properties = MOBILE_USE_TOOL["function"]["parameters"]["properties"]
+    assert set(properties["action"]["enum"]) == {str(kind) for kind in ActionKind}
+    assert set(properties["button"]["enum"]) == {str(button) for button in SystemButton}
+
+
+def test_every_action_is_explained() -> None:
+    explanation = MOBILE_USE_TOOL["function"]["parameters"]["properties"]["action"]["description"]
+    assert all(f"`{kind}`" in explanation for kind in ActionKind)
+
+
+def test_the_first_turn_has_the_task_then_the_screenshot() -> None:
+    text, image = first_turn_message("Turn Wi-Fi on.", "ab")["content"]
+    assert "The user query: Turn Wi-Fi on." in text["text"]
+    assert image == {"type": "image_url", "image_url": {"url": "sha256:ab"}}
+
+
+def test_a_later_turn_counts_and_says_nothing_else() -> None:
+    text, image = later_turn_message(2, 10, "cd")["content"]
+    assert text == {"type": "text", "text": "Step 2 of 10: "}
+    assert image["image_url"]["url"] == "sha256:cd"
+
+
+def test_a_note_stands_before_the_counter() -> None:
+    text, _ = later_turn_message(3, 5, "cd", malformed_reply_note("it has no <tool_call>"))["content"]
+    assert text["text"].endswith("\nStep 3 of 5: ")
+    assert "it has no <tool_call>" in text["text"]
+
+
+def test_an_image_marker_in_the_task_stays_text() -> None:
+    assert len(first_turn_message("What does <image> mean? {goal}", "ab")["content"]) == 2
+
+
+def test_chat_markers_in_text_from_outside_are_taken_apart() -> None:
+    shown = json.dumps([first_turn_message("<|im_end|>", "ab"), later_turn_message(1, 2, "ab", "<|image_pad|>")])
+    assert "<|" not in shown
+    assert "|>" not in shown
+    assert harmless("<|||>") == "< ||| >"
+
+
+def test_the_published_texts_stand_word_for_word() -> None:
+    """As guides to training on Android World print them; policies are trained on exactly these."""
+    system = system_message()["content"]
+    (text, _) = first_turn_message("Turn Wi-Fi on.", "ab")["content"]
+
+    assert system.startswith(
+        "You are a helpful assistant.\n\n# Tools\n\n"
+        "You may call one function per step to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        '{"type": "function", "function": {"name": "mobile_use", '
+    )
+    assert system.endswith(
+        "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    )
+    assert text["text"] == (
+        "The user query: Turn Wi-Fi on.\n\n"
+        "Before answering, explain your reasoning step-by-step in <thinking></thinking> tags,\n"
+        "and insert them before the <tool_call></tool_call> XML tags.\n\n"
+        "After answering, summarize your observation and action in <conclusion></conclusion> tags,\n"
+        "and insert them after the <tool_call></tool_call> XML tags.\n\n"
+    )
