@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 
 from slime.rollout.agent_rollout_arguments import ESTIMATORS_WITHOUT_DUMMIES, check_arguments, sees_images
 from slime.rollout.agent_rollout_batch import make_odd_dummies, rule_of
-from slime.rollout.agent_rollout_dummies import (
-    forget_unknown_log_probs,
-    speaks_for_its_rows,
-    take_weight_off_dummies,
-)
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_ledger import GroupStore
 from slime.rollout.agent_rollout_metrics import batch_metrics
+from slime.rollout.agent_rollout_postprocess import (
+    drop_unknown_log_probs,
+    speaks_for_its_rows,
+    take_weight_off_dummies,
+)
 from slime.rollout.agent_rollout_reports import RowName, report_rows
 from slime.rollout.agent_rollout_samples import (
     Group,
@@ -262,7 +262,7 @@ def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str
     the loss alone, which is all of it where there is no KL or entropy term.
     """
     take_weight_off_dummies(rollout_data)
-    forget_unknown_log_probs(rollout_data)
+    drop_unknown_log_probs(rollout_data)
     try:
         if speaks_for_its_rows():
             report_rows(args, rollout_id, rollout_data)

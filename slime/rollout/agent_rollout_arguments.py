@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
 from slime.rollout.agent_rollout_versions import execution_field
 from slime.utils.types import Sample

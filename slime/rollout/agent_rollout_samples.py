@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from slime.rollout.agent_rollout_arguments import rows_divisor, wants_even_rows
-from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
 from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
 from slime.utils.types import Sample

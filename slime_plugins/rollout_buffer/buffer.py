@@ -23,6 +23,7 @@ import orjson
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
@@ -37,7 +38,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
-from slime_plugins.rollout_buffer.rules.services import ENGINE
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.state import (
     attempts,
     deliveries,
@@ -53,6 +54,7 @@ from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, ju
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
+from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -393,6 +395,16 @@ class Buffer:
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
         return self._item_writer.write_together(writes)
+
+    # --- reports of trainers -----------------------------------------------------------------------------------------
+
+    def add_trainer_report(self, job_id: str, report: TrainerReport) -> dict[str, Any]:
+        """Keeps what a trainer computed of the rows it trained; returns what was kept and what was refused, and why.
+
+        Raises:
+            NotFoundError, StorageFullError: as ``store_report``.
+        """
+        return store_report(self.store, job_id, report, clock=self._clock)
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS, Operation
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from tests.asgi_client import create_app
 from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
 

@@ -54,7 +54,7 @@ FILES = {
     module_name(path): imports_of(path) for top in ("slime", "slime_plugins") for path in (ROOT / top).rglob("*.py")
 }
 LAYER_OF = {package: level for level, packages in enumerate(LAYERS) for package in packages.split()}
-TORCH_USERS = ("trainer.vision", "slime.rollout.agent_rollout_dummies")
+TORCH_USERS = ("trainer.vision", "slime.rollout.agent_rollout_postprocess")
 RAY_USERS = ("devices.ray_cluster",)
 BOOKKEEPING = tuple(f"{BUFFER}.{name}" for name in ("buffer", "state", "storage", "server", "runner", "supervisor"))
 

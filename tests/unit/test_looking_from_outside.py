@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from tests.asgi_client import create_app
 from tests.support import stored_image, written
 

@@ -6,5 +6,5 @@
 * ``circuit_breaker`` – when a job waits for its engine; ``report_pacer`` – when an engine's state is reported
 * ``tokenizer_probe`` – whether an engine's tokenizer is the job's
 * ``banned_tokens``, ``image_tokens`` – what a prompt must not sample, and how many tokens an image is
-* ``tool_calls`` – the one parser of tool calls, for every dialect
+* ``tool_call_parser`` – the one parser of tool calls, for every dialect
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from slime_plugins.rollout_buffer.rules.services import ENGINE
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 __all__ = ["ReportPacer"]

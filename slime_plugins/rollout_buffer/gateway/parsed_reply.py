@@ -1,6 +1,6 @@
 """Pure: from the text that a model sampled to the message that a client is given.
 
-``engine/tool_calls.py`` reads the calls. One with a problem stays text: nothing is mended, and nothing is lost.
+``engine/tool_call_parser.py`` reads the calls. One with a problem stays text: nothing is mended, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine.tool_calls import Segment, SegmentKind, ToolCall, read_segments
+from slime_plugins.rollout_buffer.engine.tool_call_parser import Segment, SegmentKind, ToolCall, read_segments
 
 __all__ = ["ParsedReply", "cut_at_stop", "parse_reply"]
 

@@ -16,10 +16,10 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
 from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
+from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import NumberedCall, calls_of
 from slime_plugins.rollout_buffer.remote_rollout.session import RolloutSession
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn
-from slime_plugins.rollout_buffer.remote_rollout.tool_calls import ToolCall, calls_of
 from slime_plugins.rollout_buffer.remote_rollout.tools import SeesContext, ToolBox, answer_call
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
@@ -127,7 +127,7 @@ class RolloutLoop:
             turn = self._metrics.llm_calls + 1
             raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a cap of {min(caps)}")
 
-    async def _answer(self, calls: Sequence[ToolCall]) -> None:
+    async def _answer(self, calls: Sequence[NumberedCall]) -> None:
         start = time.monotonic()
         timeout_s = self._settings.tool_timeout_s
         if isinstance(self._box, SeesContext):

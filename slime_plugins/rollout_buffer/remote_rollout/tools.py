@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS, calculator
-from slime_plugins.rollout_buffer.remote_rollout.tool_calls import ToolCall
+from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import NumberedCall
 from slime_plugins.rollout_buffer.types import Message
 
 __all__ = [
@@ -190,12 +190,12 @@ def _are_schemas(schemas: Any) -> bool:
     return all(isinstance(function, Mapping) and isinstance(function.get("name"), str) for function in functions)
 
 
-async def answer_call(box: ToolBox, call: ToolCall, timeout_s: float) -> Message:
+async def answer_call(box: ToolBox, call: NumberedCall, timeout_s: float) -> Message:
     """Makes one call and returns its tool message; what goes wrong with the tool is an answer, too."""
     return {"role": "tool", "tool_call_id": call.call_id, "content": await _answer(box, call, timeout_s)}
 
 
-async def _answer(box: ToolBox, call: ToolCall, timeout_s: float) -> str:
+async def _answer(box: ToolBox, call: NumberedCall, timeout_s: float) -> str:
     if call.problem is not None:
         return f"Error: {call.problem}"
     try:

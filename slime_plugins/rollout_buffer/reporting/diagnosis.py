@@ -13,8 +13,8 @@ from enum import StrEnum
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
 __all__ = ["Explanation", "Severity", "explain_group", "explain_job", "explain_service"]

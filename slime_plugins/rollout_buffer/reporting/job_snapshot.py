@@ -11,8 +11,8 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
+from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
-from slime_plugins.rollout_buffer.rules.services import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.state.device_reports import report_of_job
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

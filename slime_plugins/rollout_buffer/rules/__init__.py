@@ -5,5 +5,6 @@
 * ``stored_settings`` – the settings of a stored job, typed; ``skip_list`` – what a trainer that resumes skips
 * ``attempt_uid`` – the name of an attempt; ``trajectory_stats`` – the few numbers of a trajectory that charts need
 * ``weight_versions`` – how old weights are; ``vocabulary`` – which token ids and log-probs there can be
-* ``backoff`` – how long to wait before trying again, for everybody; ``services`` – heartbeats and when silence is death
+* ``backoff`` – how long to wait before trying again, for everybody; ``heartbeats`` – who sends some, how often, and
+  when silence is death
 """

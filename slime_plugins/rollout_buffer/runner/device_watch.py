@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, ReportsDevices
-from slime_plugins.rollout_buffer.rules.services import DEVICES
+from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES
 
 __all__ = ["DeviceWatch"]
 

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
 from slime_plugins.rollout_buffer.reporting.token_rows import TokenTexts
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.store import Store
 
 __all__ = [

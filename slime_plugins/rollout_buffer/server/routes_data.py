@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
     Answer,

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.inspection import without_generations
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
 from slime_plugins.rollout_buffer.server.http import (
     Answer,

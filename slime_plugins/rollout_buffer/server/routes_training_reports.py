@@ -8,7 +8,6 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
 from slime_plugins.rollout_buffer.reporting.mismatch import describe_mismatch
 from slime_plugins.rollout_buffer.server.http import json_reply, read_body, the_buffer
-from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 
 __all__ = ["routes"]
 
@@ -19,7 +18,7 @@ routes = Blueprint("rollout_buffer_training_reports", __name__)
 def trainer_rows(job_id: str) -> Response:
     """Keeps what a trainer computed of the rows of a step, beside their trajectories."""
     report = request_models.parse(TrainerReport, read_body())
-    return json_reply(store_report(the_buffer().store, job_id, report))
+    return json_reply(the_buffer().add_trainer_report(job_id, report))
 
 
 @routes.get("/jobs/<id:job_id>/mismatch")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import ServerContext
 
 __all__ = ["SupervisorState", "look_at_supervisor"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_plugins.rollout_buffer.rules.services import DEVICES
+from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

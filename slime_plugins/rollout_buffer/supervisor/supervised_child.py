@@ -19,8 +19,9 @@ from enum import StrEnum
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, HeartbeatMonitor
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy
 
-__all__ = ["ChildSpec", "ChildState", "RestartPolicy", "SupervisedChild"]
+__all__ = ["ChildSpec", "ChildState", "SupervisedChild"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,22 +35,6 @@ class ChildState(StrEnum):
     KILLED = "killed"  # until the kernel has ended all of its session
     ENDED = "ended"  # it was stopped for good
     GIVEN_UP = "given up"  # it crashed too often in a row
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RestartPolicy:
-    """When a child that crashed is started again.
-
-    ``max_crashes`` in a row are the limit, None for none. A child that ran for ``steady_after_s`` begins to count anew.
-    One that is not ready ``start_timeout_s`` after its start, or frozen for ``heartbeat_timeout_s``, counts as crashed.
-    """
-
-    first_s: float = 1.0
-    longest_s: float = 60.0
-    max_crashes: int | None = None
-    steady_after_s: float = 300.0
-    start_timeout_s: float = float("inf")
-    heartbeat_timeout_s: float = 60.0
 
 
 def _always() -> bool:

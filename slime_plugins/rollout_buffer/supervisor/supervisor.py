@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.observability.liveness import HEARTBEAT_VARIABLE, Heartbeat
 from slime_plugins.rollout_buffer.protocol.request_models import EXTERNAL_TASK_TYPE
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage import data_dir, retention
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -35,12 +35,13 @@ from slime_plugins.rollout_buffer.supervisor import child_commands
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
 from slime_plugins.rollout_buffer.supervisor.duties import PUT_OFF, Duties, DutyThread
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
-from slime_plugins.rollout_buffer.supervisor.supervised_child import (
-    ChildSpec,
-    ChildState,
-    RestartPolicy,
-    SupervisedChild,
+from slime_plugins.rollout_buffer.supervisor.restart_policies import (
+    gateway_policy,
+    ray_policy,
+    runner_policy,
+    server_policy,
 )
+from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
 from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
 
 __all__ = ["Supervisor"]
@@ -51,12 +52,6 @@ RETENTION_INTERVAL_S = 60.0
 STOP_PATIENCE_S = 25.0
 WRITE_PATIENCE_S = 10.0
 ANSWER_TIMEOUT_S = 0.2
-MAX_CRASHES = 8
-"""A job fails after so many crashes of its runner in a row, without a trajectory or minutes of work between them."""
-SERVER_POLICY = RestartPolicy(first_s=0.2, longest_s=10.0, steady_after_s=10.0)
-GATEWAY_POLICY = RestartPolicy(first_s=1.0, longest_s=30.0, steady_after_s=60.0)
-RUNNER_POLICY = RestartPolicy(max_crashes=MAX_CRASHES)
-RAY_POLICY = RestartPolicy(first_s=2.0, max_crashes=MAX_CRASHES, start_timeout_s=300.0)
 PORT_TIMEOUT_S = 8.0
 """After a crash: how long the last server may need to let go of the port."""
 ORPHAN_TIMEOUT_S = 15.0
@@ -115,11 +110,10 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
         self._turn_watch = TurnWatch(self.settings.writer_turn_limit_s)
-        heartbeat_timeout_s = self.settings.service_heartbeat_timeout_s
-        policy = replace(SERVER_POLICY, heartbeat_timeout_s=heartbeat_timeout_s)
+        policy = server_policy(self.settings)
         self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
         if self.settings.gateway_port is not None:
-            policy = replace(GATEWAY_POLICY, heartbeat_timeout_s=heartbeat_timeout_s)
+            policy = gateway_policy(self.settings)
             spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
             self._gateway = SupervisedChild(spec)
         self._duties = Duties(
@@ -341,7 +335,7 @@ class Supervisor:
                 ChildSpec(
                     name="local Ray",
                     start=self._start_ray,
-                    policy=replace(RAY_POLICY, heartbeat_timeout_s=self.settings.service_heartbeat_timeout_s),
+                    policy=ray_policy(self.settings),
                     may_start=lambda: self._ray_is_wanted,
                     is_ready=self._hear_ray_address,
                 )
@@ -397,7 +391,7 @@ class Supervisor:
         spec = ChildSpec(
             name=f"runner of job {job.job_id}",
             start=start,
-            policy=replace(RUNNER_POLICY, heartbeat_timeout_s=self.settings.runner_heartbeat_timeout_s),
+            policy=runner_policy(self.settings),
             heartbeats=True,
             may_start=lambda: not self._uses_local_ray(job) or self._local_ray_address() is not None,
             progressed=lambda: self._has_progressed(job.key),

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.cli.commands_prune import seconds_of
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app
 from tests.support import PNG, PNG_HASH, stored_image, written

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.engine import circuit_breaker, report_pacer
 from slime_plugins.rollout_buffer.engine.base import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.rules.services import ENGINE, SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job
 

@@ -20,9 +20,9 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import (
     TokenizerRefusedError,
     WrongMaskError,
 )
+from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import calls_of, message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.tool_calls import calls_of, message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered, check_mask
 from tests.chat_tokenizers import load
 

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.reporting import time_series
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.time_series import MOST_BUCKETS, span_of
-from slime_plugins.rollout_buffer.rules.services import ENGINE
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.state.device_reports import store_report
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord

@@ -13,7 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.rules.services import SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from tests.support import PNG, written
 

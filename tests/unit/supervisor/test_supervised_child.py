@@ -15,10 +15,10 @@ import pytest
 
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy
 from slime_plugins.rollout_buffer.supervisor.supervised_child import (
     ChildSpec,
     ChildState,
-    RestartPolicy,
     SupervisedChild,
 )
 

@@ -13,7 +13,8 @@ from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
-from slime_plugins.rollout_buffer.supervisor.supervisor import MAX_CRASHES, Supervisor
+from slime_plugins.rollout_buffer.supervisor.restart_policies import MAX_CRASHES
+from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from tests.unit.state.test_buffer_after_crashes import played, start_played
 from tests.unit.supervisor.test_supervised_child import Process
 

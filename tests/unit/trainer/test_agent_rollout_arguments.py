@@ -12,7 +12,7 @@ import pytest
 from slime.rollout import agent_rollout_arguments
 from slime.rollout.agent_rollout import forget_jobs, generate_rollout
 from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
-from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args

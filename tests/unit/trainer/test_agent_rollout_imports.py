@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -28,15 +27,8 @@ OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.ut
 MASKS = ("slime.utils.mask_generator",)
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
-MORE_PACKAGES |= {"agent_rollout_dummies": {"megatron", "torch"}}  # it runs on slime's training ranks
+MORE_PACKAGES |= {"agent_rollout_postprocess": {"megatron", "torch"}}  # it runs on slime's training ranks
 """What single modules may import beside them, each where it is used."""
-FORWARDED = {
-    "agent_rollout_feed": "job_feed",
-    "agent_rollout_image_fetch": "image_fetch",
-    "agent_rollout_masks": "masks",
-    "agent_rollout_multimodal": "vision",
-    "agent_rollout_tracking": "tracking",
-}
 
 
 def imported_by(path: Path) -> set[str]:
@@ -53,15 +45,6 @@ def test_the_trainer_side_imports_the_root_alone(path: Path) -> None:
 
     assert {name for name in ours if not name.startswith(allowed) and name != "slime.rollout"} == set()
     assert others <= PACKAGES | MORE_PACKAGES.get(path.stem, set())
-
-
-@pytest.mark.parametrize(("old", "new"), FORWARDED.items())
-def test_names_of_the_last_release_are_still_there(old: str, new: str) -> None:
-    forwarding = importlib.import_module(f"slime.rollout.{old}")
-    package = importlib.import_module(f"slime_plugins.rollout_buffer.trainer.{new}")
-
-    assert set(package.__all__) <= set(forwarding.__all__)
-    assert all(getattr(forwarding, name) is getattr(package, name) for name in package.__all__)
 
 
 @pytest.mark.parametrize("module", ["slime.rollout.agent_rollout", "slime_plugins.rollout_buffer.trainer.rows"])

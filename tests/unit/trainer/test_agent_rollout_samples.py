@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime.rollout import agent_rollout_samples
-from slime.rollout.agent_rollout_dummies import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     consumed_ids,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_dummies import forget_unknown_log_probs, played_share, take_weight_off_dummies
+from slime.rollout.agent_rollout_postprocess import drop_unknown_log_probs, played_share, take_weight_off_dummies
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
 from slime.rollout.agent_rollout_reports import RowName, report_rows, rows_to_report
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
@@ -146,7 +146,7 @@ def test_log_probs_that_nobody_knows_are_forgotten_on_every_rank(who: str) -> No
     data = data_of_a_rank()
     if who == "this rank":
         data["rollout_log_probs"][1][:] = float("nan")
-    forgotten = forget_unknown_log_probs(data, lambda known: [known, who != "another rank"])
+    forgotten = drop_unknown_log_probs(data, lambda known: [known, who != "another rank"])
 
     assert forgotten is (who != "nobody")
     assert ("rollout_log_probs" in data) is not forgotten

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, ToolCall, read_segments
+from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, ToolCall, read_segments
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import schemas, tools_for
 
 __all__ = ["UNREADABLE", "CallReader", "ToolCall", "read_calls", "said_beside_calls"]

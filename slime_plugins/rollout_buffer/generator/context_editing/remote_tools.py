@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall
+from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document, Shelf, require_search_library
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult

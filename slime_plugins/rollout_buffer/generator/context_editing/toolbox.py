@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall
+from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.generator.context_editing.document import ChunkIndex, Document
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings

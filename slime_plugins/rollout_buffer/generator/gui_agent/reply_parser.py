@@ -5,8 +5,8 @@ A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "
 
 Rules where the tool's description leaves room:
 
-* ``engine/tool_calls.py`` reads the call. Beside the thinking there is exactly one: of two, nobody can say which was
-  meant.
+* ``engine/tool_call_parser.py`` reads the call. Beside the thinking there is exactly one: of two, nobody can say which
+  was meant.
 * Coordinates from 0 to 1000 are taken and clamped to 999, because models of this family were trained on both scales.
   Anything beyond points off the screen and is malformed, not clamped: clamping would reward a guess at the edge.
 * Fields that an action does not use are ignored; fields that it needs are never guessed.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall, read_segments
+from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall, read_segments
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import (
     COORDINATE_MAX,

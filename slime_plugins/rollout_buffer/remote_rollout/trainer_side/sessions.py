@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import (
     is_same_message,
     is_same_reply,
 )
-from slime_plugins.rollout_buffer.remote_rollout.tool_calls import message_with_calls
+from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, Entered
 from slime_plugins.rollout_buffer.types import Message
 

@@ -32,9 +32,9 @@ from slime_plugins.rollout_buffer.protocol.request_models import parse
 from slime_plugins.rollout_buffer.remote_rollout.bodies import CompletionBody, EndBody, OpenBody, check_text_only
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens, Tools
 from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictError, SessionEndedError
+from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.settings import TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import Count, check_mask
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import (
     Binding,

@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = [
     "POSTPROCESS_PATH",
-    "forget_unknown_log_probs",
+    "drop_unknown_log_probs",
     "knows_log_probs",
     "played_share",
     "played_trajectories",
@@ -53,7 +53,7 @@ def played_trajectories(rollout_data: Mapping[str, Any]) -> list[set[int]]:
     return [{ids[row] for row in rows if bool(masks[row].any())} for rows in _rows_by_step(rollout_data)]
 
 
-def forget_unknown_log_probs(rollout_data: dict[str, Any], gather: Gather | None = None) -> bool:
+def drop_unknown_log_probs(rollout_data: dict[str, Any], gather: Gather | None = None) -> bool:
     """Removes ``rollout_log_probs`` on every rank where some rank has a row without; returns whether it did.
 
     Ranks agree on it, since they add up what they log, key by key.

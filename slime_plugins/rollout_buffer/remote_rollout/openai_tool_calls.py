@@ -1,6 +1,6 @@
 """Tool calls of a message: those that a server parsed already, or those in its text; and text put into that form. Pure.
 
-``engine/tool_calls.py`` reads them; here they get ids and OpenAI's form.
+``engine/tool_call_parser.py`` reads them; here they get ids and OpenAI's form.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, read_function, read_segments
-from slime_plugins.rollout_buffer.engine.tool_calls import ToolCall as SampledCall
+from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, ToolCall, read_function, read_segments
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["ToolCall", "calls_of", "message_with_calls"]
+__all__ = ["NumberedCall", "calls_of", "message_with_calls"]
 
 Tools = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolCall:
-    """One call. ``problem`` says why it cannot be made: the model is told, and may try again."""
+class NumberedCall:
+    """A call with its id. ``problem`` says why it cannot be made: the model is told, and may try again."""
 
     call_id: str
     name: str
@@ -29,7 +28,7 @@ class ToolCall:
     problem: str | None = None
 
 
-def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[ToolCall]:
+def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCall]:
     """Returns the calls in an assistant message, in order; ids that are missing name the turn and the place."""
     given = message.get("tool_calls")
     if isinstance(given, list) and given:
@@ -57,12 +56,12 @@ def message_with_calls(text: str, turn: int, tools: Tools = ()) -> Message:
     return {"role": "assistant", "content": content, "tool_calls": made}
 
 
-def _openai(call: ToolCall) -> dict[str, Any]:
+def _openai(call: NumberedCall) -> dict[str, Any]:
     arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _read_given(call: Any) -> SampledCall:
+def _read_given(call: Any) -> ToolCall:
     return read_function(call.get("function") if isinstance(call, dict) else None)
 
 
@@ -70,7 +69,7 @@ def _id_of(call: Any) -> str | None:
     return str(call["id"]) if isinstance(call, dict) and call.get("id") else None
 
 
-def _numbered(call: SampledCall, turn: int, place: int, call_id: str | None = None) -> ToolCall:
-    return ToolCall(
+def _numbered(call: ToolCall, turn: int, place: int, call_id: str | None = None) -> NumberedCall:
+    return NumberedCall(
         call_id=call_id or f"call_{turn}_{place}", name=call.name, arguments=call.arguments, problem=call.problem
     )

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.engine.tool_calls import SegmentKind, read_function, read_segments
+from slime_plugins.rollout_buffer.engine.tool_call_parser import SegmentKind, read_function, read_segments
 from slime_plugins.rollout_buffer.gateway.parsed_reply import parse_reply as gateway_reply
 from slime_plugins.rollout_buffer.generator.context_editing.calls import read_calls
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedAction
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import parse_reply as phone_reply
-from slime_plugins.rollout_buffer.remote_rollout.tool_calls import calls_of, message_with_calls
+from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import calls_of, message_with_calls
 
 Call = tuple[str, Mapping[str, Any]]
 

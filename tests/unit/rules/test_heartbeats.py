@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_plugins.rollout_buffer.rules.services import DEVICES, ENGINE, SUPERVISOR, Service
+from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR, Service
 
 
 @pytest.mark.parametrize("service", [SUPERVISOR, ENGINE, DEVICES])
