@@ -171,9 +171,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="sglang-vision",
-        needs="ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL: an SGLang with a Qwen3-VL or Qwen2.5-VL of this machine",
+        needs="ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL: an SGLang with a Qwen-VL of this machine; torchvision",
         tests=("tests/integration/test_engine_real.py", "tests/integration/test_images_real_engine.py"),
-        lacks=_engine("ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL"),
+        lacks=_all(_engine("ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL"), _module("torchvision")),
         adds=_vision_model,
     ),
     Row(

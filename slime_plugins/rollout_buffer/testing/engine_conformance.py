@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVers
 
 __all__ = ["EngineContract", "HttpClientContract", "SglangServerContract", "VisionContract", "http_answer"]
 
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class EngineContract:
