@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 
+import slime_plugins.rollout_buffer.generator.miniwob.browser as browsers
+import slime_plugins.rollout_buffer.generator.miniwob.device as device_module
 from slime_plugins.rollout_buffer.devices.leased_device import DIED
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings
 from slime_plugins.rollout_buffer.generator.miniwob.device import BrowserPage
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, task_names
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
-from tests.miniwob_browsers import browser_page, needs_a_browser
+from tests.miniwob_browsers import browser_page, browser_process, driver_process, needs_a_browser
 
 pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -220,18 +224,65 @@ def test_a_page_that_crashes_is_a_device_that_died_and_takes_no_other_along() ->
 def test_a_browser_that_dies_takes_its_pages_and_the_next_one_gets_another() -> None:
     with browser_page() as page:
         page.reset("click-button", 3)
-
-        async def browser_process() -> int:
-            session = await page._opened.browser.new_browser_cdp_session()
-            found = await session.send("SystemInfo.getProcessInfo")
-            return next(int(process["id"]) for process in found["processInfo"] if process["type"] == "browser")
-
-        os.kill(page._do(browser_process, 20.0, "asking for processes"), signal.SIGKILL)
+        os.kill(page._do(lambda: browser_process(page._opened), 20.0, "asking for processes"), signal.SIGKILL)
         with pytest.raises(DeviceError):
             page.score()
         assert page.lost()
         with browser_page() as another:
             assert another.reset("click-button", 3).goal
+
+
+def test_a_killed_driver_takes_its_pages_and_the_next_page_gets_another() -> None:
+    """Whoever still holds a page of it: a driver that is gone says so to nobody, and its browsers seem connected."""
+    with browser_page() as other, browser_page() as page:
+        page.reset("click-button", 3)
+        os.kill(driver_process(), signal.SIGKILL)
+        with pytest.raises(DeviceError) as died:
+            page.score()
+        assert died.value.detail["fault"] == DIED
+        assert page.lost()
+        assert other.lost()
+        with browser_page() as another:
+            assert another.reset("click-button", 3).goal
+
+
+def test_a_page_that_is_closed_behind_its_device_is_a_device_that_died() -> None:
+    with browser_page() as page:
+        page.reset("click-button", 3)
+        page._do(page._opened.page.close, 20.0, "a test's closing")
+        with pytest.raises(DeviceError) as died:
+            page.step(tap((100, 100)))
+        assert died.value.detail["fault"] == DIED
+
+
+def test_a_browser_that_stands_still_is_given_up_and_the_next_page_gets_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(browsers, "ANSWER_S", 1.0)
+    with browser_page(score_timeout_s=1.0) as other, browser_page(score_timeout_s=1.0) as page:
+        page.reset("click-button", 3)
+        process = page._do(lambda: browser_process(page._opened), 20.0, "asking for processes")
+        os.kill(process, signal.SIGSTOP)
+        try:
+            with pytest.raises(DeviceError) as died:
+                page.score()
+            assert died.value.detail["fault"] == DIED
+            assert other.lost()
+            with browser_page() as another:
+                assert another.reset("click-button", 3).goal
+        finally:
+            os.kill(process, signal.SIGKILL)
+
+
+def test_the_last_page_takes_browser_and_driver_along_and_a_page_that_does_not_open_leaves_nothing() -> None:
+    shared = browsers.SharedBrowsers()
+    options = device_module._launch_options(MiniWobSettings())
+    opened = shared.open(options)
+    with pytest.raises(DeviceError):
+        shared.open(dataclasses.replace(options, script=None))  # type: ignore[arg-type]  # Playwright refuses it
+    assert [len(each.pages) for each in shared._shared] == [1]
+    shared.close(opened, 20.0)
+    assert (shared._shared, shared._playwright) == ([], None)
 
 
 def test_a_page_that_was_loaded_anew_has_no_score(device: BrowserPage) -> None:

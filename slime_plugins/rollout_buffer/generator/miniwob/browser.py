@@ -8,11 +8,11 @@ along.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright
 
 __all__ = ["CHROMIUM_VARIABLE", "LaunchOptions", "OpenPage", "SharedBrowsers", "find_chromium", "shared_browsers"]
+
+logger = logging.getLogger(__name__)
 
 CHROMIUM_VARIABLE = "ROLLOUT_BUFFER_CHROMIUM"
 INSTALL = "apt install chromium, or python -m playwright install chromium"
@@ -37,6 +39,13 @@ _ARGUMENTS = (
     "--mute-audio",
     "--disable-dev-shm-usage",
 )
+
+END_S = 5.0
+"""The most that the end of a page, a browser or the driver is waited for."""
+ANSWER_S = 15.0
+"""A browser that says nothing for so long is given up."""
+GRACE_S = 10.0
+"""What a call may take beyond its limit, to undo what it began."""
 
 _Result = TypeVar("_Result")
 
@@ -71,10 +80,17 @@ class OpenPage:
 
 @dataclass(kw_only=True, slots=True)
 class _Shared:
+    """A browser and its pages. ``retired`` takes no more of them, and ends with its last one."""
+
     browser: Browser
     options: LaunchOptions
     pages: list[OpenPage] = field(default_factory=list)
     opening: int = 0
+    retired: bool = False
+
+    def has_room_for(self, options: LaunchOptions) -> bool:
+        taken = len(self.pages) + self.opening
+        return self.options == options and not self.retired and taken < options.pages_per_browser
 
 
 def find_chromium(named: str = "") -> str:
@@ -109,6 +125,7 @@ class SharedBrowsers:
         self._playwright: Playwright | None = None
         self._shared: list[_Shared] = []
         self._lock = asyncio.Lock()
+        self._background: set[asyncio.Task[object]] = set()
         threading.Thread(target=self._loop.run_forever, name="browsers", daemon=True).start()
 
     def open(self, options: LaunchOptions) -> OpenPage:
@@ -138,11 +155,13 @@ class SharedBrowsers:
         """
         if opened is not None and opened.lost:
             raise device_died(opened.lost)
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(self._limited(work, opened, timeout_s), self._loop)
         try:
-            return future.result(timeout_s)
-        except FutureTimeoutError as timeout:
+            return future.result(timeout_s + ANSWER_S + GRACE_S)
+        except TimeoutError as timeout:
             future.cancel()
+            if opened is not None and opened.lost:
+                raise device_died(opened.lost) from timeout
             raise DeviceError(f"{doing} took longer than {timeout_s:g} s") from timeout
         except (ConfigError, DeviceError):
             raise
@@ -151,22 +170,46 @@ class SharedBrowsers:
                 raise device_died(opened.lost) from error
             raise DeviceError(f"{doing} failed: {_first_line(error)}") from error
 
+    async def _limited(
+        self, work: Callable[[], Coroutine[Any, Any, _Result]], opened: OpenPage | None, timeout_s: float
+    ) -> _Result:
+        """The limit is kept on the loop, so that work which is cut off has undone what it began before it ends.
+
+        A failure may be that of the browser or of Playwright's driver, neither of which need say so by itself.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work()
+        except (ConfigError, DeviceError):
+            raise
+        except Exception:  # the limit as well: a browser that was stopped fails at nothing
+            if opened is None or not opened.lost:
+                await self._drop_the_dead()
+            raise
+
     async def _open(self, options: LaunchOptions) -> OpenPage:
         async with self._lock:
             shared = await self._with_room(options)
             shared.opening += 1
         try:
             opened = await _open_page(shared)
-            shared.pages.append(opened)
-            return opened
+        except BaseException:
+            # What is left of the page inside this browser nobody knows: it ends when its other pages have ended.
+            shared.retired = True
+            self._spawn(self._tidy())
+            raise
         finally:
             shared.opening -= 1
+        shared.pages.append(opened)
+        if not shared.browser.is_connected():
+            _lose(opened, "the browser is gone")
+        return opened
 
     async def _with_room(self, options: LaunchOptions) -> _Shared:
         """Returns a browser that takes one more page."""
-        self._shared = [shared for shared in self._shared if shared.browser.is_connected()]
+        await self._end_the_unused()
         for shared in self._shared:
-            if shared.options == options and len(shared.pages) + shared.opening < options.pages_per_browser:
+            if shared.has_room_for(options):
                 return shared
         started = _Shared(browser=await self._launch(options), options=options)
         started.browser.on("disconnected", lambda _browser: _lose_all(started))
@@ -191,17 +234,52 @@ class SharedBrowsers:
         )
 
     async def _close(self, opened: OpenPage) -> None:
+        shared = next((shared for shared in self._shared if opened in shared.pages), None)
+        if shared is None:
+            return
+        shared.pages.remove(opened)
+        if shared.pages and shared.browser.is_connected() and not await _ended(opened.context.close()):
+            shared.retired = True
+        await self._tidy()
+
+    async def _tidy(self) -> None:
         async with self._lock:
-            for shared in list(self._shared):
-                if opened in shared.pages:
-                    shared.pages.remove(opened)
-                    await _end(shared, opened)
-                if not shared.pages and not shared.opening:
-                    self._shared.remove(shared)
-                    await shared.browser.close()
-            if not self._shared and self._playwright is not None:
-                playwright, self._playwright = self._playwright, None
-                await playwright.stop()
+            await self._end_the_unused()
+
+    async def _end_the_unused(self) -> None:
+        """Ends browsers without pages, and the driver when it has no browser any more. Holds the lock."""
+        for shared in [each for each in self._shared if _is_unused(each)]:
+            self._shared.remove(shared)
+            await _ended(shared.browser.close())
+        if not self._shared:
+            await self._end_driver()
+
+    async def _drop_the_dead(self) -> None:
+        """Gives up the browsers that do not answer, with their pages, and a driver none of whose browsers answers.
+
+        A driver that was killed tells nobody: its browsers seem connected, and everything asked of it fails.
+        """
+        asked = list(self._shared)
+        answers = await asyncio.gather(*(_answers(shared.browser) for shared in asked))
+        dead = [shared for shared, answered in zip(asked, answers, strict=True) if not answered]
+        for shared in dead:
+            shared.retired = True
+            _lose_all(shared)
+        self._shared = [shared for shared in self._shared if shared not in dead]
+        for shared in dead:
+            self._spawn(_ended(shared.browser.close()))
+        if not self._shared and not self._lock.locked():  # else a browser is being launched, and ends it if it fails
+            await self._end_driver()
+
+    async def _end_driver(self) -> None:
+        playwright, self._playwright = self._playwright, None
+        if playwright is not None:
+            await _ended(playwright.stop())
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
 async def _open_page(shared: _Shared) -> OpenPage:
@@ -226,9 +304,31 @@ async def _open_page(shared: _Shared) -> OpenPage:
     return opened
 
 
-async def _end(shared: _Shared, opened: OpenPage) -> None:
-    if shared.browser.is_connected():
-        await opened.context.close()
+def _is_unused(shared: _Shared) -> bool:
+    return not shared.opening and (not shared.pages or not shared.browser.is_connected())
+
+
+async def _answers(browser: Browser) -> bool:
+    """Whether a browser does what it is asked, by way of the driver."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            session = await browser.new_browser_cdp_session()
+            await session.send("Browser.getVersion")
+            await session.detach()
+    except Exception:  # noqa: BLE001 - Playwright's errors and its transport's: each is an answer, no
+        return False
+    return True
+
+
+async def _ended(ending: Coroutine[Any, Any, object]) -> bool:
+    """Whether something of Playwright's came to its end, in time; what did not is given up."""
+    try:
+        async with asyncio.timeout(END_S):
+            await ending
+    except Exception as error:  # noqa: BLE001 - it is given up whatever it broke with
+        logger.warning("a browser, or a page of it, did not end as it should: %s", _first_line(error))
+        return False
+    return True
 
 
 def _lose(opened: OpenPage, why: str) -> None:
