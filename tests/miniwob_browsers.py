@@ -74,7 +74,8 @@ def processes_below(pid: int) -> list[BelowUs]:
             with suppress(OSError):  # it has ended meanwhile
                 state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
                 parents.update({} if state == "Z" else {int(folder.name): int(parent)})
-    found, wanted = [], {pid}
+    found: list[BelowUs] = []
+    wanted = {pid}
     while children := {child for child, parent in parents.items() if parent in wanted} - {one.pid for one in found}:
         found += [_process(child) for child in children]
         wanted = children

@@ -2,8 +2,10 @@
 
     python -m tests.miniwob_faults --episodes 1000 --pages 8
 
-The policy solves its tasks, so whatever reward is not 1 would be a fault's. An episode whose page dies is played again,
-as the runner does.
+Killed is whatever ``Fault`` names: a page is closed or its renderer crashes, its browser dies with the pages that share
+it, or the driver through which all are talked to. The policy solves its tasks, so whatever reward is not 1 would be a
+fault's. An episode whose page dies is played again, as the runner does. In the end nothing may be left: no process, no
+thread, and not much more memory than after the first episodes.
 """
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ import contextlib
 import json
 import os
 import random
+import signal
 import sys
+import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -34,25 +41,66 @@ from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.miniwob_browsers import browser_process, driver_process, processes_below
 
 TASKS = ("click-button", "click-test-2", "enter-text", "click-tab", "click-option", "simple-algebra")
 MOST_ATTEMPTS = 30
+LATEST_S = 0.3
+"""A fault comes at most so long after the reply in which it was decided, so that it hits every part of an episode."""
+MOST_GROWTH = 1.3
+"""Of the memory that is held after a tenth of the episodes: what only grows would grow further than this."""
+LONGEST_END_S = 60.0
+THREADS_OF_THE_BROWSERS = 1
+"""The one in which Playwright's loop runs, which stays."""
+
+
+class Fault(StrEnum):
+    """What is killed."""
+
+    PAGE_CLOSED = "page closed"
+    RENDERER_CRASHED = "renderer crashed"
+    BROWSER_KILLED = "browser killed"
+    DRIVER_KILLED = "driver killed"
+
+
+WEIGHTS = {Fault.PAGE_CLOSED: 8, Fault.RENDERER_CRASHED: 8, Fault.BROWSER_KILLED: 3, Fault.DRIVER_KILLED: 1}
 
 
 @dataclass
 class Account:
-    """What became of the episodes. ``killed`` counts pages, ``failures`` attempts by what they failed with."""
+    """What became of the episodes. ``killed`` counts faults, ``failures`` attempts by what they failed with.
+
+    ``memory`` is what this process holds in bytes after a tenth of the episodes, and after all of them.
+    """
 
     rewards: Counter[float] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     given_up: int = 0
-    killed: int = 0
+    killed: Counter[str] = field(default_factory=Counter)
     devices_left: int = 0
+    memory: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    left_over: list[str] = field(default_factory=list)
+
+    def complaints(self, episodes: int) -> list[str]:
+        """Says what is wrong with it."""
+        found = []
+        if set(self.rewards) != {1.0}:
+            found.append(f"a fault was rewarded: {dict(self.rewards)}")
+        if self.rewards[1.0] + self.given_up != episodes:
+            found.append(f"{episodes - self.rewards[1.0] - self.given_up} episodes are not accounted for")
+        if self.given_up:
+            found.append(f"{self.given_up} episodes never came to their end")
+        if self.memory and self.memory[-1] > MOST_GROWTH * self.memory[0]:
+            found.append(f"memory grew from {self.memory[0]} to {self.memory[-1]} bytes")
+        return found + [f"left over: {each}" for each in self.left_over]
 
 
 async def play_under_faults(episodes: int, pages: int, share: float, seed: int = 0) -> Account:
     """Plays ``episodes`` on ``pages`` pages; in ``share`` of the attempts the page is killed before some turn."""
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
+    os.environ["ROLLOUT_BUFFER_MINIWOB__PAGES_PER_BROWSER"] = str(max(pages // 2, 1))
+    threads_before, began = threading.active_count(), time.monotonic()
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     account, randomness = Account(), random.Random(seed)
     doomed: set[str] = set()
@@ -60,7 +108,8 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     def reply(request: GenerateRequest) -> str:
         if request.session_id in doomed:
             doomed.discard(str(request.session_id))
-            account.killed += kill_a_page(shared_browsers(), randomness)
+            if fault := kill_something(shared_browsers(), randomness):
+                account.killed[fault.value] += 1
         said = read_conversation(tokenizer.decode(request.input_ids), [])
         return reply_to(said, skill=1.0, rng=SessionRng(seed, str(request.session_id)))
 
@@ -77,6 +126,11 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     room = asyncio.Semaphore(pages)
 
     async def episode(number: int) -> None:
+        await play_to_its_end(number)
+        if sum(account.rewards.values()) == max(episodes // 10, 1):
+            account.memory.append(resident())
+
+    async def play_to_its_end(number: int) -> None:
         task = {"task_name": TASKS[number % len(TASKS)], "params_idx": number % 4}
         for attempt in range(MOST_ATTEMPTS):
             name = f"e{number}a{attempt}"
@@ -95,34 +149,64 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     await asyncio.gather(*(episode(number) for number in range(episodes)))
     account.devices_left = len((await pool.snapshot())["devices"])
     await generator.close()
+    account.memory.append(resident())
+    account.left_over = await what_is_left(threads_before)
+    account.seconds = round(time.monotonic() - began, 1)
     return account
 
 
-def kill_a_page(browsers: SharedBrowsers, randomness: random.Random) -> int:
-    """Crashes a page that is open, whoever plays on it; returns how many that were."""
+async def what_is_left(threads_before: int) -> list[str]:
+    """Returns the processes and threads that outlive their pool, which closes its pages without waiting for them."""
+    deadline = time.monotonic() + LONGEST_END_S
+    while True:
+        processes = [each.command[:80] for each in processes_below(os.getpid()) if each.command]
+        threads = threading.active_count() - threads_before - THREADS_OF_THE_BROWSERS
+        if (not processes and threads <= 0) or time.monotonic() >= deadline:
+            return processes + ([f"{threads} threads"] if threads > 0 else [])
+        await asyncio.sleep(0.2)
+
+
+def resident() -> int:
+    """The memory that this process holds, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def kill_something(browsers: SharedBrowsers, randomness: random.Random) -> Fault | None:
+    """Breaks a page that is open, whoever plays on it, a moment later; returns how, None where none is open."""
     opened = [page for shared in list(browsers._shared) for page in list(shared.pages) if not page.lost]
     if not opened:
-        return 0
-    asyncio.run_coroutine_threadsafe(_crash(randomness.choice(opened)), browsers._loop)
-    return 1
+        return None
+    fault = randomness.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    later = _break(randomness.choice(opened), fault, randomness.uniform(0.0, LATEST_S))
+    asyncio.run_coroutine_threadsafe(later, browsers._loop)
+    return fault
 
 
-async def _crash(opened: OpenPage) -> None:
-    with contextlib.suppress(Exception):
-        await asyncio.wait_for(opened.protocol.send("Page.crash"), 5.0)
+async def _break(opened: OpenPage, fault: Fault, delay_s: float) -> None:
+    with contextlib.suppress(Exception):  # somebody else may have killed it before
+        await asyncio.sleep(delay_s)
+        async with asyncio.timeout(5.0):
+            if fault is Fault.PAGE_CLOSED:
+                await opened.page.close()
+            elif fault is Fault.RENDERER_CRASHED:
+                await opened.protocol.send("Page.crash")
+            elif fault is Fault.BROWSER_KILLED:
+                os.kill(await browser_process(opened), signal.SIGKILL)
+            else:
+                os.kill(driver_process(), signal.SIGKILL)
 
 
 def main() -> int:
-    """Prints the account as JSON; returns 1 where it does not balance, or a fault was rewarded."""
+    """Prints the account as JSON; returns 1 where it does not balance, a fault was rewarded, or something is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--pages", type=int, default=8)
     parser.add_argument("--share", type=float, default=1 / 3, help="of the attempts in which a page is killed")
     given = parser.parse_args()
     account = asyncio.run(play_under_faults(given.episodes, given.pages, given.share))
-    told = {**account.__dict__, "rewards": dict(account.rewards), "failures": dict(account.failures)}
-    sys.stdout.write(json.dumps(told) + "\n")
-    return int(set(account.rewards) != {1.0} or account.rewards[1.0] + account.given_up != given.episodes)
+    complaints = account.complaints(given.episodes)
+    sys.stdout.write(json.dumps({**account.__dict__, "complaints": complaints}) + "\n")
+    return int(bool(complaints))
 
 
 if __name__ == "__main__":
