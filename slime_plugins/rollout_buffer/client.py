@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -116,25 +115,9 @@ def _all_errors(kind: type[errors.RolloutBufferError]) -> list[type[errors.Rollo
 
 
 def why_no_answer(error: Exception) -> str:
-    """Returns in a few words what the network did, as the operating system says it, without the libraries' stack."""
-    if isinstance(error, requests.exceptions.SSLError | aiohttp.ClientSSLError):
-        why = "it speaks no TLS, or its certificate is not trusted"
-    elif isinstance(error, TimeoutError | requests.Timeout):
-        why = "it took too long"
-    else:
-        why = _innermost_reason(error) or "the connection broke"
+    """Returns in a few words who did not answer, and what the network did."""
     where = _address(error)
-    return f"no answer from the buffer{f' at {where}' if where else ''}: {why}"
-
-
-def _innermost_reason(error: BaseException | None) -> str:
-    why = ""
-    while error is not None:
-        if isinstance(error, OSError) and error.strerror:
-            # asyncio writes a sentence of its own there, with the address as a tuple.
-            why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
-        error = error.__cause__ or error.__context__
-    return why
+    return f"no answer from the buffer{f' at {where}' if where else ''}: {errors.network_reason(error)}"
 
 
 def _address(error: Exception) -> str:

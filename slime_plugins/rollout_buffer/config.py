@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -135,11 +137,15 @@ def token_from_environment() -> str | None:
     return os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
 
 
-def sentences(error: ValidationError) -> list[str]:
-    """Turns pydantic's findings into sentences that start with the field's name."""
+def sentences(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
+    """Turns pydantic's findings into sentences that start with the field's name; ``known`` are those that there are."""
     found = []
     for entry in error.errors():
         where = ".".join(str(part) for part in entry["loc"]) or "the request"
+        if entry["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(where, list(known), n=1)
+            found.append(f"{where} is not known{f'; did you mean {near[0]}?' if near else ''}")
+            continue
         message = entry["msg"].removeprefix("Value error, ")
         found.append(f"{where}: {message}" if entry["loc"] else message)
     return found

@@ -35,6 +35,7 @@ other processes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -236,3 +237,24 @@ class EnvironmentSetupError(EpisodeError):
     """The task could not be set up."""
 
     code = "environment_setup"
+
+
+def network_reason(error: BaseException) -> str:
+    """Returns in a few words what the network did, as the operating system says it, without the libraries' stack."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
+        chain.append(inner)
+    if "SSLError" in {kind.__name__ for one in chain for kind in type(one).__mro__}:
+        return "it speaks no TLS, or its certificate is not trusted"
+    # urllib3 derives a refused connection from a TimeoutError of its own: only Python's counts, and requests' Timeout.
+    if any(isinstance(one, TimeoutError) for one in chain) or "Timeout" in [
+        kind.__name__ for kind in type(error).__mro__
+    ]:
+        return "it took too long"
+    said = [_by_the_system(one) for one in chain if isinstance(one, OSError) and one.strerror]
+    return said[-1] if said else "the connection broke"
+
+
+def _by_the_system(error: OSError) -> str:
+    """asyncio writes a sentence of its own over the system's, with the address as a tuple."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,10 +14,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+import requests
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Request, RolloutBufferClient
-from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError, network_reason
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "start_rollout": (({"rollout_task_type": "math"},), {}),
@@ -155,3 +158,22 @@ def test_errors_come_back_as_they_were_written() -> None:
     said = json.dumps(wire.encode_error("not_found", "no such job", {"job": "a"})).encode()
     assert wire.decode_error(said) == ("not_found", "no such job", {"job": "a"})
     assert wire.decode_error(json.dumps(wire.encode_error("busy", "wait")).encode()) == ("busy", "wait", {})
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9)"), "Connection refused"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (TimeoutError(), "it took too long"),
+        (requests.exceptions.ReadTimeout("read"), "it took too long"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "it speaks no TLS, or its certificate"),
+        (aiohttp.ServerDisconnectedError(), "the connection broke"),
+    ],
+)
+def test_what_the_network_did_is_said_in_a_few_words(error: Exception, says: str) -> None:
+    outer = RuntimeError("a library's own, with <object at 0x7f>")
+    outer.__cause__ = error
+
+    assert network_reason(error).startswith(says)
+    assert isinstance(error, requests.RequestException) or network_reason(outer).startswith(says)

@@ -85,7 +85,8 @@ def attempts(
             for line in _message(message, _named_only, LONG_TEXT):
                 console.print(line)
         console.print()
-    print_page("" if page["attempts"] else "no such attempt failed", page)
+    none = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
+    print_page("" if page["attempts"] else none, page)
 
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
     lines: list[RenderableType] = [grid, _accounting(slots), *_now(job.get("now") or {})]
-    if job["cause"]:
+    explained = "".join(one["message"] for one in (job.get("now") or {}).get("explanation", ()))
+    if job["cause"] and job["cause"] not in explained:
         lines.append(Text(f"  cause: {job['cause']}", style="red"))
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())

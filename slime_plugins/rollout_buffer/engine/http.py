@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     is_refusal_of_request,
     parse_generate_reply,
 )
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError, network_reason
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, SamplingParams, WeightVersionSpan
@@ -284,7 +284,7 @@ class HttpEngine:
             ) as response:
                 return HttpAnswer(status=response.status, body=await _whole_body(response))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
-            raise RefusalError(f"cannot be reached ({type(error).__name__}: {error})") from error
+            raise RefusalError(f"cannot be reached ({network_reason(error)})") from error
         except aiohttp.InvalidURL as error:
             raise EngineError("the engine's address is no URL that can be asked") from error
         except aiohttp.ClientError as error:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError, network_reason
 from slime_plugins.rollout_buffer.gateway.service import ScoreAsked
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
@@ -44,7 +44,7 @@ class Scorer:
                 answer = await _limited(response)
                 return _read(response.status, answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _failed(f"cannot be reached ({type(error).__name__}: {error})") from error
+            raise _failed(f"cannot be reached ({network_reason(error)})") from error
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -65,6 +65,8 @@ ENGINES_OWN = (
     "top_k",
 )  # fmt: skip
 """Sampling parameters that the engine knows, beside those of slime: what a misspelt one may have meant."""
+SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty")
+"""Sampling parameters that mean nothing else: beside ``sampling_params`` they are in the wrong place."""
 GATEWAYS_OWN = "pin_sampling_params"
 """An option that is like a field, and none."""
 LIKENESS_OF_A_TYPO = 0.84
@@ -271,7 +273,8 @@ class StartPayload(JobSettings):
         if not isinstance(body, dict):
             return body
         sampling = body.get("sampling_params")
-        wrong = _misspelt(body, [*cls.model_fields, GATEWAYS_OWN], "")
+        known = [*cls.model_fields, GATEWAYS_OWN]
+        wrong = _misspelt(body, known, "") + _misplaced(body, known)
         if isinstance(sampling, dict):
             wrong += _misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
         if wrong:
@@ -426,10 +429,20 @@ def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found = sentences(error)
+        found = sentences(error, model.model_fields)
         raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
     except RecursionError as error:
         raise InvalidPayloadError("the body is nested too deeply") from error
+
+
+def _misplaced(given: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Says of each sampling parameter beside ``sampling_params`` where it belongs: there it would do nothing."""
+    found = []
+    for key in given:
+        near = difflib.get_close_matches(str(key), [*known, *SAMPLING_ALONE], n=1, cutoff=LIKENESS_OF_A_TYPO)
+        if near and near[0] in SAMPLING_ALONE:
+            found.append(f"{key} is not known here; did you mean sampling_params.{near[0]}?")
+    return found
 
 
 def _misspelt(given: Mapping[str, Any], known: Iterable[str], prefix: str) -> list[str]:

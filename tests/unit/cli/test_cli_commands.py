@@ -173,7 +173,7 @@ def test_failed_attempts_are_listed_with_their_error_and_what_was_said(served: S
         assert part in said
     assert "phone 0" not in said
     assert "no such attempt" in served.said("attempts", "f", "--error-code", "engine")
-    assert "no such attempt" in served.said("attempts", "j")
+    assert "no attempt of j failed" in served.said("attempts", "j")
     assert served.run("attempts", "nobody").exit_code == 2
 
 

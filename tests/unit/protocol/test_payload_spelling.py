@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload, parse
 
 BODY: dict[str, Any] = {
     "task_type": "math",
@@ -24,6 +24,9 @@ BODY: dict[str, Any] = {
             {"sampling_params": {"temprature": 0.8}},
             "sampling_params.temprature is not known; did you mean .*temperature",
         ),
+        ({"temperature": 0.7}, "temperature is not known here; did you mean sampling_params.temperature"),
+        ({"temprature": 0.7}, "temprature is not known here; did you mean sampling_params.temperature"),
+        ({"max_new_tokens": 7}, "did you mean sampling_params.max_new_tokens"),
         ({"sampling_params": {"max_token": 8}}, "did you mean sampling_params.max_tokens"),
         ({"sampling_params": {"topk": 8}}, "did you mean sampling_params.top_k"),
         ({"group_timeout_second": 8}, "group_timeout_second is not known; did you mean group_timeout_seconds"),
@@ -58,3 +61,11 @@ def test_options_of_generators_and_parameters_of_engines_pass() -> None:
 
     assert payload.options == options
     assert payload.sampling().extra["lora_path"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [("lease", "lease is not known; did you mean lease_s?"), ("xyz", "xyz is not known$")]
+)
+def test_a_key_that_a_body_does_not_have_is_refused_with_the_nearest(key: str, says: str) -> None:
+    with pytest.raises(InvalidPayloadError, match=says):
+        parse(PollPayload, {"job_id": "j", key: 1})

@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     NotFoundError,
     UnavailableError,
+    network_reason,
 )
 from slime_plugins.rollout_buffer.protocol.auth import check_bearer
 from slime_plugins.rollout_buffer.protocol.request_models import parse
@@ -399,7 +400,7 @@ class TrainerSide:
         try:
             return await self._sink.write([item_of(trajectory)], job_id=binding.job_id)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
-            raise UnavailableError(f"the buffer cannot be reached ({type(error).__name__}: {error})") from error
+            raise UnavailableError(f"the buffer cannot be reached ({network_reason(error)})") from error
 
     def _trajectory(self, session: TrainerSession, end: EndBody) -> Trajectory:
         if not session.turns:
