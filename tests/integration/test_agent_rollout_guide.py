@@ -225,10 +225,12 @@ async def test_a_timeout_says_how_its_job_ended(start_buffer: StartBuffer, stand
     unlabelled = buffer.folder / "unlabelled.jsonl"
     unlabelled.write_text('{"instance_id": "math_001", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
     args = arguments(buffer, stand_in_engine, prompt_data=str(unlabelled))
-    await asyncio.to_thread(start_rollout, buffer.url, args, {})
+    told = await asyncio.to_thread(start_rollout, buffer.url, args, {})
+    job_id = told["job_id"]
+    await asyncio.to_thread(wait_until, lambda: buffer.client.job(job_id)["state"] == "failed", 60, "its end")
 
     with pytest.raises(asyncio.TimeoutError, match=r"is failed: .*attempts failed: instance math_001 needs a label"):
-        await get_rollout_data(buffer.url, None, 20.0)
+        await get_rollout_data(buffer.url, None, 2.0)
 
 
 async def test_a_loop_gets_the_job_that_it_started_beside_others(

@@ -274,6 +274,7 @@ async def test_a_nodes_death_costs_its_attempts_and_a_new_node_takes_over(
 # ---- what else breaks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.large  # that a worker which hangs is killed and replaced, test_device_pool_ray.py claims of one cluster
 async def test_a_stopped_worker_process_counts_as_hung_and_is_killed_and_replaced(head: str, first_node: Node) -> None:
     async with pool_at(head, num_workers=1, step_timeout_s=5) as pool:
         async with await pool.acquire() as device:
