@@ -27,10 +27,10 @@ def programs(tmp_path: Path) -> Path:
 
 def add_python(programs: Path, name: str, version: tuple[int, int]) -> None:
     """A Python that answers whether it is supported, makes an environment, and takes note of the rest."""
-    supported = (3, 11) <= version <= (3, 13)
+    said = ".".join(map(str, version))
     (programs / name).write_text(
         f'#!/bin/bash\necho "{name} $*" >>{programs}/calls\n'
-        f'if [ "$1" = -c ]; then exit {0 if supported else 1}; fi\n'
+        f'if [ "$1" = -c ]; then echo {said}; exit; fi\n'
         f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cat "$0" >"$3/bin/python"; chmod +x "$3/bin/python"; fi\n'
     )
     (programs / name).chmod(0o755)
@@ -61,7 +61,8 @@ def sourced(programs: Path, command: str, **variables: str) -> subprocess.Comple
     ("there", "taken"),
     [
         ({"python3.11": (3, 11), "python3.12": (3, 12), "python3.13": (3, 13)}, "python3.13"),
-        ({"python3.11": (3, 11), "python3": (3, 13)}, "python3.11"),
+        ({"python3.11": (3, 11), "python3": (3, 13)}, "python3"),
+        ({"python3.12": (3, 12), "python3": (3, 11)}, "python3.12"),
         ({"python3.14": (3, 14), "python3": (3, 12)}, "python3"),
         ({"python3.13": (2, 7), "python3.12": (3, 12)}, "python3.12"),
     ],
@@ -73,12 +74,20 @@ def test_the_newest_supported_python_is_taken(programs: Path, there: dict[str, t
     assert sourced(programs, "find_python").stdout.strip() == taken
 
 
+def test_what_a_version_manager_has_and_does_not_activate_is_passed_by(programs: Path) -> None:
+    add_python(programs, "python3.12", (3, 12))
+    (programs / "python3.13").write_text("#!/bin/bash\necho 'pyenv: python3.13: command not found' >&2; exit 127\n")
+    (programs / "python3.13").chmod(0o755)
+
+    assert sourced(programs, "find_python").stdout.strip() == "python3.12"
+
+
 def test_a_python_that_was_named_is_taken_or_refused(programs: Path) -> None:
-    add_python(programs, "mine", (3, 11))
+    add_python(programs, "my own", (3, 11))
     add_python(programs, "old", (3, 10))
     add_python(programs, "python3.13", (3, 13))
 
-    assert sourced(programs, "find_python", ROLLOUT_BUFFER_PYTHON="mine").stdout.strip() == "mine"
+    assert sourced(programs, "find_python", ROLLOUT_BUFFER_PYTHON="my own").stdout.strip() == "my own"
     refused = sourced(programs, "find_python", ROLLOUT_BUFFER_PYTHON="old")
     assert refused.returncode == 1
     assert "ROLLOUT_BUFFER_PYTHON is old, which is no Python 3.11, 3.12 or 3.13" in refused.stderr
