@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
     from slime_plugins.rollout_buffer.errors import RolloutBufferError
     from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
-    from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
+    from slime_plugins.rollout_buffer.trainer.job_feed import (
+        InputExhaustedError,
+        JobEndedError,
+        JobStalledError,
+        RetriesUsedUpError,
+    )
     from slime_plugins.rollout_buffer.trainer.records import RolloutBatch, RolloutGroup, RolloutRow, RolloutTrajectory
     from slime_plugins.rollout_buffer.trainer.rollout_feed import RolloutFeed
     from slime_plugins.rollout_buffer.trainer.settings import ImageSettings, RowSettings
@@ -60,6 +65,7 @@ __all__ = [
     "InputExhaustedError",
     "Instance",
     "JobEndedError",
+    "JobStalledError",
     "Outcome",
     "RetriesUsedUpError",
     "RolloutBatch",
@@ -87,7 +93,7 @@ _HOMES = {
     "engine.base": ("Engine", "GenerateReply", "GenerateRequest"),
     "errors": ("RolloutBufferError",),
     "generator.base_generator": ("Generator", "GeneratorContext", "SingleTurnGenerator"),
-    "trainer.job_feed": ("InputExhaustedError", "JobEndedError", "RetriesUsedUpError"),
+    "trainer.job_feed": ("InputExhaustedError", "JobEndedError", "JobStalledError", "RetriesUsedUpError"),
     "trainer.records": ("RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory"),
     "trainer.rollout_feed": ("RolloutFeed",),
     "trainer.settings": ("ImageSettings", "RowSettings"),

@@ -1,0 +1,77 @@
+"""Writes the tables of ``docs/python_api.md`` from the public names; ``--check`` only says whether they are up to date.
+
+The rest of that page is for the site, which reads the docstrings; the tables can be read wherever the file is browsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import slime_plugins.rollout_buffer as face
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "python_api.md"
+BEGIN, END = "<!-- tables: python tools/write_python_api_docs.py -->\n", "<!-- end of the tables -->\n"
+CALLED = ("RolloutBufferClient", "RolloutFeed", "Generator", "ChatTokens")
+"""Classes whose methods have a table of their own."""
+ROLES = re.compile(r"``(.+?)``")
+
+
+def tables() -> str:
+    """Returns a table of every public name, and one of the methods of each class that programs call."""
+    names = "".join(f"| `{name}` | `{home_of(name)}` | {promise(getattr(face, name))} |\n" for name in face.__all__)
+    parts = [f"\n| name | at home in | what it is |\n|---|---|---|\n{names}"]
+    for name in CALLED:
+        rows = "".join(f"| `{call}` | {said} |\n" for call, said in methods_of(getattr(face, name)))
+        parts.append(f"\n### {name}\n\n| call | what it does |\n|---|---|\n{rows}")
+    return "".join(parts) + "\n"
+
+
+def home_of(name: str) -> str:
+    """The module that a name comes from, without the package's own name."""
+    return next(module for module, names in face._HOMES.items() if name in names)
+
+
+def methods_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    """Each public method with its parameters and their defaults, and the first sentence of its docstring."""
+    for name, member in inspect.getmembers(kind, callable):
+        if not name.startswith("_"):
+            parameters = [one for one in inspect.signature(member).parameters.values() if one.name != "self"]
+            plain = [one.replace(annotation=one.empty) for one in parameters]
+            call = str(inspect.Signature(plain))
+            yield f"{name}{call}", promise(member)
+
+
+def promise(thing: Any) -> str:
+    """The first paragraph of a docstring, on one line, as Markdown."""
+    text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return ROLES.sub(r"`\1`", text).replace("|", "\\|")
+
+
+def page() -> str:
+    """Returns the page with its tables as they should be."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + tables() + END + rest.split(END)[1]
+
+
+def main() -> int:
+    """Writes the page, or with ``--check`` says whether it is up to date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when the page is out of date")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted, encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != wanted:
+        sys.stderr.write("docs/python_api.md is out of date: python tools/write_python_api_docs.py writes it\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
