@@ -47,6 +47,7 @@ from slime_plugins.rollout_buffer.state import (
     job_lookup,
     job_start,
     large_starts,
+    staleness,
 )
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
@@ -54,6 +55,7 @@ from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, ju
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob
+from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
@@ -264,6 +266,13 @@ class Buffer:
         with self.store.read() as connection:
             return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
+    def groups_in_play(self, job_key: int) -> list[GroupRecord]:
+        """Returns open groups that were begun, the oldest first, where a job keeps its lag by admission; else none."""
+        with self.store.read() as connection:
+            if not staleness.admits(job_rows.get_job(connection, job_key)):
+                return []
+            return group_rows.opened_groups(connection, job_key)
+
     def instance(self, job_key: int, position: int) -> Instance:
         """Returns one line of the job's input."""
         with self.store.read() as connection:
@@ -285,6 +294,12 @@ class Buffer:
         """Counts groups that wait for the trainer: ready or leased."""
         with self.store.read() as connection:
             return delivery_rows.count_in_state(connection, job_key, GroupState.READY, GroupState.LEASED)
+
+    def outlook(self, job_key: int, *, running: int) -> Outlook | None:
+        """Returns how a group would stand that begins now; None where no lag, or nothing of the trainer, forbids it."""
+        with self.store.read() as connection:
+            job = job_rows.get_job(connection, job_key)
+            return staleness.outlook(connection, self._clock(), job, running=running)
 
     def count_trajectories(self, job_key: int) -> int:
         """Counts what the job was brought so far, late or not."""
@@ -437,7 +452,9 @@ class Buffer:
         """Tells cheaply whether ``take`` would find something."""
         with self.store.read() as connection:
             if delivery_rows.ready_groups(connection, job.key, 1):
-                return True
+                now = job_rows.get_job(connection, job.key)
+                if not staleness.waits_for_the_slow(connection, self._clock(), now):
+                    return True
             if poll.consumer_id is not None and poll.poll_id is not None:
                 repeated = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
                 return repeated is not None

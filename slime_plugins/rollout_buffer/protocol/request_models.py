@@ -210,8 +210,12 @@ class JobSettings(BaseModel):
     """New groups wait while this many are played, ready or leased. None is unlimited."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
+    staleness_policy: Literal["admit", "drop", "flag"] | None = None
+    """How the lag is kept. `admit`: no group begins that would likely exceed it, the oldest go out first, none is
+    dropped. `drop`: stale groups are filtered before they are handed out. `flag`: they are only named in `meta_info`.
+    Left out: `admit` where a runner begins the episodes, `drop` where items are written from outside."""
     stale_groups: Literal["drop", "flag"] = "drop"
-    """Stale groups are filtered before they are handed out, or handed out and named in ``meta_info``."""
+    """The older name of `staleness_policy`, which comes first; goes with the next release."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0
     """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
 
@@ -281,6 +285,13 @@ class StartPayload(JobSettings):
             raise ValueError("; ".join(wrong))
         return body
 
+    @model_validator(mode="before")
+    @classmethod
+    def _knows_the_older_name(cls, body: Any) -> Any:
+        if isinstance(body, dict) and "stale_groups" in body and body.get("staleness_policy") is None:
+            return {**body, "staleness_policy": body["stale_groups"]}
+        return body
+
     @model_validator(mode="after")
     def _has_what_its_task_type_needs(self) -> StartPayload:
         if self.input_file is not None and self.instances is not None:
@@ -321,6 +332,7 @@ CHANGEABLE = frozenset(
         "max_attempts",
         "stop_after_failures",
         "max_groups_ahead",
+        "staleness_policy",
         "pause_when_idle_s",
     }
 )

@@ -34,7 +34,7 @@ class StoredSettings:
     max_attempts: int = 3
     max_groups_ahead: int | None = 256
     max_weight_version_lag: int | None = None
-    stale_groups: str = "drop"
+    staleness_policy: str | None = None
     pause_when_idle_s: float | None = 3600.0
     kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -47,6 +47,8 @@ def parse_settings(text: str) -> StoredSettings:
     """Reads the settings of a job's row. Cached, since a row is read with every write and poll."""
     kept = json.loads(text)
     wanted = kept.get("reward_range")
+    if "staleness_policy" not in kept and "stale_groups" in kept:  # as it was called before there was a third
+        kept["staleness_policy"] = kept["stale_groups"]
     return StoredSettings(
         generation_cap=_generation_cap(kept),
         reward_range=None if wanted is None else (wanted[0], wanted[1]),

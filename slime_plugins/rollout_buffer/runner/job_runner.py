@@ -18,7 +18,7 @@ import os
 import random
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -51,6 +51,7 @@ from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
+from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD, GroupAdmission, task_of
 from slime_plugins.rollout_buffer.state.device_reports import store_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -68,7 +69,6 @@ from slime_plugins.rollout_buffer.types import (
 __all__ = ["JobRunner"]
 
 WATCH_INTERVAL_S = 0.5
-GROUPS_READ_AHEAD = 64
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 STOP_TIMEOUT_S = 20.0
@@ -164,6 +164,7 @@ class JobRunner:
         self._engine_reports = ReportPacer()
         self._engine_watch: EngineWatch | None = None
         self._streak = _FailureStreak()
+        self._admission = GroupAdmission(buffer, self._job, self._stored, self._count_played)
 
     async def run(self) -> None:
         """Plays until every group is closed or the job is over.
@@ -274,33 +275,15 @@ class JobRunner:
 
     async def _play_all(self, generator: Generator) -> None:
         async with asyncio.TaskGroup() as episodes:
-            async for group in self._open_groups():
+            async for group in self._admission.groups():
                 await self._begin_group(group, generator, episodes)
         await self._stored(self._buffer.finish_if_done, self._job.key)
-
-    async def _open_groups(self) -> AsyncIterator[GroupRecord]:
-        after = (-1, -1)
-        while True:
-            found = await self._stored(self._read_groups, after)
-            if not found:
-                return
-            for group in found:
-                after = (group.epoch, group.position)
-                await self._wait_for_room()
-                yield group
 
     def _read_groups(self, after: tuple[int, int]) -> list[GroupRecord]:
         return self._buffer.open_groups(self._job.key, after=after, limit=GROUPS_READ_AHEAD)
 
-    async def _wait_for_room(self) -> None:
-        """Holds new groups back while as many are played or wait for the trainer as the job allows."""
-        limit = self._settings.max_groups_ahead
-        while limit is not None:
-            # Counted before the store is asked: a group that gets ready meanwhile counts twice, and never not at all.
-            played = len(self._groups) + self._groups_closing
-            if played + await self._stored(self._buffer.groups_ahead, self._job.key) < limit:
-                return
-            await asyncio.sleep(WATCH_INTERVAL_S)
+    def _count_played(self) -> int:
+        return len(self._groups) + self._groups_closing
 
     async def _begin_group(self, record: GroupRecord, generator: Generator, episodes: asyncio.TaskGroup) -> None:
         progress = await self._stored(self._buffer.slot_progress, record.key)
@@ -360,6 +343,7 @@ class JobRunner:
     async def _play(self, group: _RunningGroup, request: EpisodeRequest, generator: Generator) -> _Tried:
         """Plays an attempt that has begun and keeps what came of it."""
         record, slot, number = group.record, request.slot, request.attempt
+        began = asyncio.get_running_loop().time()
         try:
             with self._tracer.span("attempt", _attributes(record, request)) as span:
                 trajectory = await self._played(generator, request)
@@ -391,6 +375,7 @@ class JobRunner:
             await self._give_up(record, slot, number, GeneratorError.code, reason, transcript=request.transcript)
             return _Tried.FAILED
         group.quiet_s, group.has_members = 0.0, True
+        self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
         self._streak.end()
         if self._engine_watch is not None:
             self._engine_watch.succeeded()
@@ -657,14 +642,12 @@ def _said_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.Abstrac
 
 def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
     """What the span of an attempt says; ``task`` is the instance's ``task_name``, its id where it has none."""
-    metadata = request.instance.data.get("metadata")
-    named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
     return {
         "job": request.job_id,
         "group": record.key,
         "uid": request.uid,
         "attempt": request.attempt,
-        "task": str(named or record.instance_id),
+        "task": task_of(request.instance),
     }
 
 

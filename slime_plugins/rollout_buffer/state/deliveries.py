@@ -20,7 +20,14 @@ from slime_plugins.rollout_buffer.state.delivery_leases import (
     renew_lease,
 )
 from slime_plugins.rollout_buffer.state.delivery_meta import meta_info_of
-from slime_plugins.rollout_buffer.state.staleness import drop_stale_groups, note_trainers_version, stale_groups
+from slime_plugins.rollout_buffer.state.staleness import (
+    admits,
+    drop_stale_groups,
+    note_trainers_version,
+    policy_of,
+    stale_groups,
+    waits_for_the_slow,
+)
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
@@ -45,7 +52,7 @@ def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) 
     expire_leases(connection, now)
     if poll.weight_version is not None:
         job = note_trainers_version(connection, job, poll.weight_version)
-    if job.settings.stale_groups == "drop":
+    if policy_of(job) == "drop":
         drop_stale_groups(connection, now, job)
     repeated = _delivery_of_same_poll(connection, now, job, poll) or _expired_delivery(
         connection, now, job, poll, limit
@@ -98,8 +105,8 @@ def _redelivery(
 def _new_delivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
 ) -> Delivery | None:
-    ready = delivery_rows.ready_groups(connection, job.key, limit)
-    if not ready:
+    ready = delivery_rows.ready_groups(connection, job.key, limit, oldest_first=admits(job))
+    if not ready or waits_for_the_slow(connection, now, job):
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
         # Part of a delivery that had come back goes out in another one: what it reported is reported anew.

@@ -1,17 +1,42 @@
-"""How old the weights are that sampled a group, and what becomes of groups that are too old. On an open transaction."""
+"""How old the weights are that sampled a group, what keeps it from becoming too old, or becomes of it.
+
+Rules on an open transaction. What ``rules/admission.py`` decides by is read anew each time: whoever asks, the runner
+that begins groups or a server that hands them out, sees the same, also after a restart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from slime_plugins.rollout_buffer.rules.admission import (
+    GroupsAhead,
+    Pace,
+    VersionSeen,
+    pace_of,
+    room_for_groups,
+    should_wait_for_the_slow,
+    version_at,
+)
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of, versions_of
-from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, pace_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import Generation, GroupState
+from slime_plugins.rollout_buffer.storage.tables.pace_rows import TakenGroups
+from slime_plugins.rollout_buffer.types import Generation, GroupState, JobState
 
-__all__ = ["drop_stale_groups", "note_trainers_version", "note_versions", "stale_groups"]
+__all__ = [
+    "Outlook",
+    "admits",
+    "drop_stale_groups",
+    "note_trainers_version",
+    "note_versions",
+    "outlook",
+    "policy_of",
+    "stale_groups",
+    "waits_for_the_slow",
+]
 
 
 def note_versions(
@@ -68,3 +93,99 @@ def drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> Non
             # The delivery it had come back from will not go out whole: what that reported is reported anew.
             delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """How a group that begins now would stand."""
+
+    lag: int
+    pace: Pace
+    ahead: GroupsAhead
+
+    @property
+    def room(self) -> int | None:
+        """How many groups may begin; None is unlimited."""
+        return room_for_groups(self.lag, self.pace, self.ahead)
+
+
+def policy_of(job: JobRecord) -> str:
+    """Returns how a job keeps to its lag: as it was asked to, else by admission where a runner begins its episodes.
+
+    Whoever writes items from outside cannot be told to begin later: what is too old of them is dropped.
+    """
+    return job.settings.staleness_policy or ("drop" if job.takes_items else "admit")
+
+
+def admits(job: JobRecord) -> bool:
+    """Tells whether groups of a job begin only when they can be trained within its lag."""
+    return job.settings.max_weight_version_lag is not None and policy_of(job) == "admit" and not job.settings.evaluation
+
+
+def outlook(connection: Connection, now: float, job: JobRecord, *, running: int | None = None) -> Outlook | None:
+    """Returns how a group would stand that begins now; None where nothing is known that could forbid it.
+
+    ``running`` counts the groups that are played, where the caller knows better than the store.
+    """
+    lag = job.settings.max_weight_version_lag
+    if lag is None or job.weight_version is None or not admits(job):
+        return None
+    return _outlook(connection, job, lag, _versions_seen(connection, now, job), running)
+
+
+def waits_for_the_slow(connection: Connection, now: float, job: JobRecord) -> bool:
+    """Tells whether ready groups are not handed out yet, because an older one would be too old after the next step."""
+    lag = job.settings.max_weight_version_lag
+    if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
+        return False
+    began = pace_rows.oldest_being_played(connection, job.key)
+    if began is None:
+        return False
+    seen = _versions_seen(connection, now, job)
+    version = version_at(seen, began)
+    now_at = _outlook(connection, job, lag, seen, None)
+    return should_wait_for_the_slow(
+        lag,
+        now_at.pace,
+        now_at.ahead,
+        oldest_is_behind=None if version is None else job.weight_version - version,
+        waited_s=0.0 if job.waiting_since is None else now - job.waiting_since,
+    )
+
+
+def _outlook(
+    connection: Connection, job: JobRecord, lag: int, seen: Sequence[VersionSeen], running: int | None
+) -> Outlook:
+    taken = seen[-1].groups if seen and seen[-1].version == job.weight_version else 0
+    ahead = GroupsAhead(
+        taken=taken,
+        ready=delivery_rows.count_in_state(connection, job.key, GroupState.READY),
+        running=group_rows.count_begun(connection, job.key) if running is None else running,
+        trainer_waits=job.waiting_since is not None,
+    )
+    return Outlook(lag=lag, pace=pace_of(seen), ahead=ahead)
+
+
+def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[VersionSeen]:
+    """The weight versions of the trainer's present run, oldest first, as far as deliveries tell of them."""
+    seen: list[VersionSeen] = []
+    for taken in pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
+        if seen and taken.version <= seen[-1].version:
+            seen[-1] = _with(seen[-1], taken)
+        else:
+            since = taken.at - taken.waited_s
+            seen.append(VersionSeen(version=taken.version, since=since, last_taken_at=taken.at, groups=taken.groups))
+    newest = job.weight_version
+    if newest is not None and seen and newest > seen[-1].version:
+        since = now if job.waiting_since is None else job.waiting_since
+        seen.append(VersionSeen(version=newest, since=since, last_taken_at=since, groups=0))
+    return seen
+
+
+def _with(version: VersionSeen, taken: TakenGroups) -> VersionSeen:
+    return VersionSeen(
+        version=version.version,
+        since=version.since,
+        last_taken_at=taken.at,
+        groups=version.groups + taken.groups,
+    )

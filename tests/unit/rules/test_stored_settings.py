@@ -32,7 +32,7 @@ CHANGED: dict[str, Any] = {
     "max_attempts": 5,
     "max_groups_ahead": None,
     "max_weight_version_lag": 2,
-    "stale_groups": "flag",
+    "staleness_policy": "flag",
     "pause_when_idle_s": None,
 }
 
@@ -41,6 +41,13 @@ CHANGED: dict[str, Any] = {
 def test_each_typed_setting_is_what_the_payload_said(name: str) -> None:
     stored = JobSettings(task_type="math", **{name: CHANGED[name]}).model_dump_json()
     assert getattr(parse_settings(stored), name) == CHANGED[name]
+
+
+def test_a_job_of_before_there_was_admission_keeps_to_its_lag_as_it_was_started() -> None:
+    assert parse_settings('{"stale_groups": "drop"}').staleness_policy == "drop"
+    assert parse_settings('{"stale_groups": "flag"}').staleness_policy == "flag"
+    new = JobSettings(task_type="math", staleness_policy="admit").model_dump_json()
+    assert parse_settings(new).staleness_policy == "admit"
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,13 @@ from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.runner import group_admission
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS_OF_A_JOB
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
@@ -76,9 +79,13 @@ class ScriptedGenerator:
 
 
 def trajectory_for(episode: EpisodeRequest, reward: float) -> Trajectory:
+    return _trajectory(episode.uid, episode.instance.instance_id, reward)
+
+
+def _trajectory(uid: str, instance_id: str, reward: float) -> Trajectory:
     return Trajectory(
-        uid=episode.uid,
-        instance_id=episode.instance.instance_id,
+        uid=uid,
+        instance_id=instance_id,
         messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
         reward=reward,
         outcome=Outcome.COMPLETED,
@@ -91,6 +98,7 @@ def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """A buffer on the real clock, and a runner that looks around often and retries at once."""
     monkeypatch.setattr(runner, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(runner, "RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(group_admission, "LOOK_INTERVAL_S", 0.02)
     buffer = Buffer(Store(tmp_path / "data"))
     yield buffer
     buffer.store.close()
@@ -391,6 +399,59 @@ async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buf
     await running
     poll(real_time_buffer, job)
     assert slots(real_time_buffer, job)["delivered"] == 12
+
+
+async def test_with_a_lag_no_group_begins_that_the_trainer_would_get_too_late(real_time_buffer: Buffer) -> None:
+    """A trainer that takes two groups a version, and a lag of 1: four groups, in all states together, and no more."""
+    job = start(real_time_buffer, count=20, num_process=40, max_weight_version_lag=1)
+    generator = ScriptedGenerator(by_slot)
+    for version in (1, 2):  # two versions, so that the trainer's pace is known
+        fence = real_time_buffer.begin_running(job.key)
+        for group in real_time_buffer.open_groups(job.key, after=(-1, -1), limit=2):
+            _play(real_time_buffer, fence, group)
+        assert poll(real_time_buffer, job, weight_version=version) is not None
+    running = asyncio.create_task(run(real_time_buffer, job, generator))
+    for version in range(3, 9):
+        await _when(lambda: slots(real_time_buffer, job)["ready"] >= 4)
+        await asyncio.sleep(0.1)
+        assert slots(real_time_buffer, job)["ready"] == 4
+        assert poll(real_time_buffer, job, weight_version=version, max_groups=2) is not None
+    while not running.done():
+        poll(real_time_buffer, job, weight_version=9)
+        real_time_buffer.polled_in_vain(real_time_buffer.job(job.job_id))
+        await asyncio.sleep(0.02)
+    await running
+    poll(real_time_buffer, job)
+    assert slots(real_time_buffer, job)["delivered"] == 40
+    assert slots(real_time_buffer, job)["filtered"] == 0
+
+
+async def test_groups_that_another_runner_began_go_on_although_there_is_room_for_no_more(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=4, max_weight_version_lag=0)
+    fence = real_time_buffer.begin_running(job.key)
+    groups = real_time_buffer.open_groups(job.key, after=(-1, -1), limit=4)
+    for version in (1, 2):
+        _play(real_time_buffer, fence, groups[version - 1])
+        assert poll(real_time_buffer, job, weight_version=version) is not None
+    real_time_buffer.begin_attempt(fence, groups[3], 0)  # begun out of turn, and its runner dies
+    running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(by_slot)))
+    await _when(lambda: slots(real_time_buffer, job)["ready"] == 2)
+    assert real_time_buffer.open_groups(job.key, after=(-1, -1), limit=4) == [groups[2]]
+    assert poll(real_time_buffer, job, weight_version=3) is not None
+    assert poll(real_time_buffer, job, weight_version=4) is None
+    real_time_buffer.polled_in_vain(real_time_buffer.job(job.job_id))
+    await running
+
+
+def _play(buffer: Buffer, fence: int, group: GroupRecord) -> None:
+    for slot in (0, 1):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        uid = group.attempt_uid(slot, attempt)
+        buffer.add_trajectory(fence, group, slot, attempt, _trajectory(uid, group.instance_id, float(slot)))
+    assert buffer.judge_and_close(group, group_policy(buffer.job_by_key(group.job_key))) is not None
 
 
 async def test_groups_that_are_played_count_as_ahead(real_time_buffer: Buffer) -> None:

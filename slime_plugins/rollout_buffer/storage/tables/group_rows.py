@@ -177,6 +177,15 @@ def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]
     return [as_group(row) for row in connection.execute(query, (job_key,))]
 
 
+def opened_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
+    """Returns open groups of which something was begun, the oldest first."""
+    query = (
+        "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
+        "ORDER BY opened_at, epoch, position"
+    )
+    return [as_group(row) for row in connection.execute(query, (job_key,))]
+
+
 def restart_group_clocks(connection: Connection, job_key: int, now: float) -> None:
     """Makes the last write of every open group that has one as young as now."""
     query = "UPDATE groups SET last_write_at = ? WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"

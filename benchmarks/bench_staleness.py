@@ -1,0 +1,442 @@
+"""What an asynchronous trainer learns from, by how the age of its groups is bounded: a simulation, in no real time.
+
+    python -m benchmarks.bench_staleness
+    python -m benchmarks.bench_staleness --times pareto:1.5:50 --alike groups --lag 2 --json staleness.json
+
+Devices play groups of episodes whose times have a heavy tail; some attempts fail and are tried again while their device
+is repaired; the trainer takes a batch, trains, and pauses now and then. Four policies, on the same episodes:
+
+* admit: ``rules/admission.py``, the rules that the service applies, not a copy of them;
+* drop: groups that are too old when they are to be handed out are dropped;
+* wait: nothing is played while the trainer trains (``drain``, or ``rollout_buffer_on_policy``);
+* unlimited: everything is played and trained, however old.
+
+Said of each: how far the trained groups are from the submitted ones (total variation over tenths by playing time), how
+many of the slowest tenth were trained, how busy the devices were, which share of the trained tokens was within the
+bound, percentiles of their lag, and trained groups per device and hour of playing. Tokens come evenly over an episode,
+each from the weights of its moment. Everything follows from the seed.
+
+Caveats: engine and network cost nothing here, so a device that plays is busy; an episode takes as long on each device.
+Unfinished groups at the end count as submitted, which is the same few for each policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import heapq
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.rules.admission import (
+    GroupsAhead,
+    GroupTimes,
+    VersionSeen,
+    pace_of,
+    room_for_groups,
+    should_let_others_first,
+    should_wait_for_the_slow,
+    version_at,
+)
+
+POLICIES = ("admit", "drop", "wait", "unlimited")
+TIMES = (
+    "constant",
+    "lognormal:0.7",
+    "lognormal:1",
+    "bimodal:0.1:10",
+    "bimodal:0.3:20",
+    "pareto:1.5:50",
+    "pareto:1.2:50",
+)
+ALIKE = ("episodes", "groups", "tasks")
+MAX_GROUPS_AHEAD = 256
+MOST_PASSED_OVER = 32
+"""A group that lets others begin first does so for this many of them."""
+CLASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Sizes of one simulation. Times are in means of an episode's time."""
+
+    times: str = "lognormal:1"
+    alike: str = "episodes"
+    """What has one time: nothing beyond an episode, the members of a group, or all groups of a task."""
+    lag: int = 4
+    devices: int = 64
+    group_size: int = 8
+    batch: int = 32
+    """Groups that a weight version takes."""
+    versions: int = 150
+    step: float = 0.7
+    """The trainer's own time for a version, as a share of what the devices need to play one."""
+    pauses: tuple[tuple[int, float], ...] = ((30, 2.0), (75, 1.0), (110, 4.0))
+    """(after which version, for how many versions' playing time) the trainer pauses."""
+    failing: float = 0.03
+    """Share of attempts that fail, somewhere in the middle."""
+    repair: float = 0.5
+    """How long a device is away then."""
+    seed: int = 1
+
+    @property
+    def playing_time(self) -> float:
+        """What the devices need to play one version's groups."""
+        return self.batch * self.group_size / self.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one policy came to."""
+
+    policy: str
+    distance: float
+    """Total variation between trained and submitted groups, over tenths by playing time."""
+    slowest: float
+    """Trained over submitted, of the slowest tenth; 1 is unbiased."""
+    busy: float
+    """Share of the devices' time, without repairs, in which they played."""
+    within: float
+    """Share of the trained tokens whose lag is within the bound."""
+    lag_p50: int
+    lag_p99: int
+    throughput: float
+    """Trained groups, as a share of what the devices could play."""
+    dropped: int
+
+
+def sampler(name: str) -> Callable[[random.Random], float]:
+    """Returns what draws a time: ``lognormal:SIGMA``, ``pareto:ALPHA:CAP``, ``bimodal:SHARE:FACTOR``, ``constant``, or
+    ``file:PATH``, a JSON list of seconds.
+    """
+    kind, *parameters = name.split(":")
+    if kind == "constant":
+        return lambda rng: rng.uniform(0.9, 1.1)
+    if kind == "lognormal":
+        sigma = float(parameters[0])
+        return lambda rng: rng.lognormvariate(0.0, sigma)
+    if kind == "pareto":
+        alpha, cap = map(float, parameters)
+        return lambda rng: min(cap, rng.paretovariate(alpha))
+    if kind == "bimodal":
+        share, factor = map(float, parameters)
+        return lambda rng: rng.uniform(0.8, 1.2) * (factor if rng.random() < share else 1.0)
+    if kind == "file":
+        seen = json.loads(Path(":".join(parameters)).read_text("utf-8"))
+        return lambda rng: float(rng.choice(seen))
+    raise ValueError(f"unknown times: {name}")
+
+
+def episode_times(scenario: Scenario) -> list[list[float]]:
+    """Returns the times of each group's members, with mean 1, in the order of the input."""
+    rng, draw = random.Random(scenario.seed), sampler(scenario.times)
+    count = scenario.batch * scenario.versions * 2
+    tasks = [draw(rng) for _ in range(128)]
+    groups = []
+    for _ in range(count):
+        if scenario.alike == "episodes":
+            groups.append([draw(rng) for _ in range(scenario.group_size)])
+            continue
+        shared = draw(rng) if scenario.alike == "groups" else tasks[_task_of(len(groups))]
+        groups.append([shared * rng.lognormvariate(0.0, 0.25) for _ in range(scenario.group_size)])
+    mean = sum(map(sum, groups)) / (count * scenario.group_size)
+    return [[time / mean for time in group] for group in groups]
+
+
+def _task_of(group: int) -> int:
+    """Which of 128 tasks it is of: gone through in one order, again and again, as epochs do."""
+    return group % 128
+
+
+@dataclass
+class _Group:
+    times: list[float]
+    began: float = 0.0
+    to_come: int = 0
+    played: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Simulation:
+    """One policy's run: events in their order on a clock of their own."""
+
+    def __init__(self, scenario: Scenario, policy: str) -> None:
+        """``policy`` is one of ``POLICIES``."""
+        self.scenario, self.policy = scenario, policy
+        self.rng = random.Random(scenario.seed + 1)
+        self.groups = [_Group(times, to_come=len(times)) for times in episode_times(scenario)]
+        self.waiting = deque(range(len(self.groups)))
+        self.passed_over: Counter[int] = Counter()
+        self.slots: deque[tuple[int, int]] = deque()
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.now = 0.0
+        self.free = scenario.devices
+        self.away = 0
+        self.running: set[int] = set()
+        self.ready: list[int] = []
+        self.begun: list[int] = []
+        self.batch: list[int] = []
+        self.trained: list[tuple[int, int]] = []
+        self.dropped: list[int] = []
+        self.training = False
+        self.waits_since: float | None = 0.0
+        self.seen = [VersionSeen(version=0, since=0.0, last_taken_at=0.0, groups=0)]
+        self.version_began = [0.0]
+        self.group_times = GroupTimes(group_size=scenario.group_size)
+        self.played_time = self.offered_time = 0.0
+        self.pauses = dict(scenario.pauses)
+
+    # --- the clock ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Plays until the trainer has had all its versions."""
+        self._fill()
+        while self.version < self.scenario.versions and self.events:
+            at, _, act = heapq.heappop(self.events)
+            self.played_time += (self.scenario.devices - self.free - self.away) * (at - self.now)
+            self.offered_time += (self.scenario.devices - self.away) * (at - self.now)
+            self.now = at
+            act()
+            self._poll()
+            self._fill()
+        if self.version < self.scenario.versions:
+            raise RuntimeError(f"{self.policy}: nothing moves any more at version {self.version}")
+        return self._result()
+
+    @property
+    def version(self) -> int:
+        """The trainer's newest."""
+        return len(self.version_began) - 1
+
+    def _after(self, seconds: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + seconds, len(self.events) + self.rng.getrandbits(40), act))
+
+    # --- playing -----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        while self.free and (self.slots or self._begin_group()):
+            group, member = self.slots.popleft()
+            self.free -= 1
+            seconds = self.groups[group].times[member]
+            if self.rng.random() < self.scenario.failing:
+                self._after(seconds * self.rng.random(), partial(self._failed, group, member))
+            else:
+                self._after(seconds, partial(self._played, group, self.now))
+
+    def _begin_group(self) -> bool:
+        if not self.waiting or not self._may_begin():
+            return False
+        group = self._next_group()
+        self.groups[group].began = self.now
+        self.running.add(group)
+        self.begun.append(group)
+        self.slots.extend((group, member) for member in range(self.scenario.group_size))
+        return True
+
+    def _may_begin(self) -> bool:
+        ahead = len(self.ready) + len(self.running)
+        if self.policy == "unlimited":
+            return True
+        if self.policy == "wait":
+            return not self.training and len(self.batch) + ahead < self.scenario.batch
+        if ahead + len(self.batch) >= MAX_GROUPS_AHEAD:
+            return False
+        if self.policy == "drop":
+            return True
+        room = room_for_groups(self.scenario.lag, pace_of(self.seen), self._ahead())
+        return room is None or room > 0
+
+    def _ahead(self) -> GroupsAhead:
+        return GroupsAhead(
+            taken=len(self.batch),
+            ready=len(self.ready),
+            running=len(self.running),
+            trainer_waits=self.waits_since is not None,
+        )
+
+    def _next_group(self) -> int:
+        if self.policy == "admit":
+            pace, ahead = pace_of(self.seen), self._ahead()
+            for place in range(min(len(self.waiting), MOST_PASSED_OVER)):
+                group = self.waiting[place]
+                expected = self.group_times.expected_s(*self._names(group))
+                if self.passed_over[group] >= MOST_PASSED_OVER or not should_let_others_first(
+                    self.scenario.lag, pace, ahead, expected
+                ):
+                    self.passed_over.update(self.waiting[at] for at in range(place))
+                    del self.waiting[place]
+                    return group
+        return self.waiting.popleft()
+
+    def _names(self, group: int) -> tuple[str, str]:
+        """Its instance and its task: only where tasks are alike there is something to learn of them."""
+        return (f"task {_task_of(group)}", "") if self.scenario.alike == "tasks" else (f"group {group}", "")
+
+    def _failed(self, group: int, member: int) -> None:
+        self.away += 1
+        self.slots.appendleft((group, member))
+        self._after(self.scenario.repair, self._repaired)
+
+    def _repaired(self) -> None:
+        self.away -= 1
+        self.free += 1
+
+    def _played(self, group: int, began: float) -> None:
+        self.free += 1
+        played = self.groups[group]
+        played.played.append((began, self.now))
+        self.group_times.add(*self._names(group), self.now - began)
+        played.to_come -= 1
+        if not played.to_come:
+            self.running.discard(group)
+            self.ready.append(group)
+
+    # --- the trainer -------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        if self.training:
+            return
+        if self.policy == "drop":
+            old = [group for group in self.ready if self._behind(group) > self.scenario.lag]
+            self.dropped += old
+            self.ready = [group for group in self.ready if group not in set(old)]
+        if self.policy == "admit":
+            self.ready.sort(key=lambda group: self.groups[group].began)
+            if self._holds_back():
+                return
+        while self.ready and len(self.batch) < self.scenario.batch:
+            self.batch.append(self.ready.pop(0))
+            self._note_taken()
+        if len(self.batch) == self.scenario.batch:
+            self.training, self.waits_since = True, None
+            pause = self.pauses.pop(self.version, 0.0)
+            self._after((self.scenario.step + pause) * self.scenario.playing_time, self._trained)
+
+    def _holds_back(self) -> bool:
+        behind = [behind for group in self.running if (behind := self._behind(group)) >= self.scenario.lag]
+        pace, waited_s = pace_of(self.seen), self.now - (self.now if self.waits_since is None else self.waits_since)
+        return should_wait_for_the_slow(
+            self.scenario.lag, pace, self._ahead(), oldest_is_behind=max(behind, default=None), waited_s=waited_s
+        )
+
+    def _behind(self, group: int) -> int:
+        return self.version - (version_at(self.seen, self.groups[group].began) or 0)
+
+    def _note_taken(self) -> None:
+        newest = self.seen[-1]
+        self.seen[-1] = VersionSeen(
+            version=newest.version, since=newest.since, last_taken_at=self.now, groups=newest.groups + 1
+        )
+
+    def _trained(self) -> None:
+        self.trained += [(group, self.version) for group in self.batch]
+        self.batch, self.training, self.waits_since = [], False, self.now
+        self.version_began.append(self.now)
+        self.seen.append(VersionSeen(version=self.version, since=self.now, last_taken_at=self.now, groups=0))
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    def _result(self) -> Result:
+        lags = self._token_lags()
+        total = sum(lags.values())
+        classes = self._classes()
+        submitted = Counter(classes[group] for group in self.begun)
+        trained = Counter(classes[group] for group, _ in self.trained)
+        shares = [(trained[one] / len(self.trained), submitted[one] / len(self.begun)) for one in range(CLASSES)]
+        could_play = self.scenario.devices * self.now / self.scenario.group_size
+        return Result(
+            policy=self.policy,
+            distance=sum(abs(mine - theirs) for mine, theirs in shares) / 2,
+            slowest=shares[-1][0] / shares[-1][1],
+            busy=self.played_time / self.offered_time,
+            within=sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / total,
+            lag_p50=_percentile(lags, 0.5),
+            lag_p99=_percentile(lags, 0.99),
+            throughput=len(self.trained) / could_play,
+            dropped=len(self.dropped),
+        )
+
+    def _token_lags(self) -> Counter[int]:
+        """Seconds of playing, which stand for tokens, by how many versions they were old when they were trained."""
+        lags: Counter[int] = Counter()
+        for group, trained_at in self.trained:
+            for began, ended in self.groups[group].played:
+                version = bisect.bisect_right(self.version_began, began) - 1
+                while began < ended:
+                    after = self.version_began[version + 1] if version < self.version else ended
+                    lags[trained_at - version] += min(ended, after) - began  # type: ignore[assignment]  # seconds
+                    began, version = min(ended, after), version + 1
+        return lags
+
+    def _classes(self) -> list[int]:
+        """The tenth of each group, by what all its episodes take together."""
+        work = [sum(group.times) for group in self.groups]
+        edges = [sorted(work)[len(work) * tenth // CLASSES] for tenth in range(1, CLASSES)]
+        return [bisect.bisect_right(edges, one) for one in work]
+
+
+def _percentile(lags: Counter[int], share: float) -> int:
+    wanted, passed = share * sum(lags.values()), 0.0
+    for lag in sorted(lags):
+        passed += lags[lag]
+        if passed >= wanted:
+            return lag
+    return max(lags)
+
+
+def compare(scenario: Scenario, policies: Sequence[str] = POLICIES) -> list[Result]:
+    """Returns what each policy comes to in one scenario."""
+    return [Simulation(scenario, policy).run() for policy in policies]
+
+
+def main() -> None:
+    """Simulates every combination that was asked for and prints a table of each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--times", action="append", help="lognormal:SIGMA, pareto:ALPHA:CAP, bimodal:SHARE:FACTOR, "
+                        "constant, file:PATH (a JSON list of seconds); may be repeated")  # fmt: skip
+    parser.add_argument("--alike", action="append", choices=ALIKE, help="what has one time; may be repeated")
+    for name in ("lag", "devices", "group-size", "batch", "versions", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Scenario, name.replace("-", "_")))
+    for name in ("step", "failing", "repair"):
+        parser.add_argument(f"--{name}", type=float, default=getattr(Scenario, name))
+    parser.add_argument("--json", type=Path, help="write the results there")
+    options = parser.parse_args()
+    sizes = {name: getattr(options, name) for name in
+             ("lag", "devices", "group_size", "batch", "versions", "seed", "step", "failing", "repair")}  # fmt: skip
+    runs = [
+        (scenario, compare(scenario))
+        for times in options.times or TIMES
+        for alike in options.alike or ALIKE
+        for scenario in [Scenario(times=times, alike=alike, **sizes)]
+    ]
+    Console(width=120).print(_table(runs, options.lag))
+    report = [{"scenario": asdict(scenario), "results": [asdict(one) for one in found]} for scenario, found in runs]
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+def _table(runs: Sequence[tuple[Scenario, Sequence[Result]]], lag: int) -> Table:
+    table = Table(title=f"lag {lag}")
+    left = ("times", "alike", "policy")
+    for column in (*left, "distance", "slowest", "busy", "within", "p50", "p99", "trained", "dropped"):
+        table.add_column(column, justify="left" if column in left else "right")
+    for scenario, results in runs:
+        for one in results:
+            table.add_row(
+                *(scenario.times, scenario.alike, one.policy, f"{one.distance:.3f}", f"{one.slowest:.2f}"),
+                *(f"{one.busy:.1%}", f"{one.within:.1%}", str(one.lag_p50), str(one.lag_p99)),
+                *(f"{one.throughput:.1%}", str(one.dropped)),
+            )
+        table.add_section()
+    return table
+
+
+if __name__ == "__main__":
+    main()

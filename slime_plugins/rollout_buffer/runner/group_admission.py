@@ -1,0 +1,122 @@
+"""Which group of a job begins next, and when: in the order of the input, as far as the trainer can keep up with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.rules.admission import GroupTimes, should_let_others_first
+from slime_plugins.rollout_buffer.state.staleness import Outlook
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import Instance
+
+__all__ = ["GroupAdmission", "task_of"]
+
+GROUPS_READ_AHEAD = 64
+MOST_PASSED_OVER = 32
+"""A group that lets others begin first does so for this many of them."""
+LOOK_INTERVAL_S = 0.5
+
+Stored = Callable[..., Awaitable[Any]]
+
+
+class GroupAdmission:
+    """Yields the open groups of one job, each when it may begin.
+
+    ``max_groups_ahead`` holds for every job. Where the job keeps its lag by admission, ``rules.admission`` says how
+    many may begin, and which of the next few lets the others go first. Groups that were begun before go on in any
+    case.
+    """
+
+    def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, played: Callable[[], int]) -> None:
+        """``stored`` calls a function of the buffer off the loop; ``played`` counts groups that are not closed yet."""
+        self._buffer = buffer
+        self._job = job
+        self._stored = stored
+        self._played = played
+        self._next: deque[GroupRecord] = deque()
+        self._after = (-1, -1)
+        self._passed_over: Counter[int] = Counter()
+        self._times = GroupTimes(group_size=job.group_size)
+        self._tasks: dict[int, str] = {}
+
+    def episode_took(self, instance: Instance, seconds: float) -> None:
+        """An episode of that instance came to its end."""
+        self._times.add(instance.instance_id, task_of(instance), seconds)
+
+    async def groups(self) -> AsyncIterator[GroupRecord]:
+        """Yields open groups until there is none; the caller begins each at once."""
+        begun = await self._stored(self._buffer.groups_in_play, self._job.key)
+        for group in begun:
+            yield group
+        resumed = {group.key for group in begun}
+        while True:
+            await self._read_on(skip=resumed)
+            if not self._next:
+                return
+            outlook = await self._wait_for_room()
+            group = await self._choose(outlook)
+            self._next.remove(group)
+            del self._passed_over[group.key]
+            yield group
+
+    async def _read_on(self, skip: set[int]) -> None:
+        while len(self._next) < GROUPS_READ_AHEAD // 2:
+            found: list[GroupRecord] = await self._stored(
+                lambda: self._buffer.open_groups(self._job.key, after=self._after, limit=GROUPS_READ_AHEAD)
+            )
+            if not found:
+                return
+            self._after = (found[-1].epoch, found[-1].position)
+            self._next.extend(group for group in found if group.key not in skip)
+
+    async def _wait_for_room(self) -> Outlook | None:
+        """Holds new groups back while as many are played or wait for the trainer as the job allows."""
+        limit = self._job.settings.max_groups_ahead
+        while True:
+            # Counted before the store is asked: a group that gets ready meanwhile counts twice, and never not at all.
+            played = self._played()
+            ahead = 0 if limit is None else await self._stored(self._buffer.groups_ahead, self._job.key)
+            outlook = await self._outlook(played)
+            if (limit is None or played + ahead < limit) and (outlook is None or outlook.room != 0):
+                return outlook
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _outlook(self, played: int) -> Outlook | None:
+        if self._job.settings.max_weight_version_lag is None:
+            return None
+        outlook: Outlook | None = await self._stored(lambda: self._buffer.outlook(self._job.key, running=played))
+        return outlook
+
+    async def _choose(self, outlook: Outlook | None) -> GroupRecord:
+        """Returns the first of the next groups that need not let others first; the first of all if each had to."""
+        if outlook is None:
+            return self._next[0]
+        for place, group in enumerate(list(self._next)[:MOST_PASSED_OVER]):
+            if self._passed_over[group.key] >= MOST_PASSED_OVER or not await self._is_too_slow_now(group, outlook):
+                self._passed_over.update(passed.key for passed in list(self._next)[:place])
+                return group
+        return self._next[0]
+
+    async def _is_too_slow_now(self, group: GroupRecord, outlook: Outlook) -> bool:
+        expected_s = self._times.expected_s(group.instance_id, await self._task(group))
+        return should_let_others_first(outlook.lag, outlook.pace, outlook.ahead, expected_s)
+
+    async def _task(self, group: GroupRecord) -> str:
+        if group.position not in self._tasks:
+            if len(self._tasks) >= 2 * GROUPS_READ_AHEAD:
+                self._tasks.clear()
+            instance = await self._stored(self._buffer.instance, self._job.key, group.position)
+            self._tasks[group.position] = task_of(instance)
+        return self._tasks[group.position]
+
+
+def task_of(instance: Instance) -> str:
+    """Returns what an instance is one of: its ``metadata.task_name``, its id where it has none."""
+    metadata = instance.data.get("metadata")
+    named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
+    return str(named or instance.instance_id)

@@ -1,0 +1,44 @@
+"""What the rows of ``deliveries`` and ``groups`` tell of a trainer's pace, and of what it has not got yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+DELIVERIES_LOOKED_AT = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakenGroups:
+    """One delivery: when, how long the trainer had waited for it, at which weight version, and of how many groups."""
+
+    at: float
+    waited_s: float
+    version: int
+    groups: int
+
+
+def newest_deliveries(connection: Connection, job_key: int, since: float) -> list[TakenGroups]:
+    """Returns the newest deliveries of a job that were given out since then and not taken back, oldest first."""
+    query = (
+        "SELECT created_at, coalesce(waited_s, 0.0), json_extract(meta_info, '$.weight_version'), "
+        "(SELECT count(*) FROM delivery_groups WHERE delivery_key = deliveries.key) FROM deliveries "
+        "WHERE job_key = ? AND created_at >= ? AND state != 'expired' ORDER BY created_at DESC LIMIT ?"
+    )
+    found = connection.execute(query, (job_key, since, DELIVERIES_LOOKED_AT)).fetchall()
+    return [
+        TakenGroups(at=at, waited_s=waited_s, version=int(version), groups=groups)
+        for at, waited_s, version, groups in reversed(found)
+        if version is not None
+    ]
+
+
+def oldest_being_played(connection: Connection, job_key: int) -> float | None:
+    """Returns when the oldest group began of which an attempt runs; None when none does."""
+    query = (
+        "SELECT min(opened_at) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
+        "AND EXISTS (SELECT 1 FROM attempts WHERE group_key = groups.key AND attempts.state = 'running')"
+    )
+    began = connection.execute(query, (job_key,)).fetchone()[0]
+    return None if began is None else float(began)

@@ -1,0 +1,182 @@
+"""How a job keeps to its lag: what is handed out, in which order, and what the trainer waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.rules.causes import STALE
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
+from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.types import Generation, Instance, Outcome, StopReason, Trajectory
+from tests.support import poll, slots
+
+
+class Played:
+    """A job of groups of two, played by hand; a version is two groups."""
+
+    def __init__(self, buffer: Buffer, clock: SettableClock, **changes: object) -> None:
+        ids = [f"i{number}" for number in range(40)]
+        body = {
+            "task_type": "math",
+            "instances": [{"instance_id": name} for name in ids],
+            "remote_engine_url": "http://engine:1",
+            "num_repeat_per_sample": 2,
+            "max_weight_version_lag": 2,
+            **changes,
+        }
+        instances = [Instance(instance_id=name, data={"instance_id": name}) for name in ids]
+        self.buffer, self.clock = buffer, clock
+        self.key = buffer.start_job(request_models.parse(StartPayload, body), instances).job.key
+        self.fence = buffer.begin_running(self.key)
+        self.groups = iter(buffer.open_groups(self.key, after=(-1, -1), limit=40))
+
+    @property
+    def job(self) -> JobRecord:
+        return self.buffer.job_by_key(self.key)
+
+    def begin(self) -> GroupRecord:
+        group = next(self.groups)
+        for slot in (0, 1):
+            assert self.buffer.begin_attempt(self.fence, group, slot) == 1
+        return group
+
+    def end(self, group: GroupRecord, version: int) -> None:
+        for slot in (0, 1):
+            trajectory = Trajectory(
+                uid=group.attempt_uid(slot, 1),
+                instance_id=group.instance_id,
+                messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
+                reward=float(slot),
+                outcome=Outcome.COMPLETED,
+                stop_reason=StopReason.STOP,
+                generations=[Generation([1], [2], [-0.5], weight_version=str(version))],
+            )
+            self.buffer.add_trajectory(self.fence, group, slot, 1, trajectory)
+        self.buffer.judge_and_close(group, group_policy(self.job))
+
+    def poll(self, version: int) -> list[str]:
+        delivery = poll(self.buffer, self.job, weight_version=version, max_groups=2)
+        if delivery is None:
+            self.buffer.polled_in_vain(self.job)
+            return []
+        return list(dict.fromkeys(item["instance_id"] for item, _ in self.buffer.delivered_items(delivery)))
+
+    def train(self, version: int) -> None:
+        """One version: two groups, of which each takes the trainer 50 s."""
+        for group in (self.begin(), self.begin()):
+            self.end(group, version)
+        if not (taken := self.poll(version)):  # it waits for a slower group, as long as that is worth it
+            self.clock.advance(500)
+            taken = self.poll(version)
+        assert len(taken) == 2
+        self.clock.advance(100)
+
+
+@pytest.fixture
+def played(buffer: Buffer, clock: SettableClock) -> Played:
+    return Played(buffer, clock)
+
+
+def test_by_default_nothing_is_dropped_and_what_is_late_is_named(played: Played) -> None:
+    group = played.begin()
+    for version in (1, 2, 3, 4):
+        played.train(version)
+    played.clock.advance(1000)
+    played.end(group, 1)
+    delivery = poll(played.buffer, played.job, weight_version=5)
+    assert delivery is not None
+    assert delivery.meta_info["stale_groups"] == [group.key]
+    assert slots(played.buffer, played.job)["filtered"] == 0
+
+
+@pytest.mark.parametrize("policy", [{"staleness_policy": "drop"}, {"stale_groups": "drop"}])
+def test_dropping_is_asked_for_by_name_also_by_the_older_one(
+    buffer: Buffer, clock: SettableClock, policy: dict[str, str]
+) -> None:
+    played = Played(buffer, clock, **policy)
+    group = played.begin()
+    for version in (1, 2, 3, 4):
+        played.train(version)
+    played.end(group, 1)
+    assert played.poll(5) == []
+    assert list(buffer.describe(played.job)["causes"]["filtered"]) == [STALE.message]
+
+
+def test_the_newer_name_comes_first() -> None:
+    body = {"task_type": "external", "staleness_policy": "admit", "stale_groups": "drop"}
+    assert request_models.parse(StartPayload, body).staleness_policy == "admit"
+
+
+def test_the_policy_may_change_from_one_start_to_the_next() -> None:
+    names = {request_models.parse(StartPayload, {"task_type": "external", **more}).identity()
+             for more in ({}, {"staleness_policy": "admit"}, {"staleness_policy": "drop"})}  # fmt: skip
+    assert len(names) == 1
+
+
+def test_the_group_that_began_first_goes_out_first(played: Played) -> None:
+    slow, quick = played.begin(), None
+    played.clock.advance(1)
+    quick = played.begin()
+    played.clock.advance(1)
+    last = played.begin()
+    for group in (last, quick, slow):
+        played.end(group, 1)
+    assert played.poll(1) == [slow.instance_id, quick.instance_id]
+
+
+def test_the_trainer_waits_for_a_group_that_its_next_step_would_make_too_old(played: Played) -> None:
+    played.train(1)
+    slow = played.begin()
+    played.clock.advance(1)
+    played.train(2)
+    assert not played.buffer.has_news(played.job, PollPayload())
+    played.end(played.begin(), 3)
+    assert played.poll(3) == [] or pytest.fail("ready groups went out: the slow one is 2 versions behind then")
+    assert not played.buffer.has_news(played.job, PollPayload())
+    played.end(slow, 1)
+    assert played.buffer.has_news(played.job, PollPayload())
+    assert played.poll(3)[0] == slow.instance_id
+
+
+def test_the_trainer_does_not_wait_for_ever(played: Played) -> None:
+    played.train(1)
+    played.begin()
+    played.clock.advance(1)
+    played.train(2)
+    ready = played.begin()
+    played.end(ready, 3)
+    assert played.poll(3) == []
+    played.clock.advance(250)
+    assert played.buffer.has_news(played.job, PollPayload())
+    assert played.poll(3) == [ready.instance_id]
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+def test_a_job_that_does_not_run_keeps_nothing_back(played: Played, verb: str) -> None:
+    played.train(1)
+    played.begin()
+    played.clock.advance(1)
+    played.train(2)
+    ready = played.begin()
+    played.end(ready, 3)
+    assert played.poll(3) == []
+    played.buffer.change_job(played.job.job_id, verb)
+    assert played.poll(3) == [ready.instance_id]
+
+
+def test_the_pace_is_that_of_the_present_run_of_the_trainer(played: Played) -> None:
+    for version in (1, 2, 3):
+        played.train(version)
+    known = played.buffer.outlook(played.key, running=0)
+    assert known is not None
+    assert (known.pace.groups_per_version, known.pace.version_s) == (2, 100)
+    assert known.room == 2 * 3 - 2
+    played.poll(4)
+    known = played.buffer.outlook(played.key, running=1)
+    assert known is not None
+    assert known.room == 2 * 3 - 1
