@@ -211,9 +211,7 @@ class JobSettings(BaseModel):
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = None
     """A group is stale when a member was sampled by weights that are more versions behind. None is unlimited."""
     staleness_policy: Literal["admit", "drop", "flag"] | None = None
-    """How the lag is kept. `admit`: no group begins that would likely exceed it, the oldest go out first, none is
-    dropped. `drop`: stale groups are filtered before they are handed out. `flag`: they are only named in `meta_info`.
-    Left out: `admit` where a runner begins the episodes, `drop` where items are written from outside."""
+    """How the lag is kept: begin later, drop, only name. `admit` where a runner begins episodes, else `drop`."""
     stale_groups: Literal["drop", "flag"] = "drop"
     """The older name of `staleness_policy`, which comes first; goes with the next release."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0

@@ -231,8 +231,8 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.ATTENTION,
             message=f"{_many(at.stale_groups, 'group')} dropped as stale: the weights were more than "
             f"{at.max_weight_version_lag} versions behind the newest{newest}.",
-            advice="Let less wait with max_groups_ahead, raise max_weight_version_lag, or take them with "
-            "stale_groups: flag.",
+            advice="staleness_policy: admit begins nothing that would be too old and drops nothing. Else let less "
+            "wait with max_groups_ahead, or raise max_weight_version_lag.",
         )
     if at.lone_versions:
         yield Explanation(

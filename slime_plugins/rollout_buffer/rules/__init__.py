@@ -4,7 +4,8 @@
 * ``jobs`` – states of a job and how it ends; ``causes`` – why a job or a group is where it is, as codes
 * ``stored_settings`` – the settings of a stored job, typed; ``skip_list`` – what a trainer that resumes skips
 * ``attempt_uid`` – the name of an attempt; ``trajectory_stats`` – the few numbers of a trajectory that charts need
-* ``weight_versions`` – how old weights are; ``vocabulary`` – which token ids and log-probs there can be
+* ``weight_versions`` – how old weights are; ``admission`` – which group may begin, so that none gets too old
+* ``vocabulary`` – which token ids and log-probs there can be
 * ``backoff`` – how long to wait before trying again, for everybody; ``heartbeats`` – who sends some, how often, and
   when silence is death
 """

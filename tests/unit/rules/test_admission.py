@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench_staleness import Scenario, Simulation, compare
+from benchmarks.simulate_staleness import Scenario, Simulation, compare
 from slime_plugins.rollout_buffer.rules.admission import (
     GroupsAhead,
     GroupTimes,

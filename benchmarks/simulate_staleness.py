@@ -1,7 +1,7 @@
 """What an asynchronous trainer learns from, by how the age of its groups is bounded: a simulation, in no real time.
 
-    python -m benchmarks.bench_staleness
-    python -m benchmarks.bench_staleness --times pareto:1.5:50 --alike groups --lag 2 --json staleness.json
+    python -m benchmarks.simulate_staleness
+    python -m benchmarks.simulate_staleness --times pareto:1.5:50 --alike groups --lag 2 --json staleness.json
 
 Devices play groups of episodes whose times have a heavy tail; some attempts fail and are tried again while their device
 is repaired; the trainer takes a batch, trains, and pauses now and then. Four policies, on the same episodes:
