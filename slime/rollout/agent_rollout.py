@@ -41,6 +41,7 @@ from slime.rollout.agent_rollout_samples import (
     trajectories_of,
 )
 from slime.rollout.agent_rollout_settings import (
+    ADVANTAGE_PATH,
     OnExhausted,
     RolloutSettings,
     buffer_token,
@@ -52,6 +53,7 @@ from slime.rollout.agent_rollout_settings import (
     read_tracking_settings,
     start_payload,
 )
+from slime.rollout.agent_rollout_turns import give_turn_advantages, set_advantages
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
@@ -81,6 +83,7 @@ __all__ = [
     "post_process_rewards",
     "post_process_rollout_data",
     "start_rollout",
+    "turn_advantages",
 ]
 
 logger = logging.getLogger(__name__)
@@ -101,11 +104,14 @@ COUNTED = (
     "images",
     "images_missing",
     "malformed_items",
+    "old_tokens",
+    "old_trajectories",
     "row_tokens",
     "rows",
     "surplus_items",
     "tokens_from_generations",
     "tokens_from_messages",
+    "turn_rewards",
     "untrained_trajectories",
     "without_log_probs",
 )
@@ -270,6 +276,14 @@ def post_process_rollout_data(args: Any, rollout_id: int, rollout_data: dict[str
         _warn_once(f"what was trained is not reported to the buffer: {error!r}")
 
 
+def turn_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
+    """slime's ``--custom-advantage-function-path``: on each rank, advantages by token where turns earned rewards.
+
+    A row whose trajectory has none gets what slime's GRPO gives it.
+    """
+    set_advantages(args, rollout_data)
+
+
 def forget_jobs() -> None:
     """Makes the next rollout start its job again, as in a new process."""
     _progress_by_job.clear()
@@ -316,6 +330,8 @@ class _TrainingRollout:
             _progress_by_job.pop(self._key, None)
             raise
         batch = finish_batch(groups, self._rollout_id, self._args)
+        if getattr(self._args, "custom_advantage_function_path", None) == ADVANTAGE_PATH:
+            give_turn_advantages(self._args, [row for rows in trajectories_of(batch) for row in rows])
         if self._settings.pause_between_rollouts:
             await self._feed.pause()
         log_raw_info(self._args, self._all_meta_info, self._rollout_id)
@@ -440,7 +456,10 @@ class _TrainingRollout:
             self._feed.received(delivery)
 
     async def _keep(self, delivery: RolloutData) -> None:
-        groups = [samples_of_group(group) for group in await self._intake.groups(delivery.items)]
+        groups = [
+            samples_of_group(group)
+            for group in await self._intake.groups(delivery.items, trainer_version=self._feed.weight_version)
+        ]
         for sample in (row for rows in trajectories_of(groups) for row in rows):
             sample.metadata["input_pass"] = self._progress.pass_number
             sample.metadata["delivery_id"] = delivery.delivery_id

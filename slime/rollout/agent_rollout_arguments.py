@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_settings import ShortGroups, read_short_groups
+from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, read_short_groups
 from slime.rollout.agent_rollout_versions import execution_field
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 __all__ = [
     "ESTIMATORS_WITHOUT_DUMMIES",
+    "STD_ESTIMATORS",
     "check_arguments",
     "data_parallel_size",
     "log_probs_come_with_the_loss",
@@ -32,6 +33,8 @@ __all__ = [
 
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
 """They assert that every sequence has a trained token."""
+STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
+"""They give all tokens of a trajectory its reward less the group's mean, over the group's deviation."""
 HOOKS_THAT_NOBODY_CALLS = {
     "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",
     "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to look",
@@ -192,6 +195,28 @@ def _hooks(args: Any) -> Iterator[str]:
         yield f"{flag}: this slime has no rollout_mask_sums, which our hook changes: {WITHOUT}"
 
 
+def _turns(args: Any) -> Iterator[str]:
+    """Rewards of turns reach slime's loss through a hook of its own, which not every slime has."""
+    flag, path = "--custom-advantage-function-path", getattr(args, "custom_advantage_function_path", None)
+    if getattr(args, "rollout_buffer_turn_discount", None) is not None and path != ADVANTAGE_PATH:
+        if hasattr(args, "custom_advantage_function_path"):
+            yield f"rollout_buffer_turn_discount trains rewards of turns through a hook: set {flag} {ADVANTAGE_PATH}"
+        else:
+            yield (
+                f"rollout_buffer_turn_discount wants {flag}, which this slime does not have: leave it out, or take a "
+                "slime from June 2026 on"
+            )
+    if path != ADVANTAGE_PATH:
+        return
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    if estimator not in STD_ESTIMATORS:
+        yield f"{flag} {path} compares returns within groups, and --advantage-estimator {estimator} does not: use grpo"
+    if execution_field() != "rollout_id":
+        yield f"{flag} {path}: this slime has no rollout_mask_sums, by which rows weigh: take one from June 2026 on"
+    if getattr(args, "calculate_per_token_loss", False):
+        yield f"--calculate-per-token-loss weighs tokens, where {flag} {path} weighs rows: leave one of them out"
+
+
 def _engine(args: Any) -> Iterator[str]:
     if getattr(args, "use_rollout_routing_replay", False):
         yield (
@@ -250,6 +275,7 @@ CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
     _estimator,
     _logging,
     _hooks,
+    _turns,
     _engine,
     _vision,
 )

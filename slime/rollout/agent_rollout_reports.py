@@ -17,17 +17,31 @@ __all__ = ["RowName", "report_rows", "reporters", "rows_to_report"]
 
 
 class RowName(str):
-    """An instance id that also names one row: its job, the trajectory's uid and the row's number."""
+    """An instance id that also names one row: its job, the trajectory's uid and the row's number.
 
-    job_id: str
-    uid: str
-    row: int
+    Where turns earned rewards it has the advantage of each token of the row's response as well, and how many rows of
+    its trajectory are trained.
+    """
+
+    job_id: str = ""
+    uid: str = ""
+    row: int = 0
+    advantages: Sequence[float] | None = None
+    rows: int = 1
 
     @classmethod
     def of(cls, instance_id: Any, *, job_id: str, uid: str, row: int) -> RowName:
         """Returns the instance id, with the row's name beside it."""
         name = cls(instance_id)
         name.job_id, name.uid, name.row = job_id, uid, row
+        return name
+
+    @classmethod
+    def with_advantages(cls, instance_id: Any, advantages: Sequence[float], *, rows: int) -> RowName:
+        """Returns the same name with the row's advantages; one of a row without a job names no row."""
+        name = cls(instance_id)
+        name.__dict__.update(getattr(instance_id, "__dict__", {}))
+        name.advantages, name.rows = list(advantages), rows
         return name
 
 
@@ -55,7 +69,7 @@ def rows_to_report(args: Any, rollout_data: dict[str, Any]) -> Iterator[tuple[st
     trajectories = sum(rollout_data["global_batch_sizes"])
     for number, name in enumerate(rollout_data["sample_indices"]):
         mask = rollout_data["loss_masks"][number].bool()
-        if not isinstance(name, RowName) or not mask.any():
+        if not isinstance(name, RowName) or not name.job_id or not mask.any():
             continue
         own, theirs, advantages, entropy = (
             rollout_data[key][number].detach().float()[mask].tolist() if rollout_data.get(key) else None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slime.rollout.agent_rollout_arguments import rows_divisor, wants_even_rows
+from slime.rollout.agent_rollout_arguments import STD_ESTIMATORS, rows_divisor, wants_even_rows
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
 from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
@@ -43,9 +43,13 @@ __all__ = [
     "images_of",
     "is_agent_group",
     "log_probs_wanted_by",
+    "normalizes_by",
+    "played_shares",
     "rows_of",
     "samples_of_group",
+    "summable",
     "trajectories_of",
+    "trajectory_key",
 ]
 
 logger = logging.getLogger(__name__)
@@ -58,7 +62,6 @@ STD_EPSILON = 1e-6
 LARGEST_SUMMABLE_REWARD = 1e30
 """32 bits end at 3.4e38: a hundred million tokens of it add up."""
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
-STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
 
 
 class SampleConverter:
@@ -318,7 +321,7 @@ def _sample(trajectory: RolloutTrajectory, row: RolloutRow) -> Sample:
         rollout_log_probs=None if row.log_probs is None else list(row.log_probs[start:]),
         weight_versions=list(row.weight_versions),
         status=Sample.Status.TRUNCATED if trajectory.truncated else Sample.Status.COMPLETED,
-        metadata=_metadata(trajectory, row=row.number),
+        metadata={**_metadata(trajectory, row=row.number), **_returns(trajectory, row)},
         response=trajectory.replies,
         prefix_cache_info=Sample.PrefixCacheInfo(
             cached_tokens=row.cached_tokens, total_prompt_tokens=row.prompt_tokens
@@ -387,6 +390,14 @@ def _metadata(trajectory: RolloutTrajectory, *, row: int) -> dict[str, Any]:
     }
 
 
+def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> dict[str, Any]:
+    """What the row's response tokens return, and the trajectory's turns; no key where turns earned nothing."""
+    if row.returns is None:
+        return {}
+    returns = [*row.returns[row.response_start :]]
+    return {"token_returns": returns, "turn_returns": list(trajectory.turn_returns or ())}
+
+
 def _non_generation_time(trajectory: RolloutTrajectory) -> float:
     phases = trajectory.timings_s.items()
     return float(sum(s for phase, s in phases if phase != "generate" and isinstance(s, int | float)))
@@ -405,26 +416,32 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     slime's mean over them will be smaller.
     """
     raw_rewards = _raw_rewards(args, samples)
-    estimator = getattr(args, "advantage_estimator", "grpo")
-    if estimator not in NORMALIZING_ESTIMATORS or not getattr(args, "rewards_normalization", True):
-        return raw_rewards, _summable(raw_rewards)
-    by_std = estimator in STD_ESTIMATORS and getattr(args, "grpo_std_normalization", True)
+    normalizes, by_std = normalizes_by(args)
+    if not normalizes:
+        return raw_rewards, summable(raw_rewards)
     groups: dict[Any, dict[Any, float]] = {}
     for position, (sample, reward) in enumerate(zip(samples, raw_rewards, strict=True)):
         if not sample.remove_sample:
-            groups.setdefault(sample.group_index, {})[_trajectory_key(sample, position)] = reward
+            groups.setdefault(sample.group_index, {})[trajectory_key(sample, position)] = reward
     scales = {index: _baseline(list(rewards.values()), by_std=by_std) for index, rewards in groups.items()}
     normalized = []
     for sample, reward in zip(samples, raw_rewards, strict=True):
         mean, scale = scales.get(sample.group_index, (0.0, 0.0))
         normalized.append(0.0 if sample.remove_sample else (reward - mean) * scale)
-    shares = _played_shares(args, samples) if estimator in STD_ESTIMATORS else {}
-    keys = [_trajectory_key(sample, position) for position, sample in enumerate(samples)]
+    shares = played_shares(args, samples)
+    keys = [trajectory_key(sample, position) for position, sample in enumerate(samples)]
     scaled = [reward / shares.get(key, 1.0) for key, reward in zip(keys, normalized, strict=True)]
-    return raw_rewards, _summable(scaled)
+    return raw_rewards, summable(scaled)
 
 
-def _summable(rewards: Sequence[float]) -> list[float]:
+def normalizes_by(args: Any) -> tuple[bool, bool]:
+    """Returns whether rewards are compared within their group, and whether they are divided by its deviation."""
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    normalizes = estimator in NORMALIZING_ESTIMATORS and bool(getattr(args, "rewards_normalization", True))
+    return normalizes, estimator in STD_ESTIMATORS and bool(getattr(args, "grpo_std_normalization", True))
+
+
+def summable(rewards: Sequence[float]) -> list[float]:
     """Cuts what would be infinite when slime adds it up over the tokens of a step, in 32 bits."""
     if any(abs(reward) > LARGEST_SUMMABLE_REWARD for reward in rewards):
         _warn_of_cut_rewards()
@@ -449,7 +466,7 @@ def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
     groups: dict[Any, dict[Any, float]] = {}
     for position, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
         if not sample.remove_sample:
-            groups.setdefault(sample.group_index, {})[_trajectory_key(sample, position)] = reward
+            groups.setdefault(sample.group_index, {})[trajectory_key(sample, position)] = reward
     means = {index: _mean(list(played.values())) for index, played in groups.items()}
     whole = _mean([reward for played in groups.values() for reward in played.values()]) if groups else 0.0
     return [
@@ -463,7 +480,7 @@ def _is_failed(sample: Sample) -> bool:
     return sample.remove_sample and "error" in (sample.metadata or {})
 
 
-def _played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
+def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
     """Returns, for each trajectory, what share of its step was played; {} where slime's mean is put right elsewhere.
 
     slime's mean over a step counts dummies. Rewards that are larger by as much undo that where an advantage is a
@@ -471,9 +488,11 @@ def _played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
     """
     if getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH:
         return {}
+    if getattr(args, "advantage_estimator", "grpo") not in STD_ESTIMATORS:
+        return {}
     is_played: dict[Any, bool] = {}
     for position, sample in enumerate(samples):
-        key = _trajectory_key(sample, position)
+        key = trajectory_key(sample, position)
         is_played[key] = is_played.get(key, False) or not sample.remove_sample
     keys = list(is_played)
     size = getattr(args, "global_batch_size", None) or len(keys)
@@ -482,7 +501,8 @@ def _played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
     return {key: share for key, share in shares.items() if share > 0}
 
 
-def _trajectory_key(sample: Sample, position: int) -> Any:
+def trajectory_key(sample: Sample, position: int) -> Any:
+    """Names the trajectory that a sample is a row of; one that names none is alone."""
     execution = execution_of(sample)
     return execution if execution is not None else ("row", position)
 

@@ -21,6 +21,10 @@ sets, each with a default here:
     rollout_buffer_report_rows   rows of a rank that ``post_process_rollout_data`` reports to the buffer each step (64)
     rollout_buffer_loss_mask     a loss mask of one's own: module:Class, /path/file.py:Class, or a module (none)
     rollout_buffer_max_row_tokens  most tokens in all rows of a trajectory that is rebuilt from its messages (no bound)
+    rollout_buffer_turn_discount  rewards of turns are trained, where trajectories have them, and this is what the turn
+                                 after counts: 1 is undiscounted (not set: the trajectory's reward alone)
+    rollout_buffer_max_token_lag  tokens of weights so many versions older than the trainer's are trained, and those of
+                                 older ones masked (no bound)
     rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 makes none (10)
     rollout_buffer_metrics_file  JSONL file that gets a line of metrics for each rollout
     rollout_buffer_tensorboard_dir  folder for TensorBoard events
@@ -48,8 +52,10 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
 from slime_plugins.rollout_buffer.trainer.reports import ROWS_OF_A_REPORT
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings, ImageSettings, RowSettings, TrackingSettings
+from slime_plugins.rollout_buffer.trainer.turn_rewards import checked_discount
 
 __all__ = [
+    "ADVANTAGE_PATH",
     "EvalSet",
     "ImageSettings",
     "OnExhausted",
@@ -67,11 +73,14 @@ __all__ = [
     "read_settings",
     "read_short_groups",
     "read_tracking_settings",
+    "read_turn_discount",
     "start_payload",
 ]
 
 logger = logging.getLogger(__name__)
 
+ADVANTAGE_PATH = "slime.rollout.agent_rollout.turn_advantages"
+"""What ``--custom-advantage-function-path`` names where rewards of turns are trained."""
 OLD_URL_FLAG = "--agent-rollout-buffer-url"
 DEFAULT_NUM_EPOCH = 3
 DEFAULT_NUM_PROCESS = 100
@@ -85,7 +94,7 @@ KEYS = frozenset(
     {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
     | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
     | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
-    | {"rollout_buffer_on_policy"}
+    | {"rollout_buffer_max_token_lag", "rollout_buffer_on_policy", "rollout_buffer_turn_discount"}
     | {"rollout_buffer_options", "rollout_buffer_pixel_dtype", "rollout_buffer_ray_address"}
     | {"rollout_buffer_report_drift", "rollout_buffer_report_rows", "rollout_buffer_short_groups"}
     | {"rollout_buffer_tensorboard_dir"}
@@ -182,7 +191,7 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
     """Reads from slime's arguments how trajectories become training rows.
 
     Raises:
-        ConfigError: ``rollout_buffer_loss_mask`` is no text.
+        ConfigError: ``rollout_buffer_loss_mask`` is no text, or a discount or lag means nothing.
     """
     return RowSettings(
         samples_per_group=samples_per_group,
@@ -191,7 +200,30 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
         report_drift=bool(getattr(args, "rollout_buffer_report_drift", True)),
         keep_pictures=bool(getattr(args, "rollout_buffer_keep_images", False)),
         log_probs_wanted_by=log_probs_wanted_by(args),
+        turn_discount=read_turn_discount(args),
+        max_token_lag=_max_token_lag(args),
     )
+
+
+def read_turn_discount(args: Any) -> float | None:
+    """Reads what the turn after counts; None where rewards of turns are not trained.
+
+    Raises:
+        ConfigError: it is no number from 0 to 1.
+    """
+    name = "rollout_buffer_turn_discount"
+    given = checked_discount(getattr(args, name, None), name)
+    asked = getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH
+    return 1.0 if given is None and asked else given
+
+
+def _max_token_lag(args: Any) -> int | None:
+    value = getattr(args, "rollout_buffer_max_token_lag", None)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"rollout_buffer_max_token_lag is {value!r}; use a number of weight versions from 0 on")
+    return value
 
 
 def read_mask_settings(args: Any) -> MaskSettings:

@@ -205,6 +205,12 @@ class Trajectory:
     ``reward`` is what the trainer gets, ``raw_reward`` what the episode earned; a generator sets only ``reward`` unless
     it shapes one from the other. ``images`` holds each screenshot once, in order of first appearance; ``messages`` name
     them by hash. ``timings_s`` maps a phase (reset, generate, act, score) to its summed seconds.
+
+    ``turn_rewards``, where a generator knows them, has one number for each generation that is trained (of a trajectory
+    without generations, each assistant message that is): what that turn earned. The last one's holds what the episode
+    earned in the end; ``reward`` is not added. ``token_rewards`` has as many entries, each None or one number for each
+    of the turn's ``output_ids``, earned beside: penalties of single tokens. A trainer that does not ask for them sees
+    ``reward`` alone.
     """
 
     uid: str
@@ -214,6 +220,8 @@ class Trajectory:
     outcome: Outcome
     stop_reason: StopReason
     raw_reward: float | None = None
+    turn_rewards: Sequence[float] | None = None
+    token_rewards: Sequence[Sequence[float] | None] | None = None
     generations: Sequence[Generation] = ()
     images: Sequence[Image] = ()
     extra_info: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.rules.rewards import as_reward, as_token_rewards, as_turn_rewards
 from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, checked_log_prob
 from slime_plugins.rollout_buffer.types import (
     Generation,
@@ -65,6 +65,8 @@ class RolloutItem:
     messages: Sequence[Message] = ()
     reward: float | None = None
     raw_reward: float | None = None
+    turn_rewards: tuple[float, ...] | None = None
+    token_rewards: tuple[tuple[float, ...] | None, ...] | None = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     generations: Sequence[Generation] = ()
     images: Sequence[str] = ()
@@ -305,7 +307,51 @@ def encode_body(trajectory: Trajectory) -> dict[str, Any]:
         "generations": encode_generations(trajectory.generations),
         "images": [image.sha256 for image in trajectory.images],
         "timings_s": dict(trajectory.timings_s),
+        **encode_turn_rewards(trajectory.turn_rewards, trajectory.token_rewards),
     }
+
+
+def encode_turn_rewards(
+    turn_rewards: Sequence[float] | None, token_rewards: Sequence[Sequence[float] | None] | None
+) -> dict[str, Any]:
+    """Encodes the rewards of turns and tokens; no key where there are none."""
+    encoded: dict[str, Any] = {}
+    if turn_rewards is not None:
+        encoded["turn_rewards"] = [float(reward) for reward in turn_rewards]
+    if token_rewards is not None:
+        encoded["token_rewards"] = [None if own is None else [float(one) for one in own] for own in token_rewards]
+    return encoded
+
+
+TurnRewards = tuple[tuple[float, ...] | None, tuple[tuple[float, ...] | None, ...] | None]
+"""What turns earned, and what their tokens earned beside."""
+
+
+def checked_turn_rewards(
+    said: Mapping[str, Any], messages: Sequence[Message], generations: Sequence[Generation], where: str = ""
+) -> TurnRewards:
+    """Returns ``turn_rewards`` and ``token_rewards`` of an object, held to the trajectory's turns that are trained.
+
+    Raises:
+        InvalidPayloadError: no list, a number that is no reward, or not one for each turn (and token).
+    """
+    if said.get("turn_rewards") is None and said.get("token_rewards") is None:
+        return None, None
+    lengths = trained_turns(messages, generations)
+    name = f"{where}.turn_rewards" if where else "turn_rewards"
+    try:
+        turn_rewards = as_turn_rewards(said.get("turn_rewards"), len(lengths))
+        name = f"{where}.token_rewards" if where else "token_rewards"
+        return turn_rewards, as_token_rewards(said.get("token_rewards"), lengths)
+    except ValueError as error:
+        raise InvalidPayloadError(f"{name} {error}") from error
+
+
+def trained_turns(messages: Sequence[Message], generations: Sequence[Generation]) -> list[int | None]:
+    """Returns the sampled tokens of each turn that is trained; None of a trajectory that came as messages alone."""
+    if generations:
+        return [len(one.output_ids) for one in generations if one.trained]
+    return [None for one in messages if one.get("role") == "assistant" and one.get("step_loss_mask", 1) == 1]
 
 
 def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str, Image] | None = None) -> WrittenItem:
@@ -327,12 +373,14 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
     raw_reward = item.get("raw_reward")
     generations = decode_generations(item.get("generations"))
     _check_something_sampled(messages, generations, where)
+    turn_rewards = checked_turn_rewards(item, messages, generations, where)
     body = {
         "messages": [_take_images_out(message, came, shown, f"{where}.messages") for message in messages],
         "extra_info": {**extra_info, "outcome": outcome.value, "stop_reason": stop_reason.value},
         "generations": encode_generations(generations),
         "images": list(shown),
         "timings_s": _expect(item.get("timings_s", {}), dict, f"{where}.timings_s"),
+        **encode_turn_rewards(*turn_rewards),
     }
     return WrittenItem(
         uid=identifier(item.get("uid"), f"{where}.uid"),
@@ -544,14 +592,19 @@ def _decode_item(item: Mapping[str, Any]) -> RolloutItem:
     remove_sample = item.get("remove_sample") is True
     reward = item.get("reward")
     raw_reward = item.get("raw_reward")
+    messages = tuple(_messages(item.get("messages"), "messages"))
+    generations = decode_generations(item.get("generations"))
+    turn_rewards, token_rewards = (None, None) if remove_sample else checked_turn_rewards(item, messages, generations)
     return RolloutItem(
         uid=identifier(item.get("uid"), "uid"),
         instance_id=identifier(item.get("instance_id"), "instance_id"),
-        messages=tuple(_messages(item.get("messages"), "messages")),
+        messages=messages,
         reward=None if remove_sample and reward is None else _finite(reward, "reward"),
         raw_reward=None if raw_reward is None else _finite(raw_reward, "raw_reward"),
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards,
         extra_info=_expect(item.get("extra_info"), dict, "extra_info"),
-        generations=decode_generations(item.get("generations")),
+        generations=generations,
         images=tuple(_expect(item.get("images", []), list, "images")),
         group_index=_expect(item.get("group_index", -1), int, "group_index"),
         weight_version=None if item.get("weight_version") is None else _expect(item["weight_version"], int, "version"),

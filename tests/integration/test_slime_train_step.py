@@ -8,13 +8,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
-from tests.slime_step.batches import GENERATORS, mixed_rewards, recorded, with_dummies
+from tests.slime_step.batches import (
+    GENERATORS,
+    Row,
+    mixed_rewards,
+    recorded,
+    turn_lengths,
+    with_dummies,
+    with_turn_rewards,
+)
 from tests.slime_step.record_batches import line_of, played
 from tests.slime_step.running import (
     NEEDS_MEGATRON,
@@ -33,7 +43,11 @@ pytestmark = [pytest.mark.slime, pytest.mark.timeout(900), NEEDS_SLIME, NEEDS_ME
 ONE_POLICY = {"get_mismatch_metrics": True, "custom_tis_function_path": "megatron_layer.no_correction"}
 """slime computes log-probs before the step only where something asks for them."""
 DUMMIES = (2, 5)
+DISCOUNT = 0.5
+HALF = ("turns_half", "android_world_history")
 UNDONE = {"rollout_data_postprocess_path": "slime.rollout.agent_rollout.post_process_rollout_data"}
+
+TURNS = {**ONE_POLICY, **UNDONE, "custom_advantage_function_path": "slime.rollout.agent_rollout.turn_advantages"}
 
 Seen = dict[str, Any]
 
@@ -49,7 +63,48 @@ def batches() -> list[Batch]:
         Batch(name="undone", rows=dummies, changes=UNDONE),
         Batch(name="unscaled", rows=dummies, changes={**UNDONE, "leave_hook_out": True}),
         Batch(name="played", rows=played, changes={"global_batch_size": len(played)}),
+        *(Batch(name=f"turns_{name}", rows=rows, changes=TURNS) for name, rows in turn_batches().items()),
+        Batch(name="no_turns", rows=mixed_rewards(recorded("android_world_history")), changes=TURNS),
     ]
+
+
+def turn_batches() -> dict[str, list[Row]]:
+    """Rewards of turns: in one growing row, in a row for each turn, with dummies, and of one of two groups."""
+    growing, of_turns = (mixed_rewards(recorded(f"android_world_{mode}")) for mode in ("incremental", "history"))
+    rewarded = with_turn_rewards(of_turns, earned, DISCOUNT)
+    return {
+        "growing": with_turn_rewards(growing, earned, DISCOUNT),
+        "rows": rewarded,
+        "dummies": with_dummies(rewarded, DUMMIES),
+        "half": [new if new["rollout_id"] < 4 else old for new, old in zip(rewarded, of_turns, strict=True)],
+    }
+
+
+def earned(trajectory: int, turn: int) -> float:
+    """Rewards that differ in everything: a penalty now and then, and progress."""
+    return (-0.25 if (trajectory + turn) % 3 == 0 else 0.5) + 0.125 * trajectory * turn
+
+
+def hand_computed(rows: Sequence[Row]) -> dict[int, list[float]]:
+    """The advantages of the turns of each played trajectory, by the formula as it is written."""
+    turns = dict.fromkeys(dict.fromkeys(row["rollout_id"] for row in rows if not row["remove_sample"]), 0)
+    for row in rows:
+        if not row["remove_sample"]:
+            turns[row["rollout_id"]] += len(turn_lengths(row))
+    found: dict[int, list[float]] = {}
+    for group in (range(4), range(4, 8)):
+        returns = {
+            number: [
+                sum(DISCOUNT ** (later - turn) * earned(number, later) for later in range(turn, turns[number]))
+                for turn in range(turns[number])
+            ]
+            for number in group
+            if number in turns
+        }
+        mean = fmean(fmean(own) for own in returns.values())
+        variance = sum(fmean((one - mean) ** 2 for one in own) for own in returns.values()) / (len(returns) - 1)
+        found |= {number: [(one - mean) / (variance**0.5 + 1e-6) for one in own] for number, own in returns.items()}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +183,7 @@ def test_all_rows_of_a_trajectory_have_one_advantage(name: str, one_rank: dict[s
     assert len(set.union(*by_trajectory.values())) > 2
 
 
-@pytest.mark.parametrize("name", [name for name in GENERATORS if name != "statelm"] + ["dummies"])
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name != "statelm"] + ["dummies", "turns_rows"])
 def test_two_ranks_train_what_one_does(name: str, one_rank: dict[str, Seen], two_ranks: list[dict[str, Seen]]) -> None:
     alone, (first, second) = one_rank[name], [seen[name] for seen in two_ranks]
 
@@ -165,6 +220,76 @@ def test_a_dummy_weighs_as_a_trajectory_without_gradient(one_rank: dict[str, See
     plain, played = (one_rank[name]["steps"][0] for name in ("unscaled", "played"))
 
     assert plain["grad_norm"] / played["grad_norm"] == pytest.approx(6 / 8, rel=1e-5)
+
+
+def advantages_of_turns(seen: Seen) -> dict[int, list[tuple[tuple[int, ...], list[tuple[float, int]]]]]:
+    """By trajectory, its rows: their tokens, and the advantage and length of each turn in them."""
+    found: dict[int, list[tuple[tuple[int, ...], list[tuple[float, int]]]]] = {}
+    for row in rows_seen(seen):
+        at, turns = 0, []
+        for trained, run in groupby(row["loss_masks"]):
+            length = len(list(run))
+            values = row["advantages"][at : at + length]
+            at += length
+            if trained:
+                assert len(set(values)) == 1
+                turns.append((values[0], length))
+            else:
+                assert set(values) <= {0.0} or not any(row["loss_masks"])
+        if turns:
+            found.setdefault(row["rollout_ids"], []).append((tuple(row["tokens"]), turns))
+    return found
+
+
+@pytest.mark.parametrize("name", ["growing", "rows", "dummies"])
+def test_rewards_of_turns_become_the_advantages_that_one_computes_by_hand(name: str, one_rank: dict[str, Seen]) -> None:
+    """Discounted returns less the group's mean over its deviation, each trajectory once; dummies have no part in it."""
+    rows, seen = turn_batches()[name], one_rank[f"turns_{name}"]
+    by_trajectory = advantages_of_turns(seen)
+    places = {(row["rollout_id"], tuple(row["tokens"])): at for at, row in enumerate(rows)}
+
+    expected = hand_computed(rows)
+    assert by_trajectory.keys() == expected.keys()
+    for number, own in by_trajectory.items():
+        in_order = sorted(own, key=lambda entry: places[number, entry[0]])
+        assert [value for _, turns in in_order for value, _ in turns] == pytest.approx(expected[number], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["growing", "rows", "dummies"])
+def test_the_rows_of_a_trajectory_with_rewards_of_turns_weigh_alike(name: str, one_rank: dict[str, Seen]) -> None:
+    """slime's own loss of weights that sampled the batch is minus the mean advantage: by trajectory, row and token."""
+    seen = one_rank[f"turns_{name}"]
+    of_rows = {
+        number: [
+            sum(value * length for value, length in turns) / sum(length for _, length in turns) for _, turns in own
+        ]
+        for number, own in advantages_of_turns(seen).items()
+    }
+
+    expected = -fmean(fmean(values) for values in of_rows.values())
+    assert seen["steps"][0]["losses"]["pg_loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert seen["steps"][0]["grad_norm"] > 0
+
+
+def test_a_batch_without_rewards_of_turns_is_trained_as_without_the_hook_bit_for_bit(
+    one_rank: dict[str, Seen],
+) -> None:
+    with_hook, without = one_rank["no_turns"], one_rank["android_world_history"]
+
+    assert with_hook["data"]["advantages"] == without["data"]["advantages"]
+    assert with_hook["steps"] == without["steps"]
+    assert with_hook["weights_moved"] == without["weights_moved"]
+
+
+def test_of_a_group_without_rewards_of_turns_nothing_changes_beside_one_that_has_some(
+    one_rank: dict[str, Seen],
+) -> None:
+    half, without = (
+        {(row["rollout_ids"], tuple(row["tokens"])): row["advantages"] for row in rows_seen(one_rank[name])}
+        for name in HALF
+    )
+
+    assert {number for number, tokens in half if half[number, tokens] != without[number, tokens]} == {0, 1, 2, 3}
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,15 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.rewards import LARGEST_REWARD
+from slime_plugins.rollout_buffer.trainer.token_facts import laid_out
+from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 
-__all__ = ["GENERATORS", "ODD", "Row", "mixed_rewards", "recorded", "with_dummies"]
+__all__ = ["GENERATORS", "ODD", "Row", "mixed_rewards", "recorded", "turn_lengths", "with_dummies", "with_turn_rewards"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"
 GENERATORS = ("android_world_history", "android_world_incremental", "math", "remote_rollout", "statelm")
@@ -45,6 +48,34 @@ def with_dummies(rows: Sequence[Row], trajectories: Sequence[int]) -> list[Row]:
     left = [row for row in rows if row["rollout_id"] not in trajectories]
     dummies = [_dummy(next(row for row in rows if row["rollout_id"] == number)) for number in trajectories]
     return sorted([*left, *dummies], key=lambda row: row["rollout_id"])
+
+
+def with_turn_rewards(rows: Sequence[Row], earned: Callable[[int, int], float], discount: float) -> list[Row]:
+    """Gives each turn of a batch a reward, as Samples of a buffer carry it: by the trajectory's number and the turn's.
+
+    A turn is an unbroken stretch of trained tokens; those of a trajectory are counted over all its rows.
+    """
+    found = []
+    for number in dict.fromkeys(row["rollout_id"] for row in rows):
+        own = [row for row in rows if row["rollout_id"] == number]
+        lengths = [length for row in own for length in turn_lengths(row)]
+        rewards = [earned(number, turn) for turn in range(len(lengths))]
+        returns = token_returns(rewards, None, lengths, discount)
+        left = iter(returns)
+        for row in own:
+            of_row = [value for _ in turn_lengths(row) for value in next(left)]
+            metadata = {
+                **row["metadata"],
+                "turn_returns": [tokens[0] for tokens in returns],
+                "token_returns": laid_out(row["loss_mask"], of_row, 0.0),
+            }
+            found.append({**row, "metadata": metadata})
+    return found
+
+
+def turn_lengths(row: Row) -> list[int]:
+    """Returns how many tokens each turn of a row has, in order."""
+    return [len(list(run)) for trained, run in groupby(row["loss_mask"]) if trained]
 
 
 def _dummy(row: Row) -> Row:

@@ -99,6 +99,15 @@ def named(fields: dict[str, Any], kind: Any) -> Any:
     return sample
 
 
+def compared(args: Namespace, samples: list[Any]) -> list[Any]:
+    """Compares returns within groups, as ``agent_rollout`` does with the batch that it hands over."""
+    if args.custom_advantage_function_path:
+        from slime.rollout.agent_rollout_turns import give_turn_advantages
+
+        give_turn_advantages(args, samples)
+    return samples
+
+
 def shards_of(args: Namespace, samples: list[Any], ranks: int) -> list[Any]:
     """Returns what slime's RolloutManager gives each rank."""
     slime_rollout: Any = import_module("slime.ray.rollout")
@@ -133,7 +142,7 @@ def main() -> None:
 def trained(actor: Any, args: Namespace, batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     """Trains one batch by slime's own ``train`` and puts the weights back; returns what was seen."""
     with changed(args, batch["changes"]), untouched_weights(actor):
-        shards = shards_of(args, samples_of(batch), ranks)
+        shards = shards_of(args, compared(args, samples_of(batch)), ranks)
         actor.rollout_data_postprocess = hook_of(args, batch["changes"])
         before = weights_of(actor)
         with watched(actor) as seen:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from tools.launching.models import Kind, LaunchError, default_model, owner_of, shape_of
-from tools.launching.slime_checkout import backend_of
+from tools.launching.slime_checkout import backend_of, takes_weight_off_dummies
 
 __all__ = ["ROOT", "VARIABLES", "Farm", "LaunchSettings", "is_loopback", "misspelt", "read_settings"]
 
@@ -57,6 +57,10 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_SCRIPT_MEGATRON_DIR": ("~/Megatron-LM", "Megatron's sources, for its backend"),
     "SLIME_SCRIPT_BUFFER_URL": ("", "a buffer that runs already, on another host perhaps; none is served then"),
     "SLIME_SCRIPT_EVAL_DATA": ("", "input file with which every 20th rollout is evaluated, by the buffer"),
+    "SLIME_SCRIPT_TURN_DISCOUNT": (
+        "",
+        "0 to 1: rewards of turns are trained, and this is what the turn after counts",
+    ),
     "SLIME_SCRIPT_SIMULATED_PHONES": ("0", "1: train on simulated phones, whatever the farm's file says"),
     "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": (
         "examples/android_world/config.yaml",
@@ -108,6 +112,7 @@ class LaunchSettings:
     farm: Farm
     eval_data: Path | None
     external_buffer: str
+    turn_discount: float | None = None
 
     @property
     def model_path(self) -> Path:
@@ -172,6 +177,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
         farm=_farm(kind, environment, values),
         eval_data=_path(data) if (data := values["SLIME_SCRIPT_EVAL_DATA"]) else None,
         external_buffer=values["SLIME_SCRIPT_BUFFER_URL"].rstrip("/"),
+        turn_discount=_share("SLIME_SCRIPT_TURN_DISCOUNT", values["SLIME_SCRIPT_TURN_DISCOUNT"]),
     )
     _check(settings)
     return _with_token(settings)
@@ -203,6 +209,15 @@ def _check(settings: LaunchSettings) -> None:
         raise LaunchError(
             f"SLIME_SCRIPT_EVAL_DATA is {settings.eval_data}: "
             + ("only a buffer evaluates it" if settings.eval_data.is_file() else "there is no such file")
+        )
+    if settings.turn_discount is not None and settings.without_buffer:
+        raise LaunchError("SLIME_SCRIPT_TURN_DISCOUNT is for rewards of turns from a buffer: unset it")
+    if settings.turn_discount is not None and not (
+        settings.backend == "megatron" and takes_weight_off_dummies(settings.slime)
+    ):
+        raise LaunchError(
+            "SLIME_SCRIPT_TURN_DISCOUNT wants a hook that only Megatron of a slime from June 2026 on calls, with the "
+            "weights of rows that it changes: unset it, or take such a slime"
         )
     if settings.buffer_port > 65535:
         raise LaunchError(f"SLIME_SCRIPT_BUFFER_PORT is {settings.buffer_port}: ports end at 65535")
@@ -277,6 +292,19 @@ def _with_token(settings: LaunchSettings) -> LaunchSettings:
     file = settings.run_path / "buffer_token"
     token = _first_line(str(file)) if file.is_file() else secrets.token_hex(24)
     return replace(settings, buffer_token_file=file, buffer_token=token)
+
+
+def _share(name: str, value: str) -> float | None:
+    """Returns a number from 0 to 1, None where nothing is said."""
+    if not value:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise LaunchError(f"{name} is {value!r}; use a number from 0 to 1")
+    return number
 
 
 def _nodes(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str]) -> str:

@@ -37,7 +37,13 @@ def custom_config(settings: LaunchSettings) -> dict[str, Any]:
         "rollout_buffer_job_id": settings.run_path.name,
         "rollout_num_process": 256,
         "rollout_buffer_on_exhausted": "repeat",
+        **_turn_discount(settings),
     }
+
+
+def _turn_discount(settings: LaunchSettings) -> dict[str, Any]:
+    given = settings.turn_discount
+    return {} if given is None else {"rollout_buffer_turn_discount": given}
 
 
 def _android_config(settings: LaunchSettings) -> dict[str, Any]:
@@ -50,6 +56,7 @@ def _android_config(settings: LaunchSettings) -> dict[str, Any]:
         "rollout_num_process": settings.farm.num_workers,
         "rollout_buffer_on_exhausted": "repeat",
         "rollout_buffer_options": {"android_world": {"rollout_mode": mode}},
+        **_turn_discount(settings),
     }
 
 
@@ -115,6 +122,8 @@ def _algorithm_arguments(settings: LaunchSettings) -> list[str]:
     arguments = ["--advantage-estimator", "grpo", "--kl-loss-coef", "0.00", "--kl-loss-type", "low_var_kl"]
     arguments += ["--entropy-coef", "0.00", "--eps-clip", "0.2", "--eps-clip-high", "0.28", "--use-rollout-logprobs"]
     arguments += ["--optimizer", "adam", "--lr", "1e-6", "--lr-decay-style", "constant", "--weight-decay", "0.1"]
+    if settings.turn_discount is not None:
+        arguments += ["--custom-advantage-function-path", "slime.rollout.agent_rollout.turn_advantages"]
     return [*arguments, "--adam-beta1", "0.9", "--adam-beta2", "0.98"]
 
 

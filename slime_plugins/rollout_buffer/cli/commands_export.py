@@ -43,7 +43,7 @@ GROUPS_REMEMBERED = 256
 INTEGERS = ("epoch", "slot", "attempt", "group_index", "turns", "sampled_tokens", "oldest_version", "versions_behind")
 NUMBERS = ("reward", "raw_reward", "created_at", "success", "generate_s", "played_s")
 TEXTS = ("job_id", "uid", "instance_id", "outcome", "stop_reason", "group_state", "delivery_id")
-AS_JSON = ("messages", "extra_info", "generations", "timings_s")
+AS_JSON = ("messages", "extra_info", "generations", "timings_s", "turn_rewards", "token_rewards")
 """Columns that hold JSON: their form differs from task to task."""
 
 

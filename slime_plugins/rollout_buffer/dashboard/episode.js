@@ -22,7 +22,9 @@ export function readEpisode(trajectory) {
       seen = [];
     } else seen.push(message);
   }
+  const earned = Array.isArray(trajectory.turn_rewards) ? [...trajectory.turn_rewards] : [];
   turns.forEach((turn, at) => {
+    turn.reward = turn.trained ? (earned.shift() ?? null) : null;
     turn.result = at + 1 < turns.length ? turns[at + 1].seen : seen;
     turn.deletes = deletions.filter((one) => one.turn === turn.number).flatMap((one) => one.ids);
     turn.deletedIn = (message) => deletions.find((one) => one.ids.includes(message.msg_id))?.turn ?? null;

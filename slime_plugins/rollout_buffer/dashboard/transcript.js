@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { actionInWords, textOf } from "./episode.js";
-import { count, plural, short } from "./format.js";
+import { count, plural, reward, short } from "./format.js";
 import { jsonTree, parsedJson } from "./json_tree.js";
 import { markdown } from "./markdown.js";
 
@@ -80,6 +80,7 @@ function step(turn, at, { body, hrefOf, onChoose, formatted }) {
     h("h2", null, h("a", { href: hrefOf(turn.number), onclick: choose }, `Turn ${turn.number}`)),
     words && h("span", { class: `did${turn.malformed ? " bad" : ""}` }, short(words, 120)),
     !turn.trained && h("span", { class: "pill skipped" }, "not trained"),
+    turn.reward !== null && h("span", { class: "pill", title: "What this turn earned" }, `reward ${reward(turn.reward)}`),
     deletedIn !== null && deletedPill(deletedIn),
   );
   const thumbnail = turn.image && h("button", { type: "button", class: "thumb", "aria-label": `Show the screen of turn ${turn.number}`, onclick: choose }, h("img", { src: `/images/${turn.image}`, alt: "", loading: "lazy", decoding: "async" }));

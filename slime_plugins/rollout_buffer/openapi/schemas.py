@@ -94,6 +94,17 @@ _WRITTEN_ITEM = _object(
     },
     reward=_described(_NUMBER, "Finite"),
     raw_reward={"type": ["number", "null"], "description": "What the episode earned, when that differs"},
+    turn_rewards={
+        "type": ["array", "null"],
+        "items": _NUMBER,
+        "description": "What each turn earned: one finite number for each generation that is trained, or, without "
+        "generations, for each assistant message that is",
+    },
+    token_rewards={
+        "type": ["array", "null"],
+        "items": {"type": ["array", "null"], "items": _NUMBER},
+        "description": "What single tokens earned beside: for each of those turns null, or a number for each output id",
+    },
     extra_info={"type": "object", "description": "Anything; `finish_reason: length` means truncated"},
     outcome=text("completed when left out", enum=[outcome.value for outcome in WRITTEN_OUTCOMES]),
     tools={"type": ["array", "null"], "description": "Shown to the chat template; kept as `extra_info.tools`"},

@@ -91,6 +91,10 @@ class Item(TypedDict):
     """What the episode earned, when that differs."""
     extra_info: dict[str, Any]
     """What the generator says of it."""
+    turn_rewards: NotRequired[list[float]]
+    """What each trained turn earned, in order; left out where nobody said."""
+    token_rewards: NotRequired[list[list[float] | None]]
+    """What the sampled tokens of each trained turn earned beside; null for a turn without."""
     generations: NotRequired[list[Generation]]
     """Token ids and log-probabilities as sampled; empty when not known."""
     images: NotRequired[list[str]]
@@ -545,6 +549,10 @@ class StoredTrajectory(TrajectoryEntry):
     """OpenAI messages."""
     extra_info: dict[str, Any]
     """What the generator says of it."""
+    turn_rewards: NotRequired[list[float]]
+    """What each trained turn earned, in order; left out where nobody said."""
+    token_rewards: NotRequired[list[list[float] | None]]
+    """What the sampled tokens of each trained turn earned beside; null for a turn without."""
     generations: NotRequired[list[Generation]]
     """Token ids and log-probabilities as sampled."""
     images: NotRequired[list[str]]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["LARGEST_REWARD", "as_reward"]
+__all__ = ["LARGEST_REWARD", "as_reward", "as_token_rewards", "as_turn_rewards"]
 
 LARGEST_REWARD = 3.4028234663852886e38
 """The largest number of 32 bits, as trainers compute with: beyond it, a group's mean or spread is infinite."""
@@ -32,6 +33,54 @@ def as_reward(value: Any) -> float:
     if abs(number) > LARGEST_REWARD:
         raise ValueError(f"must be a finite number of 32 bits (up to 3.4e38), and {number:g} is larger")
     return number
+
+
+def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
+    """Returns what each trained turn earned, None where nobody says.
+
+    Raises:
+        ValueError: no list, a number that is no reward, or not one for each of the ``turns`` that are trained. The
+            sentence goes on after the name, as that of ``as_reward``.
+    """
+    if value is None:
+        return None
+    return tuple(_numbers(value, turns, f"the {turns} turns that are trained"))
+
+
+def as_token_rewards(value: Any, lengths: Sequence[int | None]) -> tuple[tuple[float, ...] | None, ...] | None:
+    """Returns what the sampled tokens of each trained turn earned beside; None, of all or of a turn: nothing.
+
+    ``lengths`` has the sampled tokens of each trained turn, None where they are not known.
+
+    Raises:
+        ValueError: as ``as_turn_rewards``, or a turn has not one number for each token.
+    """
+    if value is None:
+        return None
+    _check_count(value, len(lengths), f"the {len(lengths)} turns that are trained")
+    found = enumerate(zip(value, lengths, strict=True))
+    return tuple(None if own is None else tuple(_of_tokens(turn, own, length)) for turn, (own, length) in found)
+
+
+def _of_tokens(turn: int, value: Any, length: int | None) -> list[float]:
+    if length is None:
+        raise ValueError(f"names rewards of single tokens in turn {turn}, whose tokens are not known: send generations")
+    try:
+        return _numbers(value, length, f"the {length} sampled tokens of turn {turn}")
+    except ValueError as error:
+        raise ValueError(f"of turn {turn} {error}") from error
+
+
+def _numbers(value: Any, count: int, of_what: str) -> list[float]:
+    _check_count(value, count, of_what)
+    return [as_reward(number) for number in value]
+
+
+def _check_count(value: Any, count: int, of_what: str) -> None:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"must be a list, not {_KINDS.get(type(value).__name__, type(value).__name__)}")
+    if len(value) != count:
+        raise ValueError(f"has {len(value)} entries for {of_what}: it wants one for each")
 
 
 _KINDS = {"bool": "a boolean", "bool_": "a boolean", "str": "a string", "NoneType": "null"}

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
 from slime_plugins.rollout_buffer.engine.factory import make_engine
@@ -35,6 +36,7 @@ from slime_plugins.rollout_buffer.errors import (
     EngineError,
     EpisodeError,
     GeneratorError,
+    InvalidPayloadError,
     JobPausedError,
     StaleAttemptError,
     StorageFullError,
@@ -659,6 +661,11 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
             value is None or as_reward(value)
         except ValueError as error:
             raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
+    said = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
+    try:
+        wire.checked_turn_rewards(said, trajectory.messages, trajectory.generations)
+    except InvalidPayloadError as error:
+        raise GeneratorError(f"play() returned rewards that do not fit its turns: {error.message}") from error
     if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:
         raise GeneratorError(
             f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "

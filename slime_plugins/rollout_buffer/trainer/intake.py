@@ -39,8 +39,10 @@ class Intake:
         )
         self.counts = self._rows.counts
 
-    async def groups(self, items: Sequence[RolloutItem]) -> list[RolloutGroup]:
+    async def groups(self, items: Sequence[RolloutItem], *, trainer_version: int | None = None) -> list[RolloutGroup]:
         """Returns the groups of one delivery. The work is done in a thread: images are large.
+
+        ``trainer_version`` is that of the weights that train them, as ``RowBuilder.groups`` takes it.
 
         Raises:
             RetriesUsedUpError: a screenshot could not be fetched, because the buffer stayed out of reach.
@@ -49,7 +51,7 @@ class Intake:
         hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]
         vision = await self._vision() if hashes else None
         images = None if vision is None else await self.images.fetch(hashes)
-        return await asyncio.to_thread(self._rows.groups, items, vision, images)
+        return await asyncio.to_thread(self._rows.groups, items, vision, images, trainer_version=trainer_version)
 
     async def _vision(self) -> VisionFamily | None:
         if self._image_settings is None or self._checkpoint is None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime_plugins.rollout_buffer.types import Outcome, StopReason
+from slime_plugins.rollout_buffer.rules.weight_versions import version_number
+from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 
 __all__ = ["RolloutBatch", "RolloutGroup", "RolloutRow", "RolloutTrajectory", "RowSource", "TokenSource"]
 
@@ -47,6 +48,11 @@ class RolloutRow:
     without a processor. ``weight_versions`` are those that sampled the row's turns, in order. ``prompt_tokens`` and
     ``cached_tokens`` count what the engine was shown in those turns, and what of it was in its cache; 0 where it did
     not tell.
+
+    ``version_spans`` say which weights sampled which trained tokens, as places in ``token_ids``, and
+    ``trainer_version`` which weights the trainer had when the row was made. ``returns``, as long as ``token_ids``, has
+    what is earned from each trained token on (``turn_rewards``) and 0.0 elsewhere; None where nobody asked, or its
+    turns earned nothing of their own.
     """
 
     uid: str
@@ -63,6 +69,25 @@ class RolloutRow:
     images: tuple[str, ...] = ()
     train_inputs: Mapping[str, Any] | None = None
     pictures: tuple[Any, ...] = ()
+    version_spans: tuple[WeightVersionSpan, ...] = ()
+    trainer_version: int | None = None
+    returns: Sequence[float] | None = None
+
+    @property
+    def version_lag(self) -> list[int | None] | None:
+        """How many versions older than the trainer's the weights were that sampled each token; at least 0.
+
+        As long as ``token_ids``, None at tokens that are not trained or of weights that nobody named. None altogether
+        where the trainer's version is not known.
+        """
+        if self.trainer_version is None:
+            return None
+        lag: list[int | None] = [None] * len(self.token_ids)
+        for span in self.version_spans:
+            number = version_number(span.weight_version)
+            if number is not None:
+                lag[span.start : span.end] = [max(0, self.trainer_version - number)] * (span.end - span.start)
+        return lag
 
     @property
     def response_length(self) -> int:
@@ -83,6 +108,9 @@ class RolloutTrajectory:
     are the means of its group's others, so that it moves no mean. ``weight_version`` is the oldest that sampled some
     token of it. ``extra_info`` is what its generator says beside, ``replies`` the text that the
     policy wrote, as far as its messages hold it.
+
+    ``turn_returns`` has, where returns were asked for and its turns earned rewards, what is earned from the beginning
+    of each trained turn on; None otherwise.
     """
 
     uid: str
@@ -101,6 +129,7 @@ class RolloutTrajectory:
     has_images: bool = False
     weight_version: int | None = None
     replies: str = ""
+    turn_returns: tuple[float, ...] | None = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     timings_s: Mapping[str, float] = field(default_factory=dict)
 

@@ -213,7 +213,7 @@ class RolloutFeed:
             feed.taken(delivery)
             new = self._note(delivery)
             if new is not None and self._intake is not None:
-                batch.add(new, await self._intake.groups(new.items))
+                batch.add(new, await self._intake.groups(new.items, trainer_version=weight_version))
         return batch.close()
 
     def _note(self, delivery: RolloutData) -> RolloutData | None:

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from slime.utils.mask_generator import (
     Generation,
@@ -36,6 +36,14 @@ from slime_plugins.rollout_buffer.trainer.records import (
     TokenSource,
 )
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
+from slime_plugins.rollout_buffer.trainer.token_facts import (
+    laid_out,
+    mask_old_tokens,
+    output_versions,
+    trained_values,
+    version_spans,
+)
+from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 from slime_plugins.rollout_buffer.trainer.vision import (
     ImageProblemError,
     RowImages,
@@ -43,12 +51,14 @@ from slime_plugins.rollout_buffer.trainer.vision import (
     VisionFamily,
     shown_in_messages,
 )
-from slime_plugins.rollout_buffer.types import Outcome, StopReason
+from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 __all__ = ["RowBuilder", "images_of"]
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
 """Stop reasons that say that the last reply itself was cut."""
@@ -68,6 +78,10 @@ class _Packed:
     generations: Sequence[Generation]
     token_source: TokenSource
     row_source: RowSource
+    returns: list[list[float]] | None = None
+    """Of each generation's output tokens, where the trajectory's turns earned rewards and somebody asked."""
+    old_tokens: int = 0
+    """Masked, because their weights were too old."""
 
 
 class RowBuilder:
@@ -76,15 +90,23 @@ class RowBuilder:
     def __init__(self, settings: RowSettings) -> None:
         self._settings = settings
         self._row_images: RowImages | None = None
+        self._trainer_version: int | None = None
         self.counts: Counter[str] = Counter()
 
     def groups(
-        self, items: Iterable[RolloutItem], vision: VisionFamily | None = None, images: FetchedImages | None = None
+        self,
+        items: Iterable[RolloutItem],
+        vision: VisionFamily | None = None,
+        images: FetchedImages | None = None,
+        *,
+        trainer_version: int | None = None,
     ) -> list[RolloutGroup]:
         """Returns the groups of one delivery, each filled up or cut to exactly n members.
 
-        ``vision`` gives the rows their ``images``; without it they keep one placeholder for each.
+        ``vision`` gives the rows their ``images``; without it they keep one placeholder for each. ``trainer_version``
+        is that of the weights that train them, None when it is unknown: then no token is too old.
         """
+        self._trainer_version = trainer_version
         members_by_group, ungrouped = _by_group(items)
         groups = []
         for members in members_by_group:
@@ -120,7 +142,7 @@ class RowBuilder:
             return _dummy(item, refusal)
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
         try:
-            packed = self._packed(item)
+            packed = self._without_old_tokens(self._with_returns(item, self._packed(item)))
             rows = self._rows(item, packed)
         except ImageProblemError as problem:
             logger.warning("trajectory %s is not trained: %s", item.uid, problem)
@@ -132,7 +154,7 @@ class RowBuilder:
             return _dummy(item, f"{type(error).__name__}: {error}")
         if not rows:
             self.counts["untrained_trajectories"] += 1
-            return _dummy(item, "no token of it is trained")
+            return _dummy(item, self._why_untrained(packed))
         wanted_by = self._settings.log_probs_wanted_by
         if wanted_by is not None and any(row.log_probs is None for row in rows):
             self.counts["without_log_probs"] += 1
@@ -140,8 +162,49 @@ class RowBuilder:
             return _dummy(item, f"it has no log-probs of the engine, from which {wanted_by} computes the loss")
         self._count(packed, rows)
         return replace(
-            _trajectory(item), rows=tuple(rows), token_source=packed.token_source, row_source=packed.row_source
+            _trajectory(item),
+            rows=tuple(rows),
+            token_source=packed.token_source,
+            row_source=packed.row_source,
+            turn_returns=_turn_returns(packed),
         )
+
+    def _with_returns(self, item: RolloutItem, packed: _Packed) -> _Packed:
+        """Adds what is earned from each sampled token on, where its turns earned rewards and somebody asks.
+
+        Raises:
+            ValueError: the rows were not made turn by turn, or of other turns than earned something.
+        """
+        discount = self._settings.turn_discount
+        if discount is None or (item.turn_rewards is None and item.token_rewards is None):
+            return packed
+        trained = [one for one in packed.generations if one.trained]
+        earned = item.turn_rewards if item.turn_rewards is not None else item.token_rewards
+        if len(trained) != len(earned or ()):
+            raise ValueError(
+                f"{len(earned or ())} turns earned rewards, and its rows were made of {len(trained)}: which token is "
+                "of which turn is not known"
+            )
+        lengths = [len(one.output_ids) for one in trained]
+        of_trained = iter(token_returns(item.turn_rewards, item.token_rewards, lengths, discount))
+        self.counts["turn_rewards"] += 1
+        return replace(packed, returns=[next(of_trained) if one.trained else [] for one in packed.generations])
+
+    def _without_old_tokens(self, packed: _Packed) -> _Packed:
+        version, most = self._trainer_version, self._settings.max_token_lag
+        if version is None or most is None:
+            return packed
+        rows = [mask_old_tokens(row, packed.generations, version, most) for row in packed.rows]
+        masked = sum(sum(before.loss_mask) - sum(row.loss_mask) for before, row in zip(packed.rows, rows, strict=True))
+        self.counts["old_tokens"] += masked
+        return replace(packed, rows=rows, old_tokens=masked)
+
+    def _why_untrained(self, packed: _Packed) -> str:
+        if not packed.old_tokens:
+            return "no token of it is trained"
+        self.counts["old_trajectories"] += 1
+        most = self._settings.max_token_lag
+        return f"its tokens are more than {most} weight versions older than the trainer's {self._trainer_version}"
 
     def _count(self, packed: _Packed, rows: Sequence[RolloutRow]) -> None:
         self.counts[f"tokens_from_{packed.token_source}"] += 1
@@ -203,17 +266,19 @@ class RowBuilder:
 
     def _rows(self, item: RolloutItem, packed: _Packed) -> list[RolloutRow]:
         rows: list[RolloutRow] = []
-        for row in packed.rows:
+        for number, row in enumerate(packed.rows):
+            if not any(row.loss_mask):
+                continue
             inputs = self._with_images(row, item, packed.generations)
             start = _response_start(inputs.row)
             if start is not None:
-                sampled = [packed.generations[index] for index in row.generation_indices]
-                rows.append(self._row(item, inputs, start, sampled, number=len(rows)))
+                rows.append(self._row(item, packed, row, inputs, start, number=number))
         return rows
 
     def _row(
-        self, item: RolloutItem, inputs: RowInputs, start: int, sampled: Sequence[Generation], *, number: int
+        self, item: RolloutItem, packed: _Packed, row: TrainingRow, inputs: RowInputs, start: int, *, number: int
     ) -> RolloutRow:
+        sampled = [packed.generations[index] for index in row.generation_indices] if packed.generations else []
         told = [one for one in sampled if one.cached_tokens is not None]
         return RolloutRow(
             uid=item.uid,
@@ -230,6 +295,9 @@ class RowBuilder:
             images=inputs.row.images or (),
             train_inputs=inputs.train_inputs,
             pictures=inputs.pictures if self._settings.keep_pictures else (),
+            version_spans=_version_spans(packed, row, inputs.row),
+            trainer_version=self._trainer_version,
+            returns=_returns(packed, row, inputs.row),
         )
 
     def _with_images(self, row: TrainingRow, item: RolloutItem, generations: Sequence[Generation]) -> RowInputs:
@@ -343,6 +411,30 @@ def _trajectory(item: RolloutItem) -> RolloutTrajectory:
 
 def _dummy(item: RolloutItem, reason: str) -> RolloutTrajectory:
     return replace(_trajectory(item), dummy_reason=reason)
+
+
+def _turn_returns(packed: _Packed) -> tuple[float, ...] | None:
+    """Returns what is earned from the beginning of each trained turn on; None where its turns earned nothing."""
+    return None if packed.returns is None else tuple(tokens[0] for tokens in packed.returns if tokens)
+
+
+def _returns(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> list[float] | None:
+    if packed.returns is None:
+        return None
+    return _along(expanded, trained_values(row, packed.generations, packed.returns), 0.0)
+
+
+def _version_spans(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> tuple[WeightVersionSpan, ...]:
+    if not packed.generations or packed.token_source is TokenSource.MESSAGES:
+        return ()
+    named = [[version or "" for version in output_versions(one)] for one in packed.generations]
+    return version_spans(_along(expanded, trained_values(row, packed.generations, named), ""))
+
+
+def _along(row: TrainingRow, values: Sequence[Value], elsewhere: Value) -> list[Value]:
+    """Lays values of trained tokens out along a row. The first token of all is never trained."""
+    found = laid_out(row.loss_mask, values, elsewhere)
+    return [elsewhere, *found[1:]]
 
 
 def _response_start(row: TrainingRow) -> int | None:

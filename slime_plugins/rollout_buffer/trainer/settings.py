@@ -39,6 +39,8 @@ class RowSettings:
 
     ``log_probs_wanted_by`` names what computes the loss from the engine's log-probs, None where nothing does: then
     trajectories without them are trained as well. ``keep_pictures`` leaves pictures beside the tensors made of them.
+    ``turn_discount`` makes the returns of rows whose turns earned rewards; None leaves the trajectory's reward alone.
+    ``max_token_lag`` masks tokens of weights that are more versions older than the trainer's; None masks none.
     """
 
     samples_per_group: int
@@ -47,6 +49,8 @@ class RowSettings:
     report_drift: bool = True
     keep_pictures: bool = False
     log_probs_wanted_by: str | None = None
+    turn_discount: float | None = None
+    max_token_lag: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,7 @@ from tools.launching.preconditions import missing
 from tools.launching.settings import VARIABLES, LaunchSettings, is_loopback, misspelt, read_settings
 from tools.launching.slime_checkout import trains_qwen3_5_vl
 from tools.launching.steps import NATIVE_SPEC, Step, compose, obstacles
-from tools.launching.train_arguments import train_arguments
+from tools.launching.train_arguments import custom_config, train_arguments
 
 ROOT = Path(__file__).resolve().parents[3]
 SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
@@ -333,6 +333,26 @@ def test_dummies_lose_their_weight_on_the_training_ranks_of_a_slime_that_knows_h
 
     assert [names for names, is_set in set_by.items() if is_set] == [('batch["rollout_mask_sums"]', "megatron")]
     assert path == "slime.rollout.agent_rollout.post_process_rollout_data"
+
+
+def test_rewards_of_turns_are_trained_when_told_by_a_slime_that_has_the_hook(environment: dict[str, str]) -> None:
+    loss = Path(environment["SLIME_DIR"]) / "slime" / "backends" / "megatron_utils" / "loss.py"
+    loss.parent.mkdir(parents=True)
+    loss.write_text('batch["rollout_mask_sums"]')
+    told = {"SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "SLIME_SCRIPT_TURN_DISCOUNT": "0.9"}
+    settings = settings_of(environment, **told)
+    hook = "--custom-advantage-function-path"
+
+    assert values_of(train_arguments(settings))[hook] == "slime.rollout.agent_rollout.turn_advantages"
+    assert custom_config(settings)["rollout_buffer_turn_discount"] == 0.9
+    plain = settings_of(environment, SLIME_SCRIPT_TRAIN_BACKEND="megatron")
+    assert hook not in values_of(train_arguments(plain))
+    assert "rollout_buffer_turn_discount" not in custom_config(plain)
+    with pytest.raises(LaunchError, match="a number from 0 to 1"):
+        settings_of(environment, **{**told, "SLIME_SCRIPT_TURN_DISCOUNT": "2"})
+    loss.write_text("group_mask_sums")
+    with pytest.raises(LaunchError, match="SLIME_SCRIPT_TURN_DISCOUNT wants a hook"):
+        settings_of(environment, **told)
 
 
 @pytest.fixture

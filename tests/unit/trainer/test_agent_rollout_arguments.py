@@ -14,10 +14,14 @@ from slime.rollout.agent_rollout import forget_jobs, generate_rollout
 from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
+from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.simulation.trainer import CheckpointDataSource, trainer_args
 
 RANKS = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 8, "micro_batch_size": 1, "use_dynamic_batch_size": False}
+
+
+OF_TURNS = {"custom_advantage_function_path": ADVANTAGE_PATH}
 
 
 def slimes_args(**changes: Any) -> Namespace:
@@ -50,6 +54,9 @@ def slimes_args(**changes: Any) -> Namespace:
         {"rollout_sample_filter_path": None},
         {"rollout_data_postprocess_path": POSTPROCESS_PATH, "train_backend": "megatron"},
         {"rollout_data_postprocess_path": "own.hook", "train_backend": "fsdp"},
+        OF_TURNS,
+        {**OF_TURNS, "rollout_buffer_turn_discount": 0.9, "advantage_estimator": "gspo"},
+        {"custom_advantage_function_path": "own.function", "advantage_estimator": "ppo"},
     ],
 )
 def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> None:
@@ -99,6 +106,13 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
         ({"custom_rm_path": "a.b"}, "--custom-rm-path"),
         ({"rm_type": "math"}, "--rm-type"),
         ({"rollout_data_postprocess_path": POSTPROCESS_PATH, "train_backend": "fsdp"}, "Megatron alone, not by fsdp"),
+        ({"rollout_buffer_turn_discount": 1.0}, "which this slime does not have"),
+        (
+            {"rollout_buffer_turn_discount": 1.0, "custom_advantage_function_path": None},
+            f"set --custom-advantage-function-path {ADVANTAGE_PATH}",
+        ),
+        ({**OF_TURNS, "advantage_estimator": "reinforce_plus_plus"}, "compares returns within groups"),
+        ({**OF_TURNS, "calculate_per_token_loss": True}, "--calculate-per-token-loss"),
         ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay"),
         ({"rollout_top_p": 0.9}, "--rollout-top-p 0.9"),
         ({"use_opd": True, "opd_type": "sglang"}, "--opd-type"),

@@ -18,6 +18,7 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.errors",
     "slime_plugins.rollout_buffer.overlay_advice",
     "slime_plugins.rollout_buffer.rules.vocabulary",
+    "slime_plugins.rollout_buffer.rules.weight_versions",
     "slime_plugins.rollout_buffer.tokenizer_loading",
     "slime_plugins.rollout_buffer.trainer",
     "slime_plugins.rollout_buffer.types",
@@ -27,7 +28,7 @@ OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.ut
 MASKS = ("slime.utils.mask_generator",)
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
-MORE_PACKAGES |= {"agent_rollout_postprocess": {"megatron", "torch"}}  # it runs on slime's training ranks
+MORE_PACKAGES |= {"agent_rollout_postprocess": {"megatron", "torch"}, "agent_rollout_turns": {"torch"}}  # on ranks
 """What single modules may import beside them, each where it is used."""
 
 

@@ -1,0 +1,98 @@
+"""Tokens of weights that are too old are masked one by one; what is left is trained, and nothing left is a dummy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime.rollout.agent_rollout_samples import finish_batch, rows_of, samples_of_group
+from slime.rollout.agent_rollout_settings import read_row_settings
+from slime.utils.mask_utils import Generation, WeightVersionSpan
+from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.simulation.trainer import check_batch, trainer_args
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.wire import RolloutItem
+
+RESUMED = (
+    Generation([1, 2], [10, 11], [-0.5, -0.5], weight_version="3"),
+    Generation(
+        [1, 2, 10, 11, 4],
+        [12, 13, 14],
+        [-1.0, -1.0, -1.0],
+        weight_version="5",
+        weight_version_spans=(WeightVersionSpan("4", 0, 1), WeightVersionSpan("5", 1, 3)),
+    ),
+)
+OLD_ROW = (Generation([1, 2], [10], [-0.5], weight_version="1"), Generation([9], [12], [-1.0], weight_version="5"))
+
+
+def arguments(**changes: Any) -> Any:
+    return trainer_args(hf_checkpoint=str(DEMO_TOKENIZER_PATH), n_samples_per_prompt=2, rollout_batch_size=1, **changes)
+
+
+def batch_of(*turns: tuple[Generation, ...], trainer_version: int | None, **changes: Any) -> tuple[list[Any], Any]:
+    args = arguments(**changes)
+    builder = RowBuilder(read_row_settings(args, len(turns)))
+    items = [
+        RolloutItem(uid=f"u{slot}", instance_id="task", reward=float(slot), generations=own, group_index=0, slot=slot)
+        for slot, own in enumerate(turns)
+    ]
+    (group,) = builder.groups(items, trainer_version=trainer_version)
+    batch = finish_batch([samples_of_group(group)], 0, args)
+    check_batch(args, batch)
+    return batch, builder.counts
+
+
+def flat(batch: list[Any]) -> list[Sample]:
+    return [row for group in batch for member in group for row in rows_of(member)]
+
+
+@pytest.mark.parametrize(
+    ("lag", "response"),
+    [
+        (2, ([10, 11, 4, 12, 13, 14], [1, 1, 0, 1, 1, 1])),
+        (1, ([12, 13, 14], [1, 1, 1])),
+        (0, ([13, 14], [1, 1])),
+        (None, ([10, 11, 4, 12, 13, 14], [1, 1, 0, 1, 1, 1])),
+    ],
+)
+def test_what_older_weights_sampled_is_masked_also_within_a_turn(lag: int | None, response: Any) -> None:
+    batch, counts = batch_of(RESUMED, RESUMED, trainer_version=5, rollout_buffer_max_token_lag=lag)
+    sample = flat(batch)[0]
+
+    assert sample.tokens == [1, 2, 10, 11, 4, 12, 13, 14]
+    assert (sample.tokens[-sample.response_length :], sample.loss_mask) == response
+    assert counts["old_tokens"] == 2 * (5 - sum(response[1]))
+
+
+def test_a_row_of_which_nothing_is_left_is_no_row() -> None:
+    batch, counts = batch_of(OLD_ROW, OLD_ROW, trainer_version=5, rollout_buffer_max_token_lag=2)
+
+    assert [sample.tokens for sample in flat(batch)] == [[9, 12], [9, 12]]
+    assert (counts["old_tokens"], counts["old_trajectories"]) == (2, 0)
+
+
+def test_a_trajectory_of_which_nothing_is_left_is_a_dummy_that_is_counted_and_says_why() -> None:
+    batch, counts = batch_of(RESUMED[:1], RESUMED, trainer_version=6, rollout_buffer_max_token_lag=2)
+    dummy, other = flat(batch)
+
+    assert (dummy.remove_sample, other.remove_sample) == (True, False)
+    assert "more than 2 weight versions older than the trainer's 6" in dummy.metadata["dummy_reason"]
+    assert (counts["old_trajectories"], counts["dummies"]) == (1, 1)
+    assert dummy.reward == other.reward
+
+
+def test_where_the_trainers_version_is_not_known_nothing_is_too_old() -> None:
+    batch, counts = batch_of(RESUMED, RESUMED, trainer_version=None, rollout_buffer_max_token_lag=0)
+
+    assert sum(flat(batch)[0].loss_mask or ()) == 5
+    assert counts["old_tokens"] == 0
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_a_lag_is_a_number_of_versions(value: Any) -> None:
+    with pytest.raises(ConfigError, match="rollout_buffer_max_token_lag"):
+        read_row_settings(arguments(rollout_buffer_max_token_lag=value), 2)
