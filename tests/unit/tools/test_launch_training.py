@@ -340,7 +340,7 @@ def test_rewards_of_turns_are_trained_when_told_by_a_slime_that_has_the_hook(env
     loss.parent.mkdir(parents=True)
     loss.write_text('batch["rollout_mask_sums"]')
     told = {"SLIME_SCRIPT_TRAIN_BACKEND": "megatron", "SLIME_SCRIPT_TURN_DISCOUNT": "0.9"}
-    settings = settings_of(environment, **told)
+    settings = settings_of({**environment, **told})
     hook = "--custom-advantage-function-path"
 
     assert values_of(train_arguments(settings))[hook] == "slime.rollout.agent_rollout.turn_advantages"
@@ -349,10 +349,10 @@ def test_rewards_of_turns_are_trained_when_told_by_a_slime_that_has_the_hook(env
     assert hook not in values_of(train_arguments(plain))
     assert "rollout_buffer_turn_discount" not in custom_config(plain)
     with pytest.raises(LaunchError, match="a number from 0 to 1"):
-        settings_of(environment, **{**told, "SLIME_SCRIPT_TURN_DISCOUNT": "2"})
+        settings_of({**environment, **told, "SLIME_SCRIPT_TURN_DISCOUNT": "2"})
     loss.write_text("group_mask_sums")
     with pytest.raises(LaunchError, match="SLIME_SCRIPT_TURN_DISCOUNT wants a hook"):
-        settings_of(environment, **told)
+        settings_of({**environment, **told})
 
 
 @pytest.fixture

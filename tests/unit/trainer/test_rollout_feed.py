@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply
+from slime.utils.mask_utils import WeightVersionSpan
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutFeed, RolloutRow, job_feed
 from slime_plugins.rollout_buffer.trainer.reports import RowReport
@@ -53,6 +54,7 @@ def test_a_row_says_what_is_trained_and_whose_it_is(buffer: LoopbackBuffer) -> N
         response_start=3,
         reward=0.0,
         weight_versions=("1", "1"),
+        version_spans=(WeightVersionSpan("1", 3, 5), WeightVersionSpan("1", 7, 10)),
     )
     assert (second.uid, second.reward, second.response_length, second.trained_tokens) == ("task-0.0.1", 1.0, 7, 5)
 

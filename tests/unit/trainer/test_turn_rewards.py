@@ -258,7 +258,8 @@ def test_what_does_not_fit_the_turns_is_refused_with_a_sentence(changes: dict[st
 def test_turns_that_are_not_trained_earn_nothing() -> None:
     untrained = [*wire.encode_generations(GROWING[:1]), {**wire.encode_generations(GROWING)[1], "trained": False}]
     assert wire.decode_written_item(written(generations=untrained, turn_rewards=[3])).body["turn_rewards"] == [3.0]
-    messages = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b", "step_loss_mask": 0}]
+    messages: list[Any] = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
+    messages[1]["step_loss_mask"] = 0
     assert wire.trained_turns(messages, ()) == [None]
 
 
