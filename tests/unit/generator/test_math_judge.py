@@ -23,6 +23,10 @@ from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 
+# What hangs is bounded by processor time, of which a crowded machine gives little; and asyncio never comes back from a
+# start of a process that is cancelled with all else of its loop (3.11 to 3.13), as after pytest's own timeout.
+pytestmark = pytest.mark.timeout(300)
+
 TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
 
