@@ -49,7 +49,7 @@ ROOT = HERE.parent
 COUNTS = {"2k": 3200, "64k": 1920, "1m": 128, "1m-shared": 128, "1m-ids": 128}
 CONNECTIONS = 32
 """Writers at the same time, as in a job of some hundred episodes; fewer share fewer fsyncs."""
-START_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
 HOW_TO_INSTALL = "the ancestor needs FastAPI: pip install fastapi uvicorn uvloop (or run with --without-ancestor)"
 Rates = dict[tuple[str, str], list[float]]
 
@@ -134,7 +134,7 @@ def running(
     with log_file.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
-        deadline = time.monotonic() + START_PATIENCE_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not is_up(port):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{command[2]} does not start:\n{log_file.read_text(errors='replace')[-2000:]}")

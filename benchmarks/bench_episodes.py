@@ -50,7 +50,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_V
 from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
 
 MODES = ("incremental", "history")
-START_PATIENCE_S = 120.0
+START_TIMEOUT_S = 120.0
 ENDINGS = ('"terminate"', '"answer"')
 CONTEXT = 262_144
 PARAMS = 20  # variants that every task has
@@ -157,7 +157,7 @@ def process(*arguments: str, log: Path, url: str, **environment: str) -> Iterato
 
 def wait_for(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
     """Waits until somebody answers with success."""
-    deadline = time.monotonic() + START_PATIENCE_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and started.poll() is None:
         with suppress(requests.RequestException):
             if requests.get(url, timeout=5).ok:

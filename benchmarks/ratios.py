@@ -63,7 +63,7 @@ class Finding:
 
     name: str
     verdict: Verdict
-    says: str
+    message: str
 
 
 def compare(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[Finding]:
@@ -72,7 +72,7 @@ def compare(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[Findin
     known = {ratio.name for ratio in recorded}
     findings = [_judge(ratio, now.get(ratio.name)) for ratio in recorded]
     return findings + [
-        Finding(name=ratio.name, verdict=Verdict.NEW, says=f"{ratio.name}: {ratio.shown}, not recorded yet")
+        Finding(name=ratio.name, verdict=Verdict.NEW, message=f"{ratio.name}: {ratio.shown}, not recorded yet")
         for ratio in measured
         if ratio.name not in known
     ]
@@ -80,17 +80,17 @@ def compare(recorded: Sequence[Ratio], measured: Sequence[Ratio]) -> list[Findin
 
 def _judge(recorded: Ratio, measured: Ratio | None) -> Finding:
     if measured is None:
-        says = f"{recorded.name}: recorded as {recorded.shown}, not measured this time"
-        return Finding(name=recorded.name, verdict=Verdict.MISSING, says=says)
+        message = f"{recorded.name}: recorded as {recorded.shown}, not measured this time"
+        return Finding(name=recorded.name, verdict=Verdict.MISSING, message=message)
     floor = recorded.median * (1 - recorded.tolerance)
     both = f"{recorded.name}: {measured.shown} against a recorded {recorded.shown}"
     if measured.median >= floor:
-        return Finding(name=recorded.name, verdict=Verdict.FINE, says=f"{both}")
+        return Finding(name=recorded.name, verdict=Verdict.FINE, message=f"{both}")
     if max(measured.rounds) >= recorded.median:
-        says = f"{both}: below {floor:.2f}, but a round reached it. Run it again on a machine that does nothing else"
-        return Finding(name=recorded.name, verdict=Verdict.NOISY, says=says)
-    says = f"{both}: below {floor:.2f}, which its spread does not explain"
-    return Finding(name=recorded.name, verdict=Verdict.REGRESSED, says=says)
+        message = f"{both}: below {floor:.2f}, but a round reached it. Run it again on a machine that does nothing else"
+        return Finding(name=recorded.name, verdict=Verdict.NOISY, message=message)
+    message = f"{both}: below {floor:.2f}, which its spread does not explain"
+    return Finding(name=recorded.name, verdict=Verdict.REGRESSED, message=message)
 
 
 # --- what each benchmark's JSON says ---------------------------------------------------------------------------------

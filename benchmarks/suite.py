@@ -186,7 +186,7 @@ def check(report: Mapping[str, Any], recorded: Mapping[str, Any], only: Sequence
     busy = busy_benches(report)
     for finding in findings:
         if finding.verdict is not Verdict.FINE:
-            _tell(f"{finding.verdict.value}: {finding.says}")
+            _tell(f"{finding.verdict.value}: {finding.message}")
     if busy:
         _tell(f"the machine was busy before {', '.join(busy)}: what these say is no verdict")
     fine = sum(finding.verdict is Verdict.FINE for finding in findings)

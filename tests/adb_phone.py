@@ -69,7 +69,7 @@ class AdbPackage:
     def await_fresh_tree(self) -> None:
         pass
 
-    def forget_accessibility_trees(self) -> None:
+    def drop_accessibility_trees(self) -> None:
         pass
 
     def check_forwarder(self) -> None:

@@ -16,7 +16,7 @@ FILE_HEADER_BYTES = 7
 RECORD_HEADER_BYTES = 7
 BLOCK_BYTES = 32 * 1024
 WHOLE, LAST = 1, 4
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 __all__ = ["artifact_files_in", "logged_in", "metrics_defined_in", "offline_run"]
 
@@ -56,7 +56,7 @@ def artifact_files_in(folder: Path) -> list[str]:
 def _records(folder: Path) -> list[Any]:
     """Returns the run's records; its writer, a process of its own, may still be at the last of them."""
     (path,) = folder.glob("**/*.wandb")
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         records = list(_parsed(path.read_bytes()))
         if any(record.WhichOneof("record_type") == "exit" for record in records) or time.monotonic() > deadline:

@@ -26,7 +26,7 @@ class Box:
     """A process (or a place on disk), and the modules that live in it. Sizes and places in pixels of the picture."""
 
     title: str
-    says: str
+    subtitle: str
     x: int
     y: int
     width: int
@@ -52,14 +52,14 @@ class Arrow:
 
 
 BOXES: Mapping[str, Box] = {
-    "trainer host": Box(title="trainer", says="slime, its GPUs", x=12, y=12, width=300, height=636, frame=True),
+    "trainer host": Box(title="trainer", subtitle="slime, its GPUs", x=12, y=12, width=300, height=636, frame=True),
     "buffer host": Box(
-        title="buffer host", says="rollout-buffer serve", x=412, y=12, width=400, height=636, frame=True
+        title="buffer host", subtitle="rollout-buffer serve", x=412, y=12, width=400, height=636, frame=True
     ),
-    "device hosts": Box(title="device hosts", says="a Ray cluster", x=932, y=12, width=206, height=636, frame=True),
+    "device hosts": Box(title="device hosts", subtitle="a Ray cluster", x=932, y=12, width=206, height=636, frame=True),
     "trainer": Box(
         title="rollout function",
-        says="in slime's RolloutManager",
+        subtitle="in slime's RolloutManager",
         x=32, y=66, width=260, height=224,
         modules=(
             "slime/rollout/agent_rollout.py",
@@ -69,50 +69,50 @@ BOXES: Mapping[str, Box] = {
         ),
     ),
     "samples": Box(
-        title="slime trains", says="Samples, data source, checkpoint", x=32, y=340, width=260, height=62,
+        title="slime trains", subtitle="Samples, data source, checkpoint", x=32, y=340, width=260, height=62,
     ),
-    "engine": Box(title="SGLang router", says="started by slime", x=32, y=530, width=260, height=62),
+    "engine": Box(title="SGLang router", subtitle="started by slime", x=32, y=530, width=260, height=62),
     "supervisor": Box(
         title="supervisor",
-        says="starts, restarts and ends the others",
+        subtitle="starts, restarts and ends the others",
         x=432, y=66, width=360, height=62,
         modules=(f"{BUFFER}/supervisor/supervisor.py",),
     ),
     "server": Box(
         title="server",
-        says="gunicorn workers, no state",
+        subtitle="gunicorn workers, no state",
         x=432, y=148, width=210, height=142,
         modules=(f"{BUFFER}/server/routes_data.py", f"{BUFFER}/server/app.py", f"{BUFFER}/server/routes_inspect.py",
                  f"{BUFFER}/server/routes_dashboard.py"),
     ),
     "gateway": Box(
         title="gateway",
-        says="for other agents",
+        subtitle="for other agents",
         x=652, y=148, width=140, height=142,
         modules=(f"{BUFFER}/gateway", f"{BUFFER}/gateway/slot_claims.py"),
     ),
     "store": Box(
         title="store",
-        says="SQLite (WAL) and pack files, fsynced",
+        subtitle="SQLite (WAL) and pack files, fsynced",
         x=432, y=340, width=360, height=104,
         modules=(f"{BUFFER}/buffer.py", f"{BUFFER}/storage/tables/", f"{BUFFER}/state/deliveries.py",
                  f"{BUFFER}/storage/pack_writer.py"),
     ),
     "runner": Box(
         title="runner",
-        says="one process per job, asyncio",
+        subtitle="one process per job, asyncio",
         x=432, y=504, width=360, height=104,
         modules=(f"{BUFFER}/runner", f"{BUFFER}/generator", f"{BUFFER}/engine", f"{BUFFER}/rules/groups.py"),
     ),
     "manager": Box(
         title="device manager",
-        says="who has which device",
+        subtitle="who has which device",
         x=946, y=340, width=178, height=84,
         modules=(f"{BUFFER}/devices/device_manager.py",),
     ),
     "devices": Box(
         title="device worker",
-        says="one per device",
+        subtitle="one per device",
         x=946, y=504, width=178, height=104,
         modules=(f"{BUFFER}/devices/worker.py", f"{BUFFER}/devices/interface.py"),
     ),
@@ -178,7 +178,7 @@ def _box(box: Box) -> Iterator[str]:
     kind = "frame" if box.frame else "box"
     yield f'<rect class="{kind}" x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="6"/>'
     yield _text("title", box.x + 12, box.y + 22, box.title)
-    yield _text("says", box.x + 12, box.y + 22 + LINE, box.says)
+    yield _text("says", box.x + 12, box.y + 22 + LINE, box.subtitle)
     for number, module in enumerate(box.modules):
         yield _text("module", *_place_of_room(box, number), _short(module))
 

@@ -75,13 +75,13 @@ from slime_plugins.rollout_buffer.trainer.tracking import STEP, chosen_examples,
 from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 __all__ = [
-    "forget_jobs",
     "generate_agent_rollout",
     "generate_rollout",
     "get_rollout_data",
     "log_raw_info",
     "post_process_rewards",
     "post_process_rollout_data",
+    "reset_jobs",
     "start_rollout",
     "turn_advantages",
 ]
@@ -90,7 +90,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-LOOKING_PATIENCE_S = 10.0
+LOOKING_TIMEOUT_S = 10.0
 """How long a finished batch waits for numbers and pictures beside it."""
 REQUIRED_ITEM_KEYS = frozenset({"uid", "instance_id", "messages", "reward", "extra_info"})
 LONGEST_WAIT_OF_ONE_POLL_S = 20.0
@@ -183,7 +183,7 @@ async def get_rollout_data(
         RequestError: the buffer refuses the request and says why, for instance because several jobs are open.
     """
     poll_s = min(LONGEST_WAIT_OF_ONE_POLL_S, 0.8 * timeout)  # the first one is answered in time to say what is
-    job_id, said = _last_started.get(api_base_url.rstrip("/")), "the buffer has not answered"
+    job_id, last_message = _last_started.get(api_base_url.rstrip("/")), "the buffer has not answered"
     try:
         async with (
             asyncio.timeout(timeout) as limit,
@@ -199,12 +199,12 @@ async def get_rollout_data(
                     if data.delivery_id is not None and (await client.ack([data.delivery_id])).get("expired"):
                         continue  # the lease ran out on the way, and somebody else has them now
                     return [dict(item.raw) for item in data.items], dict(data.meta_info)
-                said = data.message
+                last_message = data.message
                 await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise TimeoutError(f"no group came within {timeout:g} s: {said}") from error
+        raise TimeoutError(f"no group came within {timeout:g} s: {last_message}") from error
 
 
 def start_rollout(
@@ -284,10 +284,14 @@ def turn_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     set_advantages(args, rollout_data)
 
 
-def forget_jobs() -> None:
+def reset_jobs() -> None:
     """Makes the next rollout start its job again, as in a new process."""
     _progress_by_job.clear()
     _last_started.clear()
+
+
+forget_jobs = reset_jobs
+"""Its name before, which goes with the next release."""
 
 
 class _TrainingRollout:
@@ -517,7 +521,7 @@ class _TrainingRollout:
     async def _accounting(self) -> dict[str, float]:
         """Returns the job's accounting beside the batch, none when the buffer does not tell them soon."""
         try:
-            async with asyncio.timeout(LOOKING_PATIENCE_S):
+            async with asyncio.timeout(LOOKING_TIMEOUT_S):
                 return job_metrics(await self._client.job(self._feed.job_id))
         except Exception as error:  # noqa: BLE001 - the batch is acknowledged: numbers beside it must not lose it
             logger.info("the accounting of job %s could not be read: %r", self._feed.job_id, error)
@@ -535,7 +539,7 @@ class _TrainingRollout:
         """Returns the examples' first and last screenshots; none when the buffer does not hand them out soon."""
         hashes = [sha256 for item in self._examples for sha256 in (*item.images[:1], *item.images[-1:])]
         try:
-            async with asyncio.timeout(LOOKING_PATIENCE_S):
+            async with asyncio.timeout(LOOKING_TIMEOUT_S):
                 return (await self._intake.images.fetch(hashes)).data
         except Exception as error:  # noqa: BLE001 - as for the accounting
             logger.info("the screenshots of the examples could not be fetched: %r", error)

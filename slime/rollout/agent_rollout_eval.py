@@ -50,8 +50,8 @@ async def _play_eval_set(
 
 def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
     """The share that solved their task, of those that say so: a shaped reward is no success rate."""
-    told = [rows[-1].metadata.get("success") for rows in trajectories]
-    known = [success for success in told if isinstance(success, bool)]
+    reported = [rows[-1].metadata.get("success") for rows in trajectories]
+    known = [success for success in reported if isinstance(success, bool)]
     return {f"eval/{name}-success": sum(known) / len(known)} if known else {}
 
 

@@ -215,8 +215,8 @@ class Buffer:
         """Fails a job of which ``limit`` attempts in a row failed in one way; starting it again tries anew."""
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
-        says = "attempts failed" if failures is None else failures.sentence()
-        cause = f"{says}; stopped after {limit} failures of one kind in a row (stop_after_failures)"
+        message = "attempts failed" if failures is None else failures.sentence()
+        cause = f"{message}; stopped after {limit} failures of one kind in a row (stop_after_failures)"
         self.fail_job(job_key, cause, CauseCode.ATTEMPTS_FAILED)
 
     def finish_if_done(self, job_key: int) -> bool:
@@ -352,10 +352,10 @@ class Buffer:
         """
         state = AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
         error = (code, redacted(message)[:2000])
-        said = b"" if given_up else encode_transcript(transcript)
+        encoded = b"" if given_up else encode_transcript(transcript)
         with self.store.write() as connection:
             attempts.check_fence(connection, group.job_key, fence)
-            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, said)
+            attempts.end_running_attempt(connection, self._clock(), group, slot, attempt, state, error, encoded)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item), one at a time."""

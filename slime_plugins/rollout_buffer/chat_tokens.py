@@ -104,8 +104,10 @@ class ChatTokens:
 
     def text(self, output_ids: Sequence[int]) -> str:
         """Returns what a sampled turn says, without its end-of-turn token and with every other token as it is."""
-        said = output_ids[:-1] if self.is_closed(output_ids) else output_ids
-        decoded = self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        content_ids = output_ids[:-1] if self.is_closed(output_ids) else output_ids
+        decoded = self._tokenizer.decode(
+            list(content_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         return str(decoded)
 
     def token_text(self, token_id: int) -> str:

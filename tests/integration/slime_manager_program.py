@@ -283,7 +283,7 @@ def main() -> None:
         report["plain"] = one_rollout(first, 0)
         first.save(0)
         one_rollout(first, 1)
-        agent_rollout.forget_jobs()
+        agent_rollout.reset_jobs()
         resumed = manager_of(manager_args(buffer.url, save), own_rewards=False)
         resumed.load(0)
         report["resumed"] = one_rollout(resumed, 1)

@@ -155,7 +155,7 @@ def converted(record: dict[str, Any], tokenizer: Any, args: Namespace) -> Sample
 async def test_the_main_function_takes_its_arguments_by_place(start_buffer: StartBuffer, stand_in_engine: int) -> None:
     buffer = start_buffer()
     args = arguments(buffer, stand_in_engine)
-    agent_rollout.forget_jobs()
+    agent_rollout.reset_jobs()
     source = CheckpointDataSource(args)
 
     batch = await generate_agent_rollout(args, 0, source, False)

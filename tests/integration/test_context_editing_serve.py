@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from slime.rollout.agent_rollout import forget_jobs, post_process_rewards
+from slime.rollout.agent_rollout import post_process_rewards, reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -31,9 +31,9 @@ END_OF_TURN = "<|im_end|>"
 
 @pytest.fixture(autouse=True)
 def _fresh_process() -> Iterator[None]:
-    forget_jobs()
+    reset_jobs()
     yield
-    forget_jobs()
+    reset_jobs()
 
 
 def documents(folder: Path, lines: int, tokens: tuple[int, int] = (4_000, 8_000)) -> Path:

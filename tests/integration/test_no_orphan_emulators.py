@@ -23,7 +23,7 @@ from tests.guarded_device import make_sdk, recorded
 from tests.integration.conftest import BufferProcess, process_table, wait_until
 
 DEVICE = "tests.guarded_device:create_device"
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 OWNER = """
 import sys
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -97,17 +97,17 @@ def test_an_emulator_ends_with_whoever_is_killed_above_it(
     (emulator,), (guard,) = recorded(records), recorded(records, "guard")
     above = {"owner": owner.pid, "device process": parent_of(guard), "guard": guard}
     os.kill(above[killed], signal.SIGKILL)
-    wait_until(all_gone([emulator]), PATIENCE_S, "the end of the emulator")
+    wait_until(all_gone([emulator]), TIMEOUT_S, "the end of the emulator")
     if killed != "guard":
-        wait_until(lambda: not list(records.iterdir()), PATIENCE_S, "an empty record")
+        wait_until(lambda: not list(records.iterdir()), TIMEOUT_S, "an empty record")
 
 
 def test_a_device_that_is_closed_leaves_nothing(owner: subprocess.Popen[bytes], records: Path) -> None:
     wait_until(lambda: recorded(records), what="the record of an emulator")
     assert owner.stdin is not None
     owner.stdin.close()
-    assert owner.wait(timeout=PATIENCE_S) == 0
-    wait_until(lambda: not marked() and not list(records.iterdir()), PATIENCE_S, "the end of everything")
+    assert owner.wait(timeout=TIMEOUT_S) == 0
+    wait_until(lambda: not marked() and not list(records.iterdir()), TIMEOUT_S, "the end of everything")
 
 
 # ---- the whole farm --------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def farm(records: Path, tmp_path: Path) -> Iterator[BufferProcess]:
         yield from holding_two_devices(buffer, records)
     finally:
         buffer.stop()
-    wait_until(lambda: not marked(), PATIENCE_S, "the end of everything")
+    wait_until(lambda: not marked(), TIMEOUT_S, "the end of everything")
 
 
 def holding_two_devices(buffer: BufferProcess, records: Path) -> Iterator[BufferProcess]:
@@ -163,12 +163,12 @@ def test_no_emulator_outlives_its_guard_or_its_worker(farm: BufferProcess, recor
     guard = recorded(records, "guard")[0]
     emulators = [pid for pid in recorded(records) if parent_of(pid) == guard]
     os.kill(guard, signal.SIGKILL)
-    wait_until(all_gone(emulators), PATIENCE_S, "the end of the guard's emulator")
+    wait_until(all_gone(emulators), TIMEOUT_S, "the end of the guard's emulator")
 
     guard = next(pid for pid in recorded(records, "guard") if lives(pid))
     emulators = [pid for pid in recorded(records) if lives(pid) and parent_of(pid) == guard]
     os.kill(parent_of(guard), signal.SIGKILL)
-    wait_until(all_gone([guard, *emulators]), PATIENCE_S, "the end of the worker's emulator")
+    wait_until(all_gone([guard, *emulators]), TIMEOUT_S, "the end of the worker's emulator")
 
 
 @needs_ray
@@ -184,5 +184,5 @@ def test_no_emulator_outlives_the_killed_farm(farm: BufferProcess, records: Path
     victim = farm.process.pid if killed == "supervisor" else found(names[killed], farm)
     os.kill(victim, signal.SIGKILL)
     start = time.monotonic()
-    wait_until(all_gone(emulators), PATIENCE_S, "the end of the emulators")
-    assert time.monotonic() - start < PATIENCE_S
+    wait_until(all_gone(emulators), TIMEOUT_S, "the end of the emulators")
+    assert time.monotonic() - start < TIMEOUT_S

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout import reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from tests.integration.conftest import BufferProcess
@@ -90,7 +90,7 @@ def delivered(buffer: BufferProcess, task_type: str, instances: Sequence[dict[st
     """Plays every instance once in the buffer's runner, and takes the rows as slime's trainer would."""
     path = buffer.folder / f"{task_type}.jsonl"
     path.write_text("".join(json.dumps(instance) + "\n" for instance in instances), encoding="utf-8")
-    forget_jobs()
+    reset_jobs()
     address = urlsplit(URL)
     args = trainer_args(
         rollout_buffer_url=buffer.url,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import UnknownTaskTypeError
@@ -68,7 +68,7 @@ def groups_of(record: RolloutRecord) -> list[str]:
 
 def test_three_rollouts_bring_48_samples_in_exact_groups(start_buffer: StartBuffer, stand_in_engine: int) -> None:
     buffer = start_buffer()
-    forget_jobs()
+    reset_jobs()
     records = TrainerStandIn(math_args(buffer, stand_in_engine)).train(3)
     samples = [sample for record in records for sample in record.samples]
     assert len(samples) == 48
@@ -84,9 +84,9 @@ def test_a_trainer_killed_after_its_checkpoint_goes_on_with_the_rest(
 ) -> None:
     buffer = start_buffer()
     args = math_args(buffer, stand_in_engine)
-    forget_jobs()
+    reset_jobs()
     first = TrainerStandIn(args).train(1)
-    forget_jobs()  # a new process knows nothing but the checkpoint
+    reset_jobs()  # a new process knows nothing but the checkpoint
     rest = TrainerStandIn(args, start_rollout_id=1).train(2)
     seen = [name for record in (*first, *rest) for name in groups_of(record)]
     assert len(set(seen)) == len(seen) == 12
@@ -97,11 +97,11 @@ def test_a_trainer_killed_before_its_checkpoint_gets_the_same_again(
 ) -> None:
     buffer = start_buffer()
     args = math_args(buffer, stand_in_engine)
-    forget_jobs()
+    reset_jobs()
     trainer = TrainerStandIn(args)
     (first,) = trainer.train(1)
     (lost,) = trainer.train(1, save_interval=None)
-    forget_jobs()
+    reset_jobs()
     rest = TrainerStandIn(args, start_rollout_id=1).train(2)
     again = {name for record in rest for name in groups_of(record)}
     assert set(groups_of(lost)) <= again

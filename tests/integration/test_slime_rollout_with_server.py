@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 from werkzeug.serving import make_server
 
-from slime.rollout.agent_rollout import forget_jobs, get_rollout_data, start_rollout
+from slime.rollout.agent_rollout import get_rollout_data, reset_jobs, start_rollout
 from slime.rollout.agent_rollout_samples import SampleConverter
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -38,7 +38,7 @@ SAMPLES = 4
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.05)
-    forget_jobs()
+    reset_jobs()
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_three_rollouts_of_four_groups_of_four_are_48_samples(url: str, tmp_path
 
 def test_a_trainer_killed_after_its_checkpoint_resumes_with_the_rest(url: str, tmp_path: Path) -> None:
     first = train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES)
-    forget_jobs()
+    reset_jobs()
     rest = trainer_of(url, tmp_path, start=1).train(2)
 
     assert sorted(instances(first + rest)) == sorted(INSTANCES)
@@ -168,7 +168,7 @@ def test_a_trainer_killed_before_its_checkpoint_gets_it_again(url: str, tmp_path
     trainer = trainer_of(url, tmp_path)
     train_with_writer(url, trainer, 1, INSTANCES)
     lost = trainer.train(1, save_interval=None)
-    forget_jobs()
+    reset_jobs()
     again = trainer_of(url, tmp_path, start=1).train(1)
 
     assert sorted(instances(again)) == sorted(instances(lost))
@@ -219,7 +219,7 @@ def test_nothing_is_lost_or_trained_twice_when_trainers_are_killed(url: str, tmp
 
 def test_rollout_0_of_a_new_process_starts_anew(url: str, tmp_path: Path) -> None:
     train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES)
-    forget_jobs()
+    reset_jobs()
     again = train_with_writer(url, trainer_of(url, tmp_path), 3, INSTANCES)
     states = {job["job_id"]: job["slots"]["delivered"] for job in RolloutBufferClient(url).jobs()}
 
@@ -247,7 +247,7 @@ def test_a_cancelled_job_is_an_error_at_once(url: str, tmp_path: Path) -> None:
 
 def test_other_work_under_the_same_name_is_refused_in_the_buffers_words(url: str, tmp_path: Path) -> None:
     train_with_writer(url, trainer_of(url, tmp_path), 1, INSTANCES[:4])
-    forget_jobs()
+    reset_jobs()
 
     with pytest.raises(ConflictError, match="the-job exists with other settings"):
         trainer_of(url, tmp_path, start=1, n_samples_per_prompt=2).train(1)

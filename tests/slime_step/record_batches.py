@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.cli import demo
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
@@ -69,7 +69,7 @@ def played(name: str) -> Iterator[tuple[str, list[Any]]]:
             save=str(run / "checkpoints"),
             rollout_buffer_options=options,
         )
-        forget_jobs()
+        reset_jobs()
         (rollout,) = TrainerStandIn(args).train(1)
         yield url, list(rollout.samples)
 

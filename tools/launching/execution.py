@@ -16,7 +16,7 @@ from tools.launching.steps import Step
 
 __all__ = ["run"]
 
-HEALTH_PATIENCE_S = 60.0
+HEALTH_TIMEOUT_S = 60.0
 
 
 def run(steps: Sequence[Step]) -> int:
@@ -29,10 +29,10 @@ def run(steps: Sequence[Step]) -> int:
     code = 0
     try:
         for at, step in enumerate(steps):
-            logging.info("%s", step.says)
+            logging.info("%s", step.title)
             code = _do(step, background)
             if code != 0 and at < len(steps) - 1:
-                raise LaunchError(f"could not {step.says}: {step.command[0]} ended with {code}")
+                raise LaunchError(f"could not {step.title}: {step.command[0]} ended with {code}")
     finally:
         for process in background:
             process.send_signal(signal.SIGTERM)
@@ -50,7 +50,7 @@ def _do(step: Step, background: list[subprocess.Popen[bytes]]) -> int:
     try:
         process = subprocess.Popen(step.command, cwd=step.folder)
     except FileNotFoundError as error:
-        raise LaunchError(f"could not {step.says}: {error.filename} is not installed") from error
+        raise LaunchError(f"could not {step.title}: {error.filename} is not installed") from error
     if not step.background:
         return process.wait()
     background.append(process)
@@ -64,7 +64,7 @@ def _owners_alone(path: str, flags: int) -> int:
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + HEALTH_PATIENCE_S
+    deadline = time.monotonic() + HEALTH_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise LaunchError(f"the rollout buffer ended with {process.returncode}: its words are above")
@@ -73,4 +73,4 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
                 return
         except (OSError, urllib.error.URLError):
             time.sleep(0.5)
-    raise LaunchError(f"{url} does not answer after {HEALTH_PATIENCE_S:.0f} s")
+    raise LaunchError(f"{url} does not answer after {HEALTH_TIMEOUT_S:.0f} s")

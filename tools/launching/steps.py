@@ -31,7 +31,7 @@ __all__ = ["Step", "compose", "obstacles", "repository_of", "show"]
 class Step:
     """One command. ``background`` ones are ended when the run is over; a ``secret`` file is its owner's alone."""
 
-    says: str
+    title: str
     command: tuple[str, ...] = ()
     background: bool = False
     folder: Path | None = None
@@ -51,7 +51,7 @@ class Step:
 def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False) -> list[Step]:
     """Returns every step of a run in order: clean up, overlay, Ray, model, buffer, training."""
     config = yaml.safe_dump(custom_config(settings), sort_keys=False)
-    wanted = [*_overlay(settings), Step(says="what slime has no flag for", writes=(config_path(settings), config))]
+    wanted = [*_overlay(settings), Step(title="what slime has no flag for", writes=(config_path(settings), config))]
     if not only_train:
         wanted = [*_cleaning(settings), *wanted, *_ray(settings), *_download(settings)]
     if settings.serves_buffer:
@@ -108,7 +108,7 @@ def repository_of(settings: LaunchSettings) -> str:
 
 def show(steps: Sequence[Step], secrets: Sequence[str]) -> str:
     """Returns the run as a shell script, secrets left out."""
-    text = "\n".join(f"# {step.says}\n{step.shown()}" for step in steps) + "\n"
+    text = "\n".join(f"# {step.title}\n{step.shown()}" for step in steps) + "\n"
     for secret in filter(None, secrets):
         text = text.replace(secret, "…")
     return text
@@ -119,27 +119,29 @@ def _overlay(settings: LaunchSettings) -> list[Step]:
     if settings.slime == ROOT:
         return []
     command = (sys.executable, str(ROOT / "tools" / "install_into_slime.py"), str(settings.slime))
-    return [Step(says="put the rollout buffer into the slime checkout", command=command)]
+    return [Step(title="put the rollout buffer into the slime checkout", command=command)]
 
 
 def _cleaning(settings: LaunchSettings) -> list[Step]:
     if not settings.kind.is_android:
         return []
-    return [Step(says="end emulators that an earlier run left", command=("bash", str(ROOT / "scripts" / "cleanup.sh")))]
+    return [
+        Step(title="end emulators that an earlier run left", command=("bash", str(ROOT / "scripts" / "cleanup.sh")))
+    ]
 
 
 def _ray(settings: LaunchSettings) -> list[Step]:
     if settings.external_ray:
         return []
     command = ("ray", "start", "--head", "--node-ip-address", settings.master, "--num-gpus", str(settings.gpus))
-    return [Step(says="start Ray", command=(*command, "--disable-usage-stats"), folder=settings.slime)]
+    return [Step(title="start Ray", command=(*command, "--disable-usage-stats"), folder=settings.slime)]
 
 
 def _download(settings: LaunchSettings) -> list[Step]:
     if settings.model_path.is_dir():
         return []
     command = ("hf", "download", repository_of(settings), "--local-dir", str(settings.model_path))
-    return [Step(says="fetch the model", command=command)]
+    return [Step(title="fetch the model", command=command)]
 
 
 def _joins_ray(settings: LaunchSettings) -> bool:
@@ -151,7 +153,7 @@ def _ray_check(settings: LaunchSettings) -> list[Step]:
     if not _joins_ray(settings):
         return []
     command = (sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe", "auto")
-    return [Step(says="see that the buffer may join the Ray that runs", command=command, folder=settings.slime)]
+    return [Step(title="see that the buffer may join the Ray that runs", command=command, folder=settings.slime)]
 
 
 def _token(settings: LaunchSettings) -> list[Step]:
@@ -159,7 +161,7 @@ def _token(settings: LaunchSettings) -> list[Step]:
     file = settings.buffer_token_file
     if file is None or file.exists():
         return []
-    return [Step(says="keep the buffer's token", writes=(file, f"{settings.buffer_token}\n"), secret=True)]
+    return [Step(title="keep the buffer's token", writes=(file, f"{settings.buffer_token}\n"), secret=True)]
 
 
 def _buffer(settings: LaunchSettings) -> Step:
@@ -175,7 +177,7 @@ def _buffer(settings: LaunchSettings) -> Step:
     if _joins_ray(settings):
         command += ["--ray-address", "auto"]
     return Step(
-        says="serve the rollout buffer",
+        title="serve the rollout buffer",
         command=tuple(command),
         background=True,
         folder=settings.slime,
@@ -218,7 +220,7 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
     # With several nodes Ray may put slime's rollout manager on any: it is kept where the job and the buffer are.
     pinned = [str(ROOT / "tools" / "launching" / "pinned_train.py")] if settings.nodes > 1 else []
     train = ["python3", *pinned, str(program), *train_arguments(settings), *extra]
-    return Step(says="train", command=(*submit, *_with_shape(settings, train)), folder=settings.slime)
+    return Step(title="train", command=(*submit, *_with_shape(settings, train)), folder=settings.slime)
 
 
 def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:

@@ -68,7 +68,7 @@ class _Tally:
     """What became of the trajectories that were found."""
 
     written: int = 0
-    forgotten: int = 0
+    purged: int = 0
     missing_images: int = 0
     not_delivered: int = 0
 
@@ -123,11 +123,12 @@ def export(
     tally = work.tally
     if as_json:
         counts = {name: getattr(tally, name) for name in tally.__slots__}
+        counts["forgotten"] = tally.purged  # its name before, which goes with the next release
         print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **counts})
         return
     console.print(f"{tally.written} trajectories in {output}", markup=False)
-    if tally.forgotten:
-        console.print(f"{tally.forgotten} were left out: retention has purged their payloads")
+    if tally.purged:
+        console.print(f"{tally.purged} were left out: retention has purged their payloads")
     if tally.missing_images:
         console.print(f"{tally.missing_images} screenshots are missing: retention has purged them")
     if tally.not_delivered:
@@ -163,7 +164,7 @@ def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
             form = "inline" if work.inline else "hash"
             found = work.client.trajectory(light["uid"], job_id=work.job_id, images=form)
         except NotFoundError:
-            work.tally.forgotten += 1
+            work.tally.purged += 1
             continue
         work.tally.written += 1
         yield found

@@ -49,7 +49,7 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 GROUPS_PER_ROLLOUT = 4
 SAMPLES_PER_GROUP = 4
 PACKAGE = "slime_plugins.rollout_buffer"
-START_PATIENCE_S = 120.0
+START_TIMEOUT_S = 120.0
 REFRESH_S = 0.5
 NUM_EPOCH = 20
 """Of 24 tasks: enough for the most rollouts that may be asked for, also where some groups are filtered."""
@@ -196,7 +196,7 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
 
 
 def _wait_until_healthy(url: str, process: ChildProcess) -> None:
-    deadline = time.monotonic() + START_PATIENCE_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.exit_code() is not None:
             raise DemoError(f"the {process.name} ended while starting:\n{process.log_tail(15)}")
@@ -340,12 +340,14 @@ def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> No
     Of ``statelm`` that is what it said behind its last deletion (``train_before_deletion``).
     """
     tokenizer = load_tokenizer(DEMO_TOKENIZER_PATH)
-    said = _what_the_policy_said(settings.folder.resolve() / "run")
+    expected = _what_the_policy_said(settings.folder.resolve() / "run")
     for rows in trajectories:
         if rows[0].remove_sample:
             continue
         trained, uid = "".join(tokenizer.decode(_trained_ids(row)) for row in rows), str(rows[0].prompt)
-        right = bool(trained) and said[uid].endswith(trained) if settings.task == STATELM else trained == said[uid]
+        right = (
+            bool(trained) and expected[uid].endswith(trained) if settings.task == STATELM else trained == expected[uid]
+        )
         if not right:
             raise DemoError(f"the masks of {uid} train what the policy did not say: {trained[:300]!r}")
 

@@ -82,10 +82,10 @@ class DeviceProcess:
     def lost(self) -> str:
         """As ``ReportsLoss.lost``: what the child said of its device, or that there is no child any more."""
         with contextlib.suppress(ValueError):  # it was closed in this moment
-            said = self._news.read(_LONGEST_NEWS)
-            if said is not None and not self._why_lost:
+            news = self._news.read(_LONGEST_NEWS)
+            if news is not None and not self._why_lost:
                 gone = f"the device's process is gone (exit code {self._child.poll()})"
-                self._why_lost = said.decode("utf-8", "replace") or gone
+                self._why_lost = news.decode("utf-8", "replace") or gone
         return self._why_lost
 
     def close(self) -> None:

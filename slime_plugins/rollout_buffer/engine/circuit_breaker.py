@@ -18,12 +18,12 @@ from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 
 __all__ = ["EngineWatch"]
 
-AWAY_PATIENCE_S: Final = 60.0
+AWAY_TIMEOUT_S: Final = 60.0
 FAILURES_IN_A_ROW: Final = 16
 INSTANCES_OF_FAILURES: Final = 2
 """Failures of one input line alone are most likely its own."""
 PROBE_INTERVAL_S: Final = 10.0
-REFUSED_PATIENCE_S: Final = 600.0
+REFUSED_TIMEOUT_S: Final = 600.0
 """A trainer that loads weights or a server that is being set up may refuse for a while."""
 
 
@@ -68,7 +68,7 @@ class EngineWatch:
         """
         self._count_time()
         self._refused_since = None
-        if self._away_s > AWAY_PATIENCE_S:
+        if self._away_s > AWAY_TIMEOUT_S:
             return self._engine.refusal or "answers nobody"
         burst = self._failures >= FAILURES_IN_A_ROW and len(self._failed_instances) >= INSTANCES_OF_FAILURES
         if not burst:
@@ -91,7 +91,7 @@ class EngineWatch:
     def verdict(self) -> str:
         """Returns why waiting is of no use, as what follows "the engine"; empty while it may be."""
         refused_s = 0.0 if self._refused_since is None else time.monotonic() - self._refused_since
-        if refused_s <= REFUSED_PATIENCE_S:
+        if refused_s <= REFUSED_TIMEOUT_S:
             return ""
         return f"refuses everything, even a question of one token, for {refused_s:.0f} s: {self._engine.probe_refusal}"
 

@@ -313,11 +313,11 @@ class HttpEngine:
             EngineAwayError: nobody is, for longer than ``retry_timeout_s``.
         """
         spent = f"({budget.tries + 1} tries, {budget.waited_s:.0f} s of waiting)"
-        said = f"the engine at {self._base_url} {refusal} {spent}"
+        message = f"the engine at {self._base_url} {refusal} {spent}"
         if budget.is_older_than(self._answered_at) or await self.answers():
-            raise EngineError(said) from refusal
+            raise EngineError(message) from refusal
         if budget.is_over:
-            raise EngineAwayError(said) from refusal
+            raise EngineAwayError(message) from refusal
         budget.server_errors = 0
 
     def _open_session(self) -> aiohttp.ClientSession:

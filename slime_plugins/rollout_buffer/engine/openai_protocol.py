@@ -145,12 +145,12 @@ def read_reply(body: bytes) -> tuple[str, str]:
     message = choice.get("message")
     if not isinstance(message, Mapping):
         raise EngineError("the server's reply has no message")
-    said = message.get("content")
-    if said is None:
-        said = message.get("refusal") or ""
-    if not isinstance(said, str):
-        raise EngineError(f"the server's reply has content of the type {type(said).__name__}, not a string")
-    return said, FINISH_REASONS[str(reason)]
+    content = message.get("content")
+    if content is None:
+        content = message.get("refusal") or ""
+    if not isinstance(content, str):
+        raise EngineError(f"the server's reply has content of the type {type(content).__name__}, not a string")
+    return content, FINISH_REASONS[str(reason)]
 
 
 def is_context_overflow(body: bytes) -> bool:

@@ -181,9 +181,9 @@ def _sampled_tokens(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> tuple[
         raise EngineError("the engine's reply has no output_token_logprobs")
     tokens = [_token(entry) for entry in entries]
     ids = tuple(token_id for token_id, _ in tokens)
-    said = meta.get("completion_tokens")
-    if not isinstance(output_ids, list) and type(said) is int and said != len(ids):
-        raise EngineError(f"the engine says that it sampled {said} tokens, and sent log-probs of {len(ids)}")
+    reported = meta.get("completion_tokens")
+    if not isinstance(output_ids, list) and type(reported) is int and reported != len(ids):
+        raise EngineError(f"the engine says that it sampled {reported} tokens, and sent log-probs of {len(ids)}")
     if isinstance(output_ids, list) and tuple(output_ids) != ids:
         raise EngineError(
             f"the engine sent {len(output_ids)} output ids and log-probs of {len(ids)}: they do not belong together",
@@ -199,8 +199,8 @@ def _token(entry: Any) -> tuple[int, float]:
     log_prob = checked_log_prob(entry[0])
     # JSON has no NaN or infinity: SGLang writes them as null.
     if log_prob is None:
-        said = str(entry[0])[:100]
-        raise EngineError(f"the log-prob of sampled token {entry[1]} is {said}, not a finite number of at most 0")
+        reported = str(entry[0])[:100]
+        raise EngineError(f"the log-prob of sampled token {entry[1]} is {reported}, not a finite number of at most 0")
     return entry[1], log_prob
 
 

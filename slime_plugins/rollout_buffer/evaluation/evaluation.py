@@ -45,11 +45,11 @@ __all__ = ["REPORT_FILE", "EvaluationError", "EvaluationStoppedError", "evaluate
 REPORT_FILE = "report.json"
 BUFFER_FOLDER = "buffer"
 LOOK_INTERVAL_S = 0.5
-START_PATIENCE_S = 120.0
-STOP_PATIENCE_S = 40.0
-LET_GO_PATIENCE_S = 60.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 40.0
+LET_GO_TIMEOUT_S = 60.0
 """After a kill: how long the last call's processes may need to let go of the folder."""
-SILENCE_PATIENCE_S = 120.0
+SILENCE_TIMEOUT_S = 120.0
 PAGE = 500
 GROUPS_OF_A_POLL = 64
 OPEN = ("running", "paused")
@@ -141,7 +141,7 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
             answered = time.monotonic()
         except (requests.RequestException, UnavailableError) as error:
             # The supervisor starts a server that died again.
-            if time.monotonic() - answered > SILENCE_PATIENCE_S:
+            if time.monotonic() - answered > SILENCE_TIMEOUT_S:
                 raise EvaluationError(f"the buffer does not answer any more: {error}") from error
         else:
             watch(job)
@@ -179,7 +179,7 @@ def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[Rol
         _wait_until_well(f"http://127.0.0.1:{port}", child)
         yield RolloutBufferClient(f"http://127.0.0.1:{port}")
     finally:
-        child.stop(STOP_PATIENCE_S)
+        child.stop(STOP_TIMEOUT_S)
 
 
 def _serve_arguments(settings: EvaluationSettings, tokenizer: str | None, port: int) -> list[str]:
@@ -200,7 +200,7 @@ def _wait_for_the_last_one(lock_file: Path) -> None:
     if not lock_file.exists():
         return
     with lock_file.open("a", encoding="utf-8") as lock:
-        if not _lock(lock, LET_GO_PATIENCE_S):
+        if not _lock(lock, LET_GO_TIMEOUT_S):
             raise EvaluationError(f"a process still serves {lock_file.parent}: end it, or wait, and call again")
 
 
@@ -218,7 +218,7 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
 
 
 def _wait_until_well(url: str, child: ChildProcess) -> None:
-    deadline = time.monotonic() + START_PATIENCE_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     client = RolloutBufferClient(url, timeout_s=5.0)
     while time.monotonic() < deadline:
         if child.exit_code() is not None:
@@ -294,13 +294,13 @@ def _attempts(
 
 
 def _attempt(entry: Mapping[str, Any], threshold: float) -> AttemptRecord:
-    told = entry["success"]
+    success = entry["success"]
     reward = float(entry["reward"])
     return AttemptRecord(
         instance_id=entry["instance_id"],
         slot=int(entry["slot"]),
         uid=entry["uid"],
-        solved=(reward if told is None else float(told)) >= threshold,
+        solved=(reward if success is None else float(success)) >= threshold,
         reward=reward,
         outcome=entry["outcome"],
         stop_reason=entry["stop_reason"],

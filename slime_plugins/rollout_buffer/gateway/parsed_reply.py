@@ -43,9 +43,9 @@ def parse_reply(text: str, *, tools: Sequence[Mapping[str, Any]] = (), separate_
             reasoning.append(_without_marks(segment.text))
         else:
             content.append(segment.text)
-    said = "".join(content)
+    joined = "".join(content)
     return ParsedReply(
-        content=said.strip() if calls or separate_reasoning else said,
+        content=joined.strip() if calls or separate_reasoning else joined,
         tool_calls=tuple(calls),
         reasoning="\n".join(filter(None, reasoning)) or None,
     )

@@ -64,8 +64,8 @@ async def build_prompt(
     match = recording.find(key, conversation.digests, conversation.replies)
     if match.turn is not None:
         prompt = await _continued(match.turn, conversation, match.consumed, chat)
-        said = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
-        if prompt is not None and said:  # what was rendered may be the ids of a later turn, told by them alone
+        has_replies = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
+        if prompt is not None and has_replies:  # what was rendered may be the ids of a later turn, told by them alone
             deeper = _after_ids(recording, prompt.ids, prompt.images, conversation)
             return deeper if deeper is not None and deeper.held > prompt.held else prompt
         if prompt is not None:

@@ -22,13 +22,13 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 __all__ = [
     "Layer",
     "as_variables",
+    "describe_problem",
     "from_assignments",
     "from_file",
     "from_variables",
     "merged",
     "setting_names",
     "suggestion",
-    "told",
     "validated",
     "with_job_options",
 ]
@@ -176,7 +176,9 @@ def validated(model: type[_Settings], layer: Layer) -> _Settings:
         return model.model_validate(layer.values)
     except ValidationError as error:
         names = list(setting_names(model))
-        raise ConfigError("; ".join(told(dict(problem), layer, names) for problem in error.errors())) from error
+        raise ConfigError(
+            "; ".join(describe_problem(dict(problem), layer, names) for problem in error.errors())
+        ) from error
 
 
 def with_job_options(
@@ -214,7 +216,7 @@ def setting_names(model: type[BaseModel], above: str = "") -> Iterator[str]:
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def told(problem: Mapping[str, Any], layer: Layer, names: Sequence[str]) -> str:
+def describe_problem(problem: Mapping[str, Any], layer: Layer, names: Sequence[str]) -> str:
     """Says in one sentence what pydantic found and where: ``config.yaml: line 3: max_turns: Input should be …``.
 
     ``names`` are all settings, with dots; a key that is none of them gets the one that was probably meant.

@@ -141,8 +141,8 @@ def _load_file(path: Path) -> Plugin | None:
 
 
 def _needs_ray(module: ModuleType) -> bool:
-    said = getattr(module, "NEEDS_RAY", False)
-    return bool(said() if callable(said) else said)
+    declared = getattr(module, "NEEDS_RAY", False)
+    return bool(declared() if callable(declared) else declared)
 
 
 def _import(path: Path) -> ModuleType:

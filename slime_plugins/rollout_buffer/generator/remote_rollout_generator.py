@@ -80,8 +80,8 @@ class RemoteRolloutGenerator:
         if not isinstance(label, str | int | float) or not str(label).strip():
             raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
         last = final_messages[-1] if final_messages else {}
-        said = last.get("content") if last.get("role") == "assistant" else None
-        answer = final_answer(said) if isinstance(said, str) else None
+        content = last.get("content") if last.get("role") == "assistant" else None
+        answer = final_answer(content) if isinstance(content, str) else None
         return float(answer is not None and is_same_text(answer, str(label)))
 
     async def start(self, context: GeneratorContext) -> None:
@@ -152,8 +152,8 @@ class RemoteRolloutGenerator:
             await web.TCPSite(self._runner, host, port, shutdown_timeout=1.0).start()
         except OSError as error:
             raise ConfigError(f"the trainer's side cannot be served on {host}:{port}: {error.strerror}") from error
-        told = self._options.get("remote_rollout_callback_url")
-        return str(told) if told else f"http://{host}:{self._runner.addresses[0][1]}"
+        configured = self._options.get("remote_rollout_callback_url")
+        return str(configured) if configured else f"http://{host}:{self._runner.addresses[0][1]}"
 
     async def _shown_tools(self) -> list[dict[str, Any]]:
         """The rollout server's tools; asked for once."""

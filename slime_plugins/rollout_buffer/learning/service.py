@@ -26,8 +26,8 @@ from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBat
 
 __all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "processes"]
 
-START_PATIENCE_S = 180.0
-STOP_PATIENCE_S = 30.0
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.2
 UPDATE_TIMEOUT_S = 300.0
 SETTLED = ("ready", "leased", "delivered", "filtered")
@@ -78,11 +78,11 @@ def processes(
         yield engine_url, buffer_url
     finally:
         for child in reversed(children):
-            child.stop(STOP_PATIENCE_S)
+            child.stop(STOP_TIMEOUT_S)
 
 
 def _wait_until_healthy(url: str, process: ChildProcess) -> None:
-    deadline = time.monotonic() + START_PATIENCE_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.exit_code() is not None:
             raise LearnError(f"the {process.name} ended while starting:\n{process.log_tail(15)}")

@@ -66,10 +66,10 @@ class Heartbeat:
             if not page:
                 return None
             try:
-                said = json.loads(page)
+                beat = json.loads(page)
             except ValueError:
                 continue  # read in the middle of a write
-            return Beat(age_s=max(0.0, self._clock() - said["at"]), detail=said["detail"])
+            return Beat(age_s=max(0.0, self._clock() - beat["at"]), detail=beat["detail"])
         return None
 
     def clear(self) -> None:

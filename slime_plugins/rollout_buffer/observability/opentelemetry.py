@@ -23,7 +23,7 @@ __all__ = ["ENDPOINT_VARIABLES", "OpenTelemetryTracer", "tracing_from_environmen
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 SERVICE_NAME = "rollout-buffer"
-FLUSH_PATIENCE_MS = 3000
+FLUSH_TIMEOUT_MS = 3000
 
 logger = logging.getLogger(__name__)
 
@@ -89,5 +89,5 @@ def tracing_from_environment() -> Iterator[Tracer]:
     try:
         yield OpenTelemetryTracer(provider)
     finally:
-        provider.force_flush(FLUSH_PATIENCE_MS)
+        provider.force_flush(FLUSH_TIMEOUT_MS)
         provider.shutdown()

@@ -137,7 +137,7 @@ def _numbers_also_as_strings(schema: Any) -> Any:
 
 def _responses(operation: Operation) -> dict[str, Any]:
     content = {content_type: {"schema": operation.reply} for content_type in operation.content_types}
-    responses: dict[str, Any] = {"200": {"description": operation.reply_says, "content": content}}
+    responses: dict[str, Any] = {"200": {"description": operation.reply_description, "content": content}}
     for status, (description, schema) in operation.other_replies.items():
         responses[str(status)] = {"description": description, "content": {JSON: {"schema": schema}}}
     for status in sorted(_error_statuses(operation)):

@@ -174,9 +174,9 @@ class EndBody(_Body):
         final = body.get("final_response") if isinstance(body, dict) else None
         if not isinstance(final, dict):
             return body
-        told = {key: final[key] for key in ("status", "finish_reason", "error_message", "metrics") if key in final}
+        reported = {key: final[key] for key in ("status", "finish_reason", "error_message", "metrics") if key in final}
         messages = {"final_messages": final["final_messages"]} if final.get("final_messages") else {}
-        return {**{key: value for key, value in told.items() if value is not None}, **messages, **body}
+        return {**{key: value for key, value in reported.items() if value is not None}, **messages, **body}
 
     @property
     def failed(self) -> bool:

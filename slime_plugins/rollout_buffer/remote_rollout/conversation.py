@@ -65,8 +65,10 @@ class ConversationTokens:
 
     def text(self, output_ids: Sequence[int]) -> str:
         """Returns what a sampled turn says, without the token that ended it and with every other token as it is."""
-        said = output_ids[:-1] if output_ids and output_ids[-1] in self._ends else output_ids
-        return str(self.tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        content_ids = output_ids[:-1] if output_ids and output_ids[-1] in self._ends else output_ids
+        return str(
+            self.tokenizer.decode(list(content_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a piece of text, without anything put around it."""

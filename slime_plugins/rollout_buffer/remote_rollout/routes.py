@@ -139,13 +139,13 @@ async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[
     Raises:
         RolloutBufferError: refused; ``error_response`` makes the reply of it.
     """
-    told = request.headers.get(TURN_HEADER)
-    if told is not None and not (told.isascii() and told.isdigit() and len(told) < 10):
+    header = request.headers.get(TURN_HEADER)
+    if header is not None and not (header.isascii() and header.isdigit() and len(header) < 10):
         raise InvalidPayloadError(f"the header {TURN_HEADER} must be the number of the turn, from 1")
     completion = await trainer.complete(
-        body, authorization=request.headers.get("Authorization"), asked_turn=None if told is None else int(told)
+        body, authorization=request.headers.get("Authorization"), asked_turn=None if header is None else int(header)
     )
-    return _json(completion, headers={} if told is None else {TURN_HEADER: told})
+    return _json(completion, headers={} if header is None else {TURN_HEADER: header})
 
 
 def error_response(error: RolloutBufferError) -> web.Response:

@@ -170,11 +170,11 @@ class OwnCount:
 
 def _holds_the_message(decoded: str, message: Message) -> bool:
     """True when the sampled ids say what the message says, with the tool calls that were taken out of it."""
-    said = message.get("content") or ""
-    if not isinstance(said, str):
+    content = message.get("content") or ""
+    if not isinstance(content, str):
         return False
-    said, decoded = said.strip(), decoded.strip()
-    return decoded.startswith(said) and (len(decoded) > len(said)) == bool(message.get("tool_calls"))
+    content, decoded = content.strip(), decoded.strip()
+    return decoded.startswith(content) and (len(decoded) > len(content)) == bool(message.get("tool_calls"))
 
 
 def _first_turn(rendered: list[int]) -> ExpectedTurn:

@@ -120,12 +120,12 @@ class TrainerCalls:
 def _check_status(status: int, content: bytes, turn: int) -> None:
     if status == 200:
         return
-    said = f"answered {status}: {sentence_of(content)}"
+    message = f"answered {status}: {sentence_of(content)}"
     if status in _DID_NOTHING:
-        raise _NotTakenError(said)
+        raise _NotTakenError(message)
     if status >= 500:
-        raise _UnansweredError(said)
+        raise _UnansweredError(message)
     if 300 <= status < 400:
         raise TrainerReplyError(f"turn {turn}: the trainer answered with a redirect ({status}), which is not followed")
     kind = MaskRefusedError if status in _REFUSED_MASK else TrainerReplyError
-    raise kind(f"turn {turn}: the trainer {said}")
+    raise kind(f"turn {turn}: the trainer {message}")

@@ -54,13 +54,13 @@ def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerR
     if not token_ids:
         raise TrainerReplyError(f"turn {turn}: the trainer's reply has an empty list of token_ids")
     usage = reply.get("usage")
-    told = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    reported = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return TrainerReply(
         message=_message(choice, turn),
         finish_reason=str(choice.get("finish_reason") or "stop"),
         token_ids=token_ids,
         prompt_ids=_ids(_first(_PROMPT_IDS, reply, choice), turn, "prompt_token_ids"),
-        prompt_tokens=told if type(told) is int else None,
+        prompt_tokens=reported if type(reported) is int else None,
         log_probs=_log_probs(_first(_LOG_PROBS, reply, choice), len(token_ids), turn),
         knows_turns=knows_turns,
         body=reply,
@@ -70,13 +70,13 @@ def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerR
 def sentence_of(body: bytes) -> str:
     """Returns what an error reply says, in any of the usual forms, shortened."""
     try:
-        said: Any = orjson.loads(body)
+        reply: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
-        said = body[:500].decode("utf-8", "replace").strip()
+        reply = body[:500].decode("utf-8", "replace").strip()
     for _ in range(3):
-        if isinstance(said, dict):
-            said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), str(said))
-    return str(said)[:500] or "(no text)"
+        if isinstance(reply, dict):
+            reply = next((reply[key] for key in ("error", "message", "detail") if reply.get(key)), str(reply))
+    return str(reply)[:500] or "(no text)"
 
 
 def _object(body: bytes, turn: int) -> dict[str, Any]:

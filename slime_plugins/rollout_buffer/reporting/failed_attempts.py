@@ -64,7 +64,7 @@ def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str]
 
 
 def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> dict[str, Any]:
-    said = row["messages"]
+    transcript = row["messages"]
     place = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
     return {
         "uid": str(AttemptUid(job_key=job.key, **place)),
@@ -77,6 +77,6 @@ def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) ->
         "error_message": row["error_message"],
         "started_at": row["started_at"],
         "ended_at": row["ended_at"],
-        "has_transcript": said is not None,
-        "messages": orjson.loads(said) if said is not None and page.transcripts else None,
+        "has_transcript": transcript is not None,
+        "messages": orjson.loads(transcript) if transcript is not None and page.transcripts else None,
     }

@@ -132,8 +132,8 @@ def _section_html(section: Section) -> str:
 
 
 def _piece_html(piece: Piece) -> str:
-    told = f"token {piece.position}, id {' '.join(map(str, piece.token_ids))}"
+    title = f"token {piece.position}, id {' '.join(map(str, piece.token_ids))}"
     if piece.log_probs:
-        told += f", log-prob {' '.join(f'{value:.4f}' for value in piece.log_probs)}"
+        title += f", log-prob {' '.join(f'{value:.4f}' for value in piece.log_probs)}"
     text = html.escape(piece.text).replace("\n", "⏎\n")
-    return f'<span class="{piece.category.value}" title="{html.escape(told)}">{text}</span>'
+    return f'<span class="{piece.category.value}" title="{html.escape(title)}">{text}</span>'

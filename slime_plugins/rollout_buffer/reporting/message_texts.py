@@ -86,9 +86,9 @@ def _said(message: Mapping[str, Any]) -> str:
     """A reply without what it thought and called; where nothing is left, what it called."""
     text = _content(message)
     ends = [at + len(tag) for tag in _ENDS_OF_THOUGHT if (at := text.rfind(tag)) >= 0]
-    said = text[max(ends, default=0) :][:LOOKED_AT]
-    words = _TAG.sub(" ", _CALL.sub(" ", said)).strip()
-    return words or _TAG.sub(" ", said).strip() or next(_calls(message), "")
+    text_after = text[max(ends, default=0) :][:LOOKED_AT]
+    words = _TAG.sub(" ", _CALL.sub(" ", text_after)).strip()
+    return words or _TAG.sub(" ", text_after).strip() or next(_calls(message), "")
 
 
 def _line(text: object) -> str | None:

@@ -47,15 +47,15 @@ def trainer_rows_of(store: Store, job_id: str, uid: str) -> dict[int, TrainerRow
         return {row.row: row for row in trainer_rows.rows_of_trajectory(connection, job.key, uid)}
 
 
-def describe_trainer_row(said: TrainerRow) -> dict[str, Any]:
+def describe_trainer_row(row: TrainerRow) -> dict[str, Any]:
     """Returns what the trainer said of one row; ``log_probs`` are those of its trained tokens, in order."""
     return {
-        "step": said.step,
-        "advantage": said.advantage,
-        "entropy": said.entropy,
-        "loss_share": said.loss_share,
-        "clip_share": said.clip_share,
-        "log_probs": None if said.log_probs is None else list(said.log_probs),
+        "step": row.step,
+        "advantage": row.advantage,
+        "entropy": row.entropy,
+        "loss_share": row.loss_share,
+        "clip_share": row.clip_share,
+        "log_probs": None if row.log_probs is None else list(row.log_probs),
     }
 
 

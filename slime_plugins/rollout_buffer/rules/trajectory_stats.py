@@ -55,8 +55,8 @@ def facts_of(
 def _success(extra_info: Mapping[str, Any]) -> float | None:
     breakdown = extra_info.get("reward_breakdown")
     exact = breakdown.get("success") if isinstance(breakdown, Mapping) else None
-    told = extra_info.get("success")
-    for value in (exact, float(told) if isinstance(told, bool) else told):
+    reported = extra_info.get("success")
+    for value in (exact, float(reported) if isinstance(reported, bool) else reported):
         number = _at_least_zero(value)
         if number is not None and number <= 1:
             return number
@@ -64,9 +64,9 @@ def _success(extra_info: Mapping[str, Any]) -> float | None:
 
 
 def _turns(extra_info: Mapping[str, Any], generations: Sequence[Generation]) -> int | None:
-    told = extra_info.get("turns")
-    if type(told) is int and 0 <= told < 2**31:
-        return told
+    reported = extra_info.get("turns")
+    if type(reported) is int and 0 <= reported < 2**31:
+        return reported
     return len(generations) or None
 
 

@@ -60,9 +60,9 @@ def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> 
 @functools.lru_cache(maxsize=64)
 def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ...]) -> int | None:
     """The times of change are part of the key: a tokenizer's file is megabytes, and read once."""
-    told = _size_in_config(_json(config))
-    if told is not None:
-        return told
+    configured = _size_in_config(_json(config))
+    if configured is not None:
+        return configured
     highest = _highest_id(_json(tokenizer))
     return None if highest is None else highest + 1 + UNKNOWN_PADDING
 

@@ -199,14 +199,14 @@ def token_rows(uid: str) -> Response:
     settings = context.buffer.job(found.light["job_id"]).settings
     tokenizer, why_no_texts = context.token_texts.tokenizer(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
-    said = trainer_rows_of(context.buffer.store, found.light["job_id"], uid).get(query.row)
+    report = trainer_rows_of(context.buffer.store, found.light["job_id"], uid).get(query.row)
     return _json_or_unchanged(
         {
             "uid": uid,
             "job_id": found.light["job_id"],
             **described,
             "why_no_texts": why_no_texts,
-            "trainer": None if said is None else describe_trainer_row(said),
+            "trainer": None if report is None else describe_trainer_row(report),
         }
     )
 

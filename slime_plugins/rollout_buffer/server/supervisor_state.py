@@ -30,9 +30,9 @@ def look_at_supervisor(context: ServerContext) -> SupervisorState:
     """Returns how the supervisor is, by its heartbeat in shared memory; by the one in the store where there is none."""
     stored, problem = _stored(context)
     problem = problem or context.buffer.store.trouble()
-    said = None if context.supervisor is None else context.supervisor.last()
-    if said is not None:
-        age_s, detail = said.age_s, said.detail
+    beat = None if context.supervisor is None else context.supervisor.last()
+    if beat is not None:
+        age_s, detail = beat.age_s, beat.detail
     else:
         age_s, detail = (float("inf") if stored is None else stored[0]), {}
     catalog = {} if stored is None else stored[1]

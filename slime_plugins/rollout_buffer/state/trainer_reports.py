@@ -64,27 +64,27 @@ def store_report(
 
 
 def compare(
-    said: ReportedRow, generations: Sequence[Generation], rows: Sequence[TrainingRow], newest: int | None
+    reported: ReportedRow, generations: Sequence[Generation], rows: Sequence[TrainingRow], newest: int | None
 ) -> tuple[TurnGap, ...]:
     """Returns how far the trainer's log-probs are from the engine's, by turn; () where one of them has none.
 
     Raises:
         ValueError: there is no such row, or it trains another number of tokens.
     """
-    if said.log_probs is None:
+    if reported.log_probs is None:
         return ()
     if not rows:
         return ()  # rebuilt from messages by the trainer: what it trained is not known here
-    if said.row >= len(rows):
+    if reported.row >= len(rows):
         raise ValueError(NO_ROW)
-    row = rows[said.row]
+    row = rows[reported.row]
     turns = [generations[index] for index in row.generation_indices if generations[index].trained]
     lengths = [len(turn.output_ids) for turn in turns]
-    if sum(row.loss_mask) != sum(lengths) or len(said.log_probs) != sum(lengths):
-        raise ValueError(f"it trains {sum(row.loss_mask)} tokens, and log_probs has {len(said.log_probs)}")
+    if sum(row.loss_mask) != sum(lengths) or len(reported.log_probs) != sum(lengths):
+        raise ValueError(f"it trains {sum(row.loss_mask)} tokens, and log_probs has {len(reported.log_probs)}")
     gaps, start = [], 0
     for index, turn, length in zip(row.generation_indices, turns, lengths, strict=False):
-        theirs = said.log_probs[start : start + length]
+        theirs = reported.log_probs[start : start + length]
         if turn.output_log_probs is not None and length:
             gap = [abs(one - other) for one, other in zip(theirs, turn.output_log_probs, strict=True)]
             worst = max(range(length), key=gap.__getitem__)
@@ -112,16 +112,16 @@ def _lag(turn: Generation, newest: int | None) -> int | None:
     return newest - int(version) if newest is not None and version.isdecimal() else None
 
 
-def _kept(said: ReportedRow, step: int | None, now: float, turns: tuple[TurnGap, ...]) -> TrainerRow:
+def _kept(reported: ReportedRow, step: int | None, now: float, turns: tuple[TurnGap, ...]) -> TrainerRow:
     return TrainerRow(
-        uid=said.uid,
-        row=said.row,
+        uid=reported.uid,
+        row=reported.row,
         step=step,
         reported_at=now,
-        advantage=said.advantage,
-        entropy=said.entropy,
-        loss_share=said.loss_share,
-        clip_share=said.clip_share,
+        advantage=reported.advantage,
+        entropy=reported.entropy,
+        loss_share=reported.loss_share,
+        clip_share=reported.clip_share,
         turns=turns,
-        log_probs=said.log_probs,
+        log_probs=reported.log_probs,
     )

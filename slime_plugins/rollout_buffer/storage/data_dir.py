@@ -33,7 +33,7 @@ OUR_FILES = (
     "liveness/*",
 )
 """What lies in a data directory. Anything else in it is somebody else's, and is left as it is."""
-OWN_PATIENCE_S = 2.0
+OWN_TIMEOUT_S = 2.0
 """A command that opens the store may hold the lock for a moment."""
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def own(data_dir: Path) -> OwnerLock:
     """
     prepare(data_dir)
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
-    deadline = time.monotonic() + OWN_PATIENCE_S
+    deadline = time.monotonic() + OWN_TIMEOUT_S
     while not _try_lock(descriptor, fcntl.LOCK_EX):
         if time.monotonic() >= deadline:
             os.close(descriptor)

@@ -40,8 +40,11 @@ class StorageErrors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, sqlite3.Error | OSError) and (told := storage_error(error, self._data_dir)) is not None:
-            raise told from error
+        if (
+            isinstance(error, sqlite3.Error | OSError)
+            and (translated := storage_error(error, self._data_dir)) is not None
+        ):
+            raise translated from error
 
 
 def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBufferError | None:

@@ -22,9 +22,9 @@ from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
-__all__ = ["TURN_PATIENCE_S", "TurnOwner", "WriterTurns"]
+__all__ = ["TURN_TIMEOUT_S", "TurnOwner", "WriterTurns"]
 
-TURN_PATIENCE_S = 8.0
+TURN_TIMEOUT_S = 8.0
 """How long a writer waits for its turn. No transaction of ours takes that long."""
 _RECORD_BYTES = 64
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for the disk"}
@@ -61,10 +61,10 @@ class WriterTurns:
         """Holds the turn for a block.
 
         Raises:
-            UnavailableError: it did not come in ``TURN_PATIENCE_S``; the sentence names who holds it.
+            UnavailableError: it did not come in ``TURN_TIMEOUT_S``; the sentence names who holds it.
         """
-        deadline = time.monotonic() + TURN_PATIENCE_S
-        if not self._thread_lock.acquire(TURN_PATIENCE_S):
+        deadline = time.monotonic() + TURN_TIMEOUT_S
+        if not self._thread_lock.acquire(TURN_TIMEOUT_S):
             raise self._busy()
         try:
             self._acquire(deadline)
@@ -130,7 +130,7 @@ class WriterTurns:
     def _busy(self) -> UnavailableError:
         owner = self.owner()
         if owner is None:
-            return UnavailableError(f"the store is busy: others wrote for more than {TURN_PATIENCE_S:.0f} s")
+            return UnavailableError(f"the store is busy: others wrote for more than {TURN_TIMEOUT_S:.0f} s")
         advice = f": kill -CONT {owner.pid} lets it go on" if owner.state in "Tt" else ""
         return UnavailableError(f"the store is busy: {owner}{advice}", {"pid": owner.pid, "held_s": owner.held_s})
 

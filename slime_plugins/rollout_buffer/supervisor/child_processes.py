@@ -28,7 +28,7 @@ __all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "cpu_ticks", "kill_for
 PR_SET_PDEATHSIG = 1
 RESERVED_BYTES = 65536
 TAIL_BYTES = 16384
-KILL_PATIENCE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ProcessMark:
 
     def kill(self) -> None:
         """Kills its whole session and waits until it is gone, but not for ever."""
-        deadline = time.monotonic() + KILL_PATIENCE_S
+        deadline = time.monotonic() + KILL_TIMEOUT_S
         while self.send_kill() and time.monotonic() < deadline:
             time.sleep(0.01)
 
@@ -179,7 +179,7 @@ class ChildProcess:
         """Kills it with everything it started in its session, also what outlived it, and collects it."""
         self.mark.kill()
         try:
-            self._process.wait(KILL_PATIENCE_S)
+            self._process.wait(KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             logger.error("%s (process %d) does not end: it waits in the kernel, for a disk perhaps",
                          self.name, self.pid)  # fmt: skip

@@ -49,15 +49,15 @@ __all__ = ["Supervisor"]
 TICK_S = 0.1
 CLOCK_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 60.0
-STOP_PATIENCE_S = 25.0
-WRITE_PATIENCE_S = 10.0
+STOP_TIMEOUT_S = 25.0
+WRITE_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 0.2
 PORT_TIMEOUT_S = 8.0
 """After a crash: how long the last server may need to let go of the port."""
 ORPHAN_TIMEOUT_S = 15.0
 """After a crash: how long runners and Ray of the last supervisor may need to end. New runners need not wait for it."""
-JOB_OVER_PATIENCE_S = 30.0
-RAY_GONE_PATIENCE_S = 10.0
+JOB_OVER_TIMEOUT_S = 30.0
+RAY_GONE_TIMEOUT_S = 10.0
 SERVER_NAME = "server"
 GATEWAY_NAME = "gateway"
 
@@ -236,7 +236,7 @@ class Supervisor:
             return
         runner = self._runners.setdefault(job.key, _Runner(self._runner_child(job)))
         if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
-            runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_PATIENCE_S)
+            runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_TIMEOUT_S)
         runner.child.tend()
         if runner.child.state is ChildState.GIVEN_UP:
             times = runner.child.crashes
@@ -245,7 +245,7 @@ class Supervisor:
     def _let_go(self, key: int) -> None:
         """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
         child = self._runners[key].child
-        child.stop("its job is over", within_s=JOB_OVER_PATIENCE_S, for_good=True, ask=False)
+        child.stop("its job is over", within_s=JOB_OVER_TIMEOUT_S, for_good=True, ask=False)
         child.tend()
         if child.over:
             del self._runners[key]
@@ -357,8 +357,8 @@ class Supervisor:
         return self._ray_address if self._ray is not None and self._ray.ready else None
 
     def _hear_ray_address(self) -> bool:
-        said = self._ray_heartbeat.last()
-        self._ray_address = None if said is None else said.detail.get("address")
+        beat = self._ray_heartbeat.last()
+        self._ray_address = None if beat is None else beat.detail.get("address")
         return self._ray_address is not None
 
     # --- starting ----------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class Supervisor:
         Waiting polls see that the supervisor is gone and answer: the server need not wait for them.
         """
         self._discovery.stop()
-        idle = self._writing.stop(WRITE_PATIENCE_S)
+        idle = self._writing.stop(WRITE_TIMEOUT_S)
         if idle:
             self._duties.run(self._say_goodbye)
         processes = [child.process for child in self._children() if child.process is not None]
@@ -467,7 +467,7 @@ class Supervisor:
             if self._ray is None or process is not self._ray.process:
                 process.ask_to_stop()
         for process in processes:
-            process.stop(STOP_PATIENCE_S)
+            process.stop(STOP_TIMEOUT_S)
         for mark, _ in self._orphans:
             mark.kill()
         self._records.clear()

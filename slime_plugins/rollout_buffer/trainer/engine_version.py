@@ -12,7 +12,7 @@ __all__ = ["weight_version_of"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 
 
 async def weight_version_of(engine_url: str | None) -> int | None:
@@ -24,7 +24,7 @@ async def weight_version_of(engine_url: str | None) -> int | None:
     if not engine_url:
         return None
     try:
-        async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
             return await _newest(session, engine_url.rstrip("/"))
     except Exception as error:  # noqa: BLE001 - a number beside the polls must not stop a rollout
         logger.info("the weight version of %s is not known: %r", engine_url, error)
@@ -49,8 +49,8 @@ async def _workers(session: aiohttp.ClientSession, router_url: str) -> list[str]
 
 
 async def _version(session: aiohttp.ClientSession, engine_url: str) -> int | None:
-    said = str((await _get(session, f"{engine_url}/model_info")).get("weight_version"))
-    return int(said) if said.isdecimal() else None
+    version = str((await _get(session, f"{engine_url}/model_info")).get("weight_version"))
+    return int(version) if version.isdecimal() else None
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:

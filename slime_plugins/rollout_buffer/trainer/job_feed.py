@@ -46,7 +46,7 @@ SECONDS_BETWEEN_NOTES = 60.0
 LONGEST_STANDSTILL_S = 3600.0
 """How long a job may stand still until somebody does something; one that a person paused, for ever."""
 SHORTEST_POLL_S = 0.5
-JOB_END_PATIENCE_S = 10.0
+JOB_END_TIMEOUT_S = 10.0
 """How long a job whose last group is closed may take to say how it ended."""
 
 
@@ -243,7 +243,7 @@ class JobFeed:
                 raise _input_used_up(self.job_id, job)
             if data.exhausted:
                 exhausted_at = exhausted_at or asked
-                if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_PATIENCE_S:
+                if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_TIMEOUT_S:
                     raise _input_used_up(self.job_id, job)
             if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
                 noted = time.monotonic()
@@ -354,8 +354,8 @@ def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
     """Says that no group will come, and which groups gave nothing; where all did, the job's cause says it."""
     cause, groups = str(job.get("cause") or ""), job.get("groups") or {}
     without = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
-    told = f" (of its groups {without})" if without and not cause else ""
-    return InputExhaustedError(f"the input of job {job_id} is used up{told}", {"job_id": job_id, "cause": cause})
+    of_those = f" (of its groups {without})" if without and not cause else ""
+    return InputExhaustedError(f"the input of job {job_id} is used up{of_those}", {"job_id": job_id, "cause": cause})
 
 
 _GOES_ON = ("paused", "nothing_kept")

@@ -135,16 +135,16 @@ def facts_of(trajectory: RolloutTrajectory) -> TrajectoryFacts:
 
 def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> Metrics:
     """Returns how many samples the buffer saw and their rewards, weighted over all replies; {} when none said."""
-    said = [meta for meta in all_meta_info if meta.get("total_samples")]
-    if not said:
+    counted = [meta for meta in all_meta_info if meta.get("total_samples")]
+    if not counted:
         return {}
-    metrics: Metrics = {"rollout/no_filter/total_samples": sum(int(meta["total_samples"]) for meta in said)}
+    metrics: Metrics = {"rollout/no_filter/total_samples": sum(int(meta["total_samples"]) for meta in counted)}
     for name, join in (("avg_reward", _weighted), ("reward_std", _weighted)):
-        known = [(int(meta["total_samples"]), float(meta[name])) for meta in said if _is_number(meta.get(name))]
+        known = [(int(meta["total_samples"]), float(meta[name])) for meta in counted if _is_number(meta.get(name))]
         if known:
             metrics[f"rollout/no_filter/{name}"] = join(known)
     for name, pick in (("reward_min", min), ("reward_max", max)):
-        values = [float(meta[name]) for meta in said if _is_number(meta.get(name))]
+        values = [float(meta[name]) for meta in counted if _is_number(meta.get(name))]
         if values:
             metrics[f"rollout/no_filter/{name}"] = pick(values)
     return metrics
@@ -203,8 +203,8 @@ def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
 
 
 def _succeeded(member: TrajectoryFacts) -> bool:
-    said = member.extra_info.get("success")
-    return said if isinstance(said, bool) else member.raw_reward == 1
+    reported = member.extra_info.get("success")
+    return reported if isinstance(reported, bool) else member.raw_reward == 1
 
 
 def _repeats(text: str) -> bool:

@@ -50,14 +50,14 @@ class RowReport:
 
     def body(self) -> dict[str, Any]:
         """Returns it as the buffer takes it; numbers with five digits after the point."""
-        said: dict[str, Any] = {"uid": self.uid, "row": self.row}
+        body: dict[str, Any] = {"uid": self.uid, "row": self.row}
         if self.log_probs is not None:
-            said["log_probs"] = [round(value, DIGITS) for value in self.log_probs]
+            body["log_probs"] = [round(value, DIGITS) for value in self.log_probs]
         for name in ("advantage", "entropy", "loss_share", "clip_share"):
             value = getattr(self, name)
             if value is not None:
-                said[name] = round(value, DIGITS)
-        return said
+                body[name] = round(value, DIGITS)
+        return body
 
 
 class TrainingReporter:
@@ -92,11 +92,11 @@ class TrainingReporter:
     def _send(self, rows_by_job: Mapping[str, Sequence[RowReport]], step: int | None) -> None:
         for job_id, rows in rows_by_job.items():
             try:
-                said = self._client.report_training(job_id, [row.body() for row in rows], step=step)
+                reply = self._client.report_training(job_id, [row.body() for row in rows], step=step)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self._say("what the trainer computed could not be reported to job %s: %r", job_id, error)
             else:
-                for refused in said["refused"][:1]:
+                for refused in reply["refused"][:1]:
                     self._say("job %s took no report of %s: %s", job_id, refused["uid"], refused["reason"])
 
     def _say(self, text: str, *values: Any) -> None:

@@ -279,7 +279,7 @@ class RowBuilder:
         self, item: RolloutItem, packed: _Packed, row: TrainingRow, inputs: RowInputs, start: int, *, number: int
     ) -> RolloutRow:
         sampled = [packed.generations[index] for index in row.generation_indices] if packed.generations else []
-        told = [one for one in sampled if one.cached_tokens is not None]
+        known = [one for one in sampled if one.cached_tokens is not None]
         return RolloutRow(
             uid=item.uid,
             group_index=item.group_index,
@@ -290,8 +290,8 @@ class RowBuilder:
             response_start=start,
             reward=_reward(item.reward),
             weight_versions=tuple(_versions(sampled)),
-            prompt_tokens=sum(one.prompt_tokens or len(one.prompt_ids) for one in told),
-            cached_tokens=sum(one.cached_tokens or 0 for one in told),
+            prompt_tokens=sum(one.prompt_tokens or len(one.prompt_ids) for one in known),
+            cached_tokens=sum(one.cached_tokens or 0 for one in known),
             images=inputs.row.images or (),
             train_inputs=inputs.train_inputs,
             pictures=inputs.pictures if self._settings.keep_pictures else (),

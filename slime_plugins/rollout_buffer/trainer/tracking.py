@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 STEP = "rollout/step"
 EXAMPLES = "rollout/examples"
 TEXT_LIMIT = 4000
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """How long a rollout waits for a sink to take its metrics."""
 
 
@@ -121,8 +121,8 @@ class _Carrier:
             self._thread.start()
         self._unfinished = threading.Event()
         self._orders.put((send, self._unfinished))
-        if not self._unfinished.wait(PATIENCE_S):
-            _warn_once(f"{self._name} has not taken the metrics for {PATIENCE_S:g} s: it gets none until it has")
+        if not self._unfinished.wait(TIMEOUT_S):
+            _warn_once(f"{self._name} has not taken the metrics for {TIMEOUT_S:g} s: it gets none until it has")
 
     @property
     def _name(self) -> str:

@@ -22,7 +22,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.serving import make_server
 
-from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_metrics import job_metrics
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -261,7 +261,7 @@ def test_what_a_trainer_logs_agrees_with_all_of_them(
     """The trainer's last rollout, W&B's file and the lines of its own say what the buffer says of the whole job."""
     monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
-    forget_jobs()
+    reset_jobs()
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"instance_id": name}) + "\n" for name in ids))
     client = make_client(data_roots=(tmp_path,))
     with serving_what_is_filled(client.application, task_type) as url, offline_run(tmp_path / "wandb") as run:

@@ -61,7 +61,7 @@ def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     """A buffer on the real clock, and a runner whose patience with its engine is short."""
     monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(job_runner, "RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(circuit_breaker, "AWAY_PATIENCE_S", 0.2)
+    monkeypatch.setattr(circuit_breaker, "AWAY_TIMEOUT_S", 0.2)
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
     short = EngineSettings(retry_timeout_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
     monkeypatch.setattr(job_runner, "make_engine", lambda url, **options: make_engine(url, short, **options))
@@ -143,7 +143,7 @@ async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is there, and says no to everything: nobody would ever wake the job."""
-    monkeypatch.setattr(circuit_breaker, "REFUSED_PATIENCE_S", 0.3)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.3)
     async with playing(buffer, Behind(REFUSAL), count=200, num_process=4) as (job, running):
         await asyncio.wait_for(running, 50)
     described = buffer.describe(job)
@@ -156,7 +156,7 @@ async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
 async def test_an_engine_that_nobody_reaches_is_waited_for_without_end(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(circuit_breaker, "REFUSED_PATIENCE_S", 0.0)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.0)
     async with playing(buffer, Behind(PAGE), num_process=2) as (job, _):
         await until_state(buffer, job, JobState.PAUSED)
         await asyncio.sleep(1.0)
@@ -167,7 +167,7 @@ async def test_an_engine_that_is_out_of_reach_in_between_is_given_its_time_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.0)
-    monkeypatch.setattr(circuit_breaker, "REFUSED_PATIENCE_S", 0.0)
+    monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.0)
     engine = Silent()
     watch = circuit_breaker.EngineWatch(engine)
 

@@ -117,7 +117,7 @@ def test_nothing_is_traced_unless_a_collector_is_named(monkeypatch: pytest.Monke
 def test_a_collector_that_is_away_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT_VARIABLES[0], "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    monkeypatch.setattr(opentelemetry, "FLUSH_PATIENCE_MS", 200)
+    monkeypatch.setattr(opentelemetry, "FLUSH_TIMEOUT_MS", 200)
     with tracing_from_environment() as tracer, tracer.span("attempt", {"uid": "u"}) as span:
         span.note({"reward": 1.0})
     assert isinstance(tracer, OpenTelemetryTracer)

@@ -57,7 +57,7 @@ def turns(tmp_path: Path) -> Iterator[WriterTurns]:
 
 @pytest.fixture
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_lock, "TURN_PATIENCE_S", 0.3)
+    monkeypatch.setattr(write_lock, "TURN_TIMEOUT_S", 0.3)
 
 
 def test_the_owner_is_the_process_whose_turn_it_is_and_nobody_in_between(turns: WriterTurns) -> None:
@@ -96,7 +96,7 @@ def test_who_gave_up_waiting_does_not_take_the_turn_later(turns: WriterTurns, tm
         assert process.stdout is not None
         assert process.stdout.readline() == "let go\n"
         other = WriterTurns(tmp_path)
-        write_lock.TURN_PATIENCE_S = 30.0  # restored by the fixture
+        write_lock.TURN_TIMEOUT_S = 30.0  # restored by the fixture
         with other.turn():
             pass
         other.close()
@@ -133,7 +133,7 @@ def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(
     thread = threading.Thread(target=hang)
     thread.start()
     assert entered.wait(30)
-    monkeypatch.setattr(write_lock, "TURN_PATIENCE_S", 0.2)
+    monkeypatch.setattr(write_lock, "TURN_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match=f"process {os.getpid()}"), turns.turn():
         pass
     leave.set()
@@ -150,7 +150,7 @@ def test_closing_while_something_still_waits_leaves_no_lock_behind(tmp_path: Pat
         tell(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "let go\n"
-        write_lock.TURN_PATIENCE_S = 30.0  # restored by the fixture
+        write_lock.TURN_TIMEOUT_S = 30.0  # restored by the fixture
         later = WriterTurns(tmp_path)
         with later.turn():
             pass

@@ -163,7 +163,7 @@ def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> 
 
 
 def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
-    says = [step.says for step in compose(settings_of(environment))]
+    says = [step.title for step in compose(settings_of(environment))]
 
     assert says == [
         "end emulators that an earlier run left",
@@ -179,7 +179,7 @@ def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
 def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, str]) -> None:
     settings = settings_of(environment, SLIME_SCRIPT_EXTERNAL_RAY="1")
     settings.model_path.mkdir(parents=True)
-    steps = {step.says: step for step in compose(settings)}
+    steps = {step.title: step for step in compose(settings)}
 
     assert not {"start Ray", "fetch the model"} & steps.keys()
     assert steps["serve the rollout buffer"].command[-2:] == ("--ray-address", "auto")
@@ -189,7 +189,7 @@ def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, st
 
 
 def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
-    says = [step.says for step in compose(settings_of(environment), only_train=True)]
+    says = [step.title for step in compose(settings_of(environment), only_train=True)]
 
     assert says == [
         "put the rollout buffer into the slime checkout",
@@ -207,7 +207,7 @@ def test_two_nodes_meet_at_an_address_that_both_reach(
 ) -> None:
     monkeypatch.setattr("tools.launching.settings.own_address", lambda: "10.0.0.7")
     settings = settings_of({**environment, **NETWORK})
-    steps = {step.says: step for step in compose(settings)}
+    steps = {step.title: step for step in compose(settings)}
     served = steps["serve the rollout buffer"].command
     job = steps["train"].command
     variables = json.loads(job[job.index("--runtime-env-json") + 1])["env_vars"]
@@ -232,7 +232,7 @@ def test_an_address_of_the_host_itself_is_none_for_others(host: str) -> None:
 def test_a_buffer_that_others_reach_has_a_token_that_stays(environment: dict[str, str]) -> None:
     more = {**NETWORK, "MASTER_ADDR": "10.0.0.1"}
     first = settings_of({**environment, **more})
-    step = next(step for step in compose(first) if step.says == "keep the buffer's token")
+    step = next(step for step in compose(first) if step.title == "keep the buffer's token")
     run([step])
     file = first.run_path / "buffer_token"
 
@@ -240,13 +240,13 @@ def test_a_buffer_that_others_reach_has_a_token_that_stays(environment: dict[str
     assert file.stat().st_mode & 0o777 == 0o600
     again = settings_of({**environment, **more})
     assert again.buffer_token == first.buffer_token == file.read_text().strip()
-    assert "keep the buffer's token" not in [step.says for step in compose(again)]
+    assert "keep the buffer's token" not in [step.title for step in compose(again)]
 
 
 def test_a_buffer_elsewhere_is_not_served_again(environment: dict[str, str]) -> None:
     settings = settings_of(environment, SLIME_SCRIPT_BUFFER_URL="http://10.0.0.9:8889/")
 
-    assert "serve the rollout buffer" not in [step.says for step in compose(settings)]
+    assert "serve the rollout buffer" not in [step.title for step in compose(settings)]
     assert values_of(train_arguments(settings))["--rollout-buffer-url"] == "http://10.0.0.9:8889"
 
 
@@ -266,7 +266,7 @@ def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
 
 def test_a_launch_means_the_documented_farm_of_real_devices(environment: dict[str, str]) -> None:
     settings = settings_of(environment)
-    served = next(step for step in compose(settings) if step.says == "serve the rollout buffer").command
+    served = next(step for step in compose(settings) if step.title == "serve the rollout buffer").command
 
     assert settings.farm.path == ROOT / "examples" / "android_world" / "config.yaml"
     assert (settings.farm.device, settings.farm.num_workers) == (None, 64)
@@ -283,7 +283,7 @@ def test_a_real_model_is_trained_on_simulated_phones_only_when_told(
 
     assert "SLIME_SCRIPT_SIMULATED_PHONES=1" in obstacles(settings_of({**environment, **more}))[0]
     assert obstacles(told) == []
-    served = next(step for step in compose(told) if step.says == "serve the rollout buffer").command
+    served = next(step for step in compose(told) if step.title == "serve the rollout buffer").command
     assert "device=simulated" in served
 
 
@@ -296,7 +296,7 @@ def test_an_evaluation_set_is_played_and_may_be_read(environment: dict[str, str]
     at = arguments.index("--eval-prompt-data")
 
     assert arguments[at + 1 : at + 3] == ["aime-2024", str(data)]
-    served = next(step for step in compose(settings) if step.says == "serve the rollout buffer").command
+    served = next(step for step in compose(settings) if step.title == "serve the rollout buffer").command
     assert str(data.parent) in served
 
 
@@ -414,7 +414,7 @@ def test_without_the_buffer_slime_plays_the_episodes(environment: dict[str, str]
 
     assert values["--custom-generate-function-path"] == "examples.android_world.rollout_history.generate"
     assert not {"--rollout-function-path", "--rollout-buffer-url"} & values.keys()
-    assert "serve the rollout buffer" not in [step.says for step in compose(settings)]
+    assert "serve the rollout buffer" not in [step.title for step in compose(settings)]
 
 
 def test_trainer_and_engine_share_the_gpus_only_when_asked(environment: dict[str, str]) -> None:
@@ -521,10 +521,10 @@ def test_a_failed_step_ends_the_run_and_what_runs_behind_it(tmp_path: Path) -> N
     pid_file = tmp_path / "pid"
     behind = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     steps = [
-        Step(says="serve", command=(sys.executable, "-c", behind), background=True),
-        Step(says="wait", command=("sh", "-c", f"while [ ! -s {pid_file} ]; do sleep 0.05; done")),
-        Step(says="break", command=("sh", "-c", "exit 3")),
-        Step(says="train", command=("touch", str(tmp_path / "trained"))),
+        Step(title="serve", command=(sys.executable, "-c", behind), background=True),
+        Step(title="wait", command=("sh", "-c", f"while [ ! -s {pid_file} ]; do sleep 0.05; done")),
+        Step(title="break", command=("sh", "-c", "exit 3")),
+        Step(title="train", command=("touch", str(tmp_path / "trained"))),
     ]
 
     with pytest.raises(LaunchError, match="could not break: sh ended with 3"):
@@ -537,7 +537,7 @@ def test_a_failed_step_ends_the_run_and_what_runs_behind_it(tmp_path: Path) -> N
 
 def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
     config = tmp_path / "run" / "config.yaml"
-    steps = [Step(says="write", writes=(config, "a: 1\n")), Step(says="train", command=("sh", "-c", "exit 7"))]
+    steps = [Step(title="write", writes=(config, "a: 1\n")), Step(title="train", command=("sh", "-c", "exit 7"))]
 
     assert run(steps) == 7
     assert config.read_text() == "a: 1\n"
@@ -545,7 +545,7 @@ def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
 
 def test_a_program_that_is_missing_is_named() -> None:
     with pytest.raises(LaunchError, match="no-such-program is not installed"):
-        run([Step(says="start", command=("no-such-program",))])
+        run([Step(title="start", command=("no-such-program",))])
 
 
 # --- what has to be there --------------------------------------------------------------------------------------------
@@ -851,7 +851,7 @@ def test_what_the_guide_downloaded_is_found_where_the_guide_puts_it(ready: Launc
     assert values["--hf-checkpoint"] == str(model)
     assert values["--ref-load"] == str(converted)
     assert values["--prompt-data"] == str(problems)
-    serve = next(step for step in compose(settings) if step.says == "serve the rollout buffer")
+    serve = next(step for step in compose(settings) if step.title == "serve the rollout buffer")
     assert {str(model.parent), str(problems.parent)} <= set(serve.command)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime.rollout import agent_rollout_arguments
-from slime.rollout.agent_rollout import forget_jobs, generate_rollout
+from slime.rollout.agent_rollout import generate_rollout, reset_jobs
 from slime.rollout.agent_rollout_arguments import check_arguments, log_probs_come_with_the_loss
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_probe import LoopbackBuffer
@@ -166,7 +166,7 @@ def test_it_is_known_when_slime_has_no_log_probs_before_the_loss(changes: dict[s
 
 
 def test_the_refusal_comes_before_anything_is_started() -> None:
-    forget_jobs()
+    reset_jobs()
     with LoopbackBuffer(["task-0"]) as buffer:
         args = slimes_args(rollout_buffer_url=buffer.url, prompt_data="tasks.jsonl", log_passrate=True)
         with pytest.raises(ConfigError, match="--log-passrate"):

@@ -16,11 +16,11 @@ import pytest
 
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import (
-    forget_jobs,
     generate_agent_rollout,
     generate_rollout,
     get_rollout_data,
     log_raw_info,
+    reset_jobs,
     start_rollout,
 )
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
@@ -54,7 +54,7 @@ UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable",
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.01)
-    forget_jobs()
+    reset_jobs()
 
 
 @pytest.fixture
@@ -424,7 +424,7 @@ def test_a_job_that_is_about_to_fail_is_heard_out_before_more_epochs_are_advised
 
 
 def test_a_job_that_never_says_how_it_ended_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "JOB_END_PATIENCE_S", 0.1)
+    monkeypatch.setattr(job_feed, "JOB_END_TIMEOUT_S", 0.1)
     with LoopbackBuffer([]) as empty:
         empty.looks_before_end = 10_000
         with pytest.raises(InputExhaustedError, match="raise --num-epoch"):
@@ -448,7 +448,7 @@ def test_used_up_input_is_repeated_on_request(buffer: LoopbackBuffer, tmp_path: 
     expected = [f"task-{number % 8}" for number in range(12)]
     assert instances(records) == expected
     assert [{group.state for group in job.groups[:4]} for job in buffer.jobs.values()] == [{"delivered"}] * 2
-    forget_jobs()
+    reset_jobs()
     resumed = trainer_of(buffer, start=4, load=str(tmp_path), **choices)
     assert instances(resumed.train(1)) == ["task-4", "task-5", "task-6"]
     assert buffer.bodies("/start_rollout")[-1]["job_id"].endswith("-pass-1")
@@ -465,7 +465,7 @@ def test_input_that_gives_nothing_at_all_is_not_repeated_for_ever() -> None:
 def test_a_resumed_trainer_gets_the_rest_and_nothing_twice(buffer: LoopbackBuffer, tmp_path: Path) -> None:
     paths: dict[str, Any] = {"save": str(tmp_path), "load": str(tmp_path)}
     first = trainer_of(buffer, **paths).train(2)
-    forget_jobs()
+    reset_jobs()
     resumed = trainer_of(buffer, start=2, **paths).train(2)
     start = buffer.bodies("/start_rollout")[-1]
 
@@ -478,7 +478,7 @@ def test_what_was_received_after_the_checkpoint_comes_again(buffer: LoopbackBuff
     trainer = trainer_of(buffer, **paths)
     trainer.train(1)
     lost = trainer.train(1, save_interval=None)
-    forget_jobs()
+    reset_jobs()
 
     assert instances(trainer_of(buffer, start=1, **paths).train(1)) == instances(lost) == ["task-2", "task-3"]
 
@@ -489,7 +489,7 @@ def test_ids_of_a_rollout_generated_ahead_are_not_skipped(buffer: LoopbackBuffer
     ahead = trainer_of(buffer, **paths)
     ahead.train(2, save_interval=None)
     ahead.data_source.save(0)
-    forget_jobs()
+    reset_jobs()
 
     assert instances(trainer_of(buffer, start=1, **paths).train(1)) == ["task-2", "task-3"]
 
@@ -785,7 +785,7 @@ def test_a_buffer_that_goes_away_after_the_last_group_costs_numbers_and_never_th
     async def job(self: AsyncRolloutBufferClient, job_id: str) -> Any:
         return await (away() if loopback.bodies("/ack") else tell_job(self, job_id))
 
-    monkeypatch.setattr(agent_rollout, "LOOKING_PATIENCE_S", 0.05)
+    monkeypatch.setattr(agent_rollout, "LOOKING_TIMEOUT_S", 0.05)
     monkeypatch.setattr(AsyncRolloutBufferClient, "job", job)
     monkeypatch.setattr(ImageFetcher, "fetch", lambda *_: away())
     file = tmp_path / "metrics.jsonl"

@@ -161,7 +161,7 @@ def test_a_sink_that_fails_is_said_once_and_the_others_go_on(tmp_path: Path, cap
 def test_a_sink_that_hangs_holds_up_one_rollout_and_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(tracking, "TIMEOUT_S", 0.5)
     sink = HangingSink()
     tracker = Tracker([sink], [])
     began = time.monotonic()

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image as PillowImage
 
 from slime.rollout import agent_rollout
-from slime.rollout.agent_rollout import forget_jobs
+from slime.rollout.agent_rollout import reset_jobs
 from slime.rollout.agent_rollout_probe import LoopbackBuffer, ScriptedReply, probe_item
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, trainer_args
@@ -68,7 +68,7 @@ def item_with_images(instance_id: str, *, epoch: int, slot: int, group_index: in
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(job_feed, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(job_feed, "SHORTEST_POLL_S", 0.01)
-    forget_jobs()
+    reset_jobs()
     yield
     process_cache(0)
 

@@ -55,6 +55,6 @@ async def test_before_the_first_update_there_is_none(said: Any) -> None:
 
 
 async def test_nobody_who_answers_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_version, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(engine_version, "TIMEOUT_S", 0.5)
     assert await weight_version_of("http://127.0.0.1:9") is None
     assert await weight_version_of(None) is None

@@ -47,10 +47,10 @@ class Deletion:
 
     def result(self) -> ToolResult:
         """Returns the tool's answer; a call that deletes nothing is an error."""
-        told: dict[str, Any] = {"deleted_msg_ids": list(self.deleted)}
+        result: dict[str, Any] = {"deleted_msg_ids": list(self.deleted)}
         if self.refused:
-            told["not_deleted"] = {str(msg_id): reason for msg_id, reason in self.refused.items()}
-        return ToolResult(message=told, ok=bool(self.deleted))
+            result["not_deleted"] = {str(msg_id): reason for msg_id, reason in self.refused.items()}
+        return ToolResult(message=result, ok=bool(self.deleted))
 
 
 class History:

@@ -118,8 +118,8 @@ class DocumentTools:
 
 
 def _document_of(request: RolloutBody) -> str:
-    said = {**request.unknown_fields, "metadata": request.metadata}
-    for place in (said, *(said.get(name) for name in _PLACES)):
+    fields = {**request.unknown_fields, "metadata": request.metadata}
+    for place in (fields, *(fields.get(name) for name in _PLACES)):
         document = place.get("document_content") if isinstance(place, Mapping) else None
         if isinstance(document, str) and document.strip():
             return document

@@ -78,19 +78,19 @@ def _score_text(answer: str, label: str, partial_credit: float) -> Score:
     wanted = _number(label)
     if wanted is not None:
         return _score_number(answer, wanted, partial_credit)
-    said, right = normalized(answer), normalized(label)
-    if right and said == right:
+    given, right = normalized(answer), normalized(label)
+    if right and given == right:
         return Score(value=1.0, match="exact")
-    few = len(said.split()) <= MAX_WORDS_AROUND
-    if right and few and f" {right} " in f" {said} ":
+    few = len(given.split()) <= MAX_WORDS_AROUND
+    if right and few and f" {right} " in f" {given} ":
         return Score(value=partial_credit, match="contained")
     return Score(value=0.0, match="none")
 
 
 def _score_number(answer: str, wanted: Decimal, partial_credit: float) -> Score:
-    said = _number(answer)
-    if said is not None:
-        return Score(value=1.0, match="number") if said == wanted else Score(value=0.0, match="none")
+    given = _number(answer)
+    if given is not None:
+        return Score(value=1.0, match="number") if given == wanted else Score(value=0.0, match="none")
     found = {_number(text) for text in _NUMBER.findall(answer)}
     if found == {wanted} and len(answer.split()) <= MAX_WORDS_AROUND:
         return Score(value=partial_credit, match="contained")
@@ -99,13 +99,13 @@ def _score_number(answer: str, wanted: Decimal, partial_credit: float) -> Score:
 
 def _score_items(answer: str, items: Sequence[str], partial_credit: float) -> Score:
     right = {normalized(item) for item in items}
-    said = {normalized(item) for item in _BETWEEN_ITEMS.split(answer)} - {""}
-    if said == right:
+    given = {normalized(item) for item in _BETWEEN_ITEMS.split(answer)} - {""}
+    if given == right:
         return Score(value=1.0, match="exact")
-    hits = len(said & right)
+    hits = len(given & right)
     if not hits:
         return Score(value=0.0, match="none")
-    return Score(value=partial_credit * 2 * hits / (len(said) + len(right)), match="items")
+    return Score(value=partial_credit * 2 * hits / (len(given) + len(right)), match="items")
 
 
 def _number(text: str) -> Decimal | None:

@@ -167,5 +167,5 @@ def _in_seed_form(message: Message) -> Message:
         }
         for number, call in enumerate(read_calls(message["content"]))
     ]
-    said = {"role": "assistant", "content": [{"text": said_beside_calls(message["content"])}]}
-    return {**said, **({"tool_calls": calls} if calls else {}), MSG_ID: message[MSG_ID]}
+    reply = {"role": "assistant", "content": [{"text": said_beside_calls(message["content"])}]}
+    return {**reply, **({"tool_calls": calls} if calls else {}), MSG_ID: message[MSG_ID]}

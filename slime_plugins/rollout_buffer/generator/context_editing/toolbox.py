@@ -114,13 +114,13 @@ class Toolbox:
 
     async def _analyze_text(self, arguments: Mapping[str, Any]) -> ToolResult:
         tokens = await self._document.token_count(self._count)
-        told = {
+        result = {
             "characters": len(self._document.text),
             "words": await self._document.word_count(),
             "tokens": tokens,
             "fits_in_context": tokens < self._budget().left,
         }
-        return ToolResult(message=told)
+        return ToolResult(message=result)
 
     async def _load_document(self, arguments: Mapping[str, Any]) -> ToolResult:
         tokens, left = await self._document.token_count(self._count), self._budget().left
@@ -208,13 +208,13 @@ class Toolbox:
 
     async def _check_budget(self, arguments: Mapping[str, Any]) -> ToolResult:
         budget = self._budget()
-        told = {
+        result = {
             "tokens_used": budget.used,
             "tokens_left": budget.left,
             "max_model_length": budget.max_model_length,
             "kept_for_a_turn": budget.response_length,
         }
-        return ToolResult(message=told)
+        return ToolResult(message=result)
 
     def _within_limit(self, text: str) -> str:
         """Cuts a text to about the largest result that is allowed."""

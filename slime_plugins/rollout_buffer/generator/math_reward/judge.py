@@ -100,15 +100,15 @@ class MathJudge:
         Raises:
             _NoAnswerError: it died, fell silent, or says that it could not compare.
         """
-        said = await process.ask({"label": label, "answer": answer}, self._answer_timeout_s)
-        if said is None and await process.returncode() == -signal.SIGPROF:
+        verdict = await process.ask({"label": label, "answer": answer}, self._answer_timeout_s)
+        if verdict is None and await process.returncode() == -signal.SIGPROF:
             logger.info("two expressions could not be compared within %s s: %r", self._timeout_s, answer)
             return False
-        if said is None:
+        if verdict is None:
             raise _NoAnswerError(f"died over a question (exit status {await process.returncode()})")
-        if type(said.get("equal")) is not bool:
-            raise _NoAnswerError(f"could not compare: {said.get('error')}")
-        return cast("bool", said["equal"])
+        if type(verdict.get("equal")) is not bool:
+            raise _NoAnswerError(f"could not compare: {verdict.get('error')}")
+        return cast("bool", verdict["equal"])
 
     async def _launch(self) -> _JudgeProcess:
         """A process that has compared once.

@@ -299,12 +299,12 @@ class TrainerSide:
             )
         caps = [room, self.settings.max_new_tokens, session.max_new_tokens]
         caps += [asked.max_new_tokens, asked.max_completion_tokens, asked.max_tokens]
-        told = asked.model_extra or {}
+        given = asked.model_extra or {}
         return SamplingParams(
             max_new_tokens=min(cap for cap in caps if cap is not None),
             temperature=1.0 if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,
-            extra={key: told[key] for key in _ENGINE_OPTIONS if told.get(key) is not None},
+            extra={key: given[key] for key in _ENGINE_OPTIONS if given.get(key) is not None},
         )
 
     async def _generate(

@@ -39,7 +39,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
         finish_reason = "length"
     outcome, stop_reason = _ENDINGS.get(finish_reason, (Outcome.COMPLETED, StopReason.STOP))
     binding = session.binding.filled_by(end.job_id, end.instance_id, end.uid)
-    told = {key: value for key, value in end.extra_info.items() if key not in ("outcome", "stop_reason")}
+    reported = {key: value for key, value in end.extra_info.items() if key not in ("outcome", "stop_reason")}
     return Trajectory(
         uid=binding.uid or session.rollout_id,
         instance_id=binding.instance_id or session.rollout_id,
@@ -50,7 +50,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
         stop_reason=stop_reason,
         generations=tuple(session.generations),
         extra_info={
-            **told,
+            **reported,
             "finish_reason": finish_reason,
             "remote_rollout": {
                 "rollout_id": session.rollout_id,

@@ -104,7 +104,7 @@ class WrittenPackage:
     def await_fresh_tree(self) -> None:
         pass
 
-    def forget_accessibility_trees(self) -> None:
+    def drop_accessibility_trees(self) -> None:
         pass
 
     def check_alive(self) -> None:

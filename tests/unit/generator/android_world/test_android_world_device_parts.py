@@ -63,7 +63,7 @@ class ToastPackage:
     def await_fresh_tree(self) -> None:
         self.calls.append("await_fresh_tree")
 
-    def forget_accessibility_trees(self) -> None:
+    def drop_accessibility_trees(self) -> None:
         pass
 
     def do(self, action: Action) -> str:

@@ -202,8 +202,8 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
             f"{source.parent} could not be cloned in time: it takes longer than clone_s_per_gb says"
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
-        said = {"stderr": str(getattr(error, "stderr", ""))}
-        raise DeviceError(f"{source.parent} could not be cloned: {error}", said) from error
+        detail = {"stderr": str(getattr(error, "stderr", ""))}
+        raise DeviceError(f"{source.parent} could not be cloned: {error}", detail) from error
 
 
 def _dies_with(parent: int) -> Callable[[], None]:

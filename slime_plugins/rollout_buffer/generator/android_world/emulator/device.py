@@ -101,7 +101,7 @@ class AndroidWorldDevice:
         try:
             # Not the last observation: while the agent thought, a message may have gone and a tree may have come late.
             reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_look()
-            self._package.forget_accessibility_trees()
+            self._package.drop_accessibility_trees()
             note = self._gestures.do(action)
             return self._observe(reference, note)
         except EpisodeError:
@@ -187,7 +187,7 @@ class AndroidWorldDevice:
     def _home(self) -> Look | None:
         """Goes home and returns what was there before: setting up and checking may have opened an app."""
         before = self._fresh_look() if self._task.start_on_home_screen else None
-        self._package.forget_accessibility_trees()
+        self._package.drop_accessibility_trees()
         if before is not None:
             self._package.adb("shell", "input", "keyevent", "KEYCODE_HOME")
         return before

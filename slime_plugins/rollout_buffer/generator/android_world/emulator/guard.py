@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _POLL_S = 0.5
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _ADB_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1
 _LISTENING = "0A"
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     records = _Records(Path(folder), {"avd": avd, "serial": serial, "adb_port": port, "adb": adb})
-    records.forget_the_dead()
+    records.drop_ended()
     records.add("guard", os.getpid())
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_dies_with(os.getpid())
@@ -73,7 +73,7 @@ class _Records:
         self._started = _start_of(os.getpid()) or 0
         self._has_adb_server = False
 
-    def forget_the_dead(self) -> None:
+    def drop_ended(self) -> None:
         """Removes what guards left on record that were killed themselves: ids that mean nothing any more."""
         for path in self._folder.glob("[0-9]*-[0-9]*"):
             pid, _, start = path.name.partition("-")
@@ -199,7 +199,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             os.killpg(child.pid, number)
         except ProcessLookupError:
             break
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
     child.wait()

@@ -168,8 +168,8 @@ class EmulatorHost:
 
     def _boot(self) -> EmulatorPorts:
         settings = self._settings
-        patience_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
-        deadline = time.monotonic() + patience_s
+        timeout_s = settings.boot_timeout_s * _SHARE_OF_ANDROID
+        deadline = time.monotonic() + timeout_s
         ports = self.ports = hold_ports(
             settings.base_console_port + 2 * self._index,
             settings.base_grpc_port + self._index,
@@ -186,7 +186,7 @@ class EmulatorHost:
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return ports
             time.sleep(_POLL_S)
-        raise DeviceError(f"the emulator was not up after {patience_s:g} s", {"log": self._log_tail()})
+        raise DeviceError(f"the emulator was not up after {timeout_s:g} s", {"log": self._log_tail()})
 
     def _launch(self, ports: EmulatorPorts) -> subprocess.Popen[bytes]:
         settings = self._settings
@@ -238,13 +238,14 @@ class EmulatorHost:
         if wanted is None:
             return
         self._adb("shell", "wm", "size", "reset")
-        said = self._adb("shell", "wm", "size")
-        sizes = re.findall(r"(?:Physical|Override) size: (\d+)x(\d+)", said)
+        reported = self._adb("shell", "wm", "size")
+        sizes = re.findall(r"(?:Physical|Override) size: (\d+)x(\d+)", reported)
         found = tuple(map(int, sizes[-1])) if sizes else None
         if found != wanted:
             seen = "of unknown size" if found is None else f"{found[0]}x{found[1]}"
             raise DeviceError(
-                f"the screen is {seen}, and config.ini of {self._avd_name} says {wanted[0]}x{wanted[1]}", {"said": said}
+                f"the screen is {seen}, and config.ini of {self._avd_name} says {wanted[0]}x{wanted[1]}",
+                {"said": reported},
             )
 
     def _stand_still(self) -> None:

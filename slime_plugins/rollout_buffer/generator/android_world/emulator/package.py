@@ -159,7 +159,7 @@ class AndroidWorldPackage:
             raise DeviceError(f"adb {' '.join(words[:3])} failed: {response.error_message}")
         return bytes(response.generic.output).decode("utf-8", "replace")
 
-    def forget_accessibility_trees(self) -> None:
+    def drop_accessibility_trees(self) -> None:
         """Drops the trees received so far, so that one that comes late or never is not taken for a new one."""
         wrapper = self.env.controller.env
         wrapper.accumulate_new_extras()  # those that have come and were not fetched yet
@@ -190,7 +190,7 @@ class AndroidWorldPackage:
 
     def _await_tree(self) -> None:
         deadline = time.monotonic() + _TREE_S
-        self.forget_accessibility_trees()
+        self.drop_accessibility_trees()
         # Its events come the same way, and are no trees.
         while _TREE not in self.env.controller.env.accumulate_new_extras():
             if time.monotonic() > deadline:

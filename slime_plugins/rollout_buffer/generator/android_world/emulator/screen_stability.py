@@ -47,7 +47,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettleTimes:
-    """Patience in seconds: for the first change, for standing still after it, and between two looks."""
+    """Timeouts in seconds: for the first change, for standing still after it, and between two looks."""
 
     change_s: float = 2.0
     still_s: float = 6.0
