@@ -31,6 +31,7 @@ LAYERS = [
     "__main__",
 ]
 WIDEST_FOLDER = 20
+LONGEST_BODY = 55
 
 
 def module_name(path: Path) -> str:
@@ -170,3 +171,15 @@ def test_no_folder_is_wider_than_a_reader_can_take_in() -> None:
     widths = {str(folder.relative_to(root)): len(list(folder.glob("*.py"))) for folder in folders}
     too_wide = {name: width for name, width in widths.items() if width > WIDEST_FOLDER}
     assert too_wide == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    """Without its signature: a command names all its options there."""
+    bodies = {
+        f"{path.name}: {node.name}": node.end_lineno - node.body[0].lineno + 1
+        for top in ("slime", "slime_plugins", "tools", "benchmarks", "tests")
+        for path in (ROOT / top).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    }
+    assert {name: lines for name, lines in bodies.items() if lines > LONGEST_BODY} == {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
@@ -32,6 +32,9 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
 __all__ = ["register"]
 
@@ -144,7 +147,6 @@ def evaluate_policy(
 
     What was played is kept: after Ctrl-C, a crash or a reboot the same command goes on with what is missing.
     """
-    from slime_plugins.rollout_buffer.evaluation.evaluation import EvaluationStoppedError, evaluate
     from slime_plugins.rollout_buffer.evaluation.plan import EvaluationSettings
 
     with report_errors():
@@ -159,12 +161,7 @@ def evaluate_policy(
             api_key=os.environ.get(api_key_env) if api is EngineApi.OPENAI else None,
             tokenizer=tokenizer,
             samples_per_task=samples_per_task,
-            sampling_params={
-                "max_tokens": max_tokens,
-                "temperature": temperature,
-                "top_p": top_p,
-                **assignments("--sampling", sampling),
-            },
+            sampling_params=_sampling_params(max_tokens, temperature, top_p, sampling),
             seed=seed,
             options=assignments("--option", option),
             concurrency=concurrency,
@@ -176,18 +173,29 @@ def evaluate_policy(
             serve_arguments=_serve_arguments(generator_dir, ray_address, ray_num_cpus),
             environment=_environment(android_config, android),
         )
-        ks = _checked_ks(pass_k, samples_per_task)
-        try:
-            with _stopped_by_sigterm(), _shown() as watch:
-                report = evaluate(settings, ks, watch)
-        except EvaluationStoppedError as stopped:
-            _tell(stopped.report, None, output, as_json=as_json)
-            raise
+        report = _measure(settings, _checked_ks(pass_k, samples_per_task), as_json=as_json)
         comparison = None if earlier is None else _compared(report, earlier)
         _tell(report, comparison, output, as_json=as_json)
 
 
+def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
+    """Plays what is missing and returns the report; of an evaluation that is stopped, prints what there is so far."""
+    from slime_plugins.rollout_buffer.evaluation.evaluation import EvaluationStoppedError, evaluate
+
+    try:
+        with _stopped_by_sigterm(), _shown() as watch:
+            return evaluate(settings, ks, watch)
+    except EvaluationStoppedError as stopped:
+        _tell(stopped.report, None, settings.output, as_json=as_json)
+        raise
+
+
 # --- what was asked for ----------------------------------------------------------------------------------------------
+
+
+def _sampling_params(max_tokens: int, temperature: float, top_p: float, more: list[str] | None) -> dict[str, Any]:
+    params = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    return {**params, **assignments("--sampling", more)}
 
 
 def _demo_tasks(task_type: str) -> str:

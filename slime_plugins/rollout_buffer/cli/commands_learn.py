@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import ExitCode, console, errors, report_errors
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.learning.arms import Arm
+    from slime_plugins.rollout_buffer.learning.run import LearnSettings, Outcome
 
 __all__ = ["register"]
 
@@ -101,22 +106,12 @@ def learn(
     beside: Beside = None,
 ) -> None:
     """Train a small policy by GRPO through the buffer, and say whether its reward rose. Exit code 1 when it did not."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        from slime_plugins.rollout_buffer.learning.arms import Arm
-        from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings
-        from slime_plugins.rollout_buffer.learning.policy import PolicySize
-        from slime_plugins.rollout_buffer.learning.run import LearnSettings, make_policy
-        from slime_plugins.rollout_buffer.learning.run import learn as run_learn
-    except ImportError as error:
-        says = f"learn needs the extra 'embedded-engine' ({error}): pip install 'slime-rollout-buffer[embedded-engine]'"
-        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(ExitCode.NO) from error
-    if arm not in set(Arm):
-        raise typer.BadParameter(f"{arm!r} is none of {', '.join(Arm)}", param_hint="--arm")
-    grpo = GrpoSettings(learning_rate=learning_rate)
+    _import_learning()
+    from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings
+    from slime_plugins.rollout_buffer.learning.policy import PolicySize
+    from slime_plugins.rollout_buffer.learning.run import LearnSettings
+
+    chosen, grpo = _arm_called(arm), GrpoSettings(learning_rate=learning_rate)
     with report_errors():
         settings = LearnSettings(
             folder=folder,
@@ -124,7 +119,7 @@ def learn(
             generator_dir=generator_dir,
             input_file=input_file,
             mode=mode,
-            arm=Arm(arm),
+            arm=chosen,
             seed=seed,
             steps=steps,
             groups=groups,
@@ -140,22 +135,54 @@ def learn(
             wandb=wandb,
             beside=tuple(beside or ()),
         )
-        if only_model is not None:
-            make_policy(settings, only_model, _tell)
-            return
-        with _StepTable() as table:
-            outcome = run_learn(settings, _tell, table.add)
-    if outcome.stopped:
-        console.print(f"The run ended early: {outcome.stopped}.", highlight=False, markup=False, soft_wrap=True)
-    if outcome.steps:
-        console.print(f"curve {folder / 'run' / 'curve.svg'}, metrics {folder / 'run' / 'metrics.jsonl'}",
-                      highlight=False, soft_wrap=True)  # fmt: skip
-    says = (
-        outcome.verdict.sentence if outcome.verdict else "The reward did not rise: too few steps were trained to tell."
-    )
-    console.print(says, style="green" if outcome.rose else "red", highlight=False, markup=False, soft_wrap=True)
-    if not outcome.rose:
+        succeeded = _make_policy_or_learn(settings, only_model)
+    if not succeeded:
         raise typer.Exit(ExitCode.NO)
+
+
+def _import_learning() -> None:
+    """Imports torch and transformers, told to be quiet and to fetch nothing; exits with what is missing."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        importlib.import_module("slime_plugins.rollout_buffer.learning.run")
+    except ImportError as error:
+        advice = "pip install 'slime-rollout-buffer[embedded-engine]'"
+        message = f"rollout-buffer: learn needs the extra 'embedded-engine' ({error}): {advice}"
+        errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(ExitCode.NO) from error
+
+
+def _arm_called(name: str) -> Arm:
+    from slime_plugins.rollout_buffer.learning.arms import Arm
+
+    if name not in set(Arm):
+        raise typer.BadParameter(f"{name!r} is none of {', '.join(Arm)}", param_hint="--arm")
+    return Arm(name)
+
+
+def _make_policy_or_learn(settings: LearnSettings, only_model: Path | None) -> bool:
+    """Writes the warmed-up policy alone where ``only_model`` names a folder; otherwise returns whether it learned."""
+    from slime_plugins.rollout_buffer.learning import run
+
+    if only_model is not None:
+        run.make_policy(settings, only_model, _tell)
+        return True
+    with _StepTable() as table:
+        outcome = run.learn(settings, _tell, table.add)
+    _print_outcome(outcome, settings.folder / "run")
+    return outcome.rose
+
+
+def _print_outcome(outcome: Outcome, folder: Path) -> None:
+    if outcome.stopped:
+        _tell(f"The run ended early: {outcome.stopped}.")
+    if outcome.steps:
+        _tell(f"curve {folder / 'curve.svg'}, metrics {folder / 'metrics.jsonl'}")
+    verdict = outcome.verdict
+    sentence = verdict.sentence if verdict else "The reward did not rise: too few steps were trained to tell."
+    console.print(sentence, style="green" if outcome.rose else "red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _tell(text: str) -> None:
