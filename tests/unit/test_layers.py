@@ -31,7 +31,7 @@ LAYERS = [
     "__main__",
 ]
 WIDEST_FOLDER = 20
-LONGEST_BODY = 55
+LONGEST_BODY = 60
 
 
 def module_name(path: Path) -> str:
