@@ -642,7 +642,10 @@ def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine to its end, also where the calling thread has an event loop already."""
     try:
         asyncio.get_running_loop()
+        is_free = False
     except RuntimeError:
+        is_free = True
+    if is_free:  # outside of the handler: what the coroutine raises has nothing to do with that error
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

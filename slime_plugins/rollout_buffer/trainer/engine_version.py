@@ -8,6 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from slime_plugins.rollout_buffer.errors import network_reason
+
 __all__ = ["weight_version_of"]
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,8 @@ async def weight_version_of(engine_url: str | None) -> int | None:
         async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
             return await _newest(session, engine_url.rstrip("/"))
     except Exception as error:  # noqa: BLE001 - a number beside the polls must not stop a rollout
-        logger.info("the weight version of %s is not known: %r", engine_url, error)
+        is_network = isinstance(error, aiohttp.ClientError | OSError)
+        logger.info("no weight version of %s: %s", engine_url, network_reason(error) if is_network else repr(error))
         return None
 
 

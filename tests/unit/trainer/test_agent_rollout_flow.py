@@ -915,3 +915,13 @@ def test_one_that_fails_nearly_always_does_not_use_up_the_input() -> None:
 
         assert [sample.remove_sample for sample in record.samples].count(True) == 4
         assert len([group for group in buffer.only_job().groups if group.state != "ready"]) <= 8
+
+
+def test_an_error_of_a_rollout_comes_alone(buffer: LoopbackBuffer) -> None:
+    """Whoever reads the traceback meets no error about event loops that was handled long before."""
+    buffer.script("/get_rollout_data", UNAVAILABLE)
+
+    with pytest.raises(RetriesUsedUpError) as raised:
+        trainer_of(buffer, fetch_trajectory_retry_times=0).train(1)
+    assert isinstance(raised.value.__cause__, RolloutBufferError)
+    assert raised.value.__cause__.__context__ is None
