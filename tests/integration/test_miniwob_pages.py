@@ -308,7 +308,7 @@ def test_a_browser_that_stands_still_is_given_up_and_the_next_page_gets_another(
 
 def test_the_last_page_takes_browser_and_driver_along_and_a_page_that_does_not_open_leaves_nothing() -> None:
     shared = browsers.SharedBrowsers()
-    options = device_module._launch_options(MiniWobSettings())
+    options = device_module.launch_options(MiniWobSettings())
     opened = shared.open(options)
     with pytest.raises(DeviceError):
         shared.open(dataclasses.replace(options, script=None))  # type: ignore[arg-type]  # Playwright refuses it

@@ -23,14 +23,23 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright
 
-__all__ = ["CHROMIUM_VARIABLE", "LaunchOptions", "OpenPage", "SharedBrowsers", "find_chromium", "shared_browsers"]
+__all__ = [
+    "CHROMIUM_VARIABLE",
+    "LAUNCH_ARGUMENTS",
+    "LaunchOptions",
+    "OpenPage",
+    "SharedBrowsers",
+    "context_options",
+    "find_chromium",
+    "shared_browsers",
+]
 
 logger = logging.getLogger(__name__)
 
 CHROMIUM_VARIABLE = "ROLLOUT_BUFFER_CHROMIUM"
 INSTALL = "apt install chromium, or python -m playwright install chromium"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_ARGUMENTS = (
+LAUNCH_ARGUMENTS = (
     # Nothing that a page or the browser itself names outside of this machine is found.
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--disable-background-networking",
@@ -227,7 +236,7 @@ class SharedBrowsers:
             self._playwright = await async_playwright().start()
         return await self._playwright.chromium.launch(
             executable_path=options.executable or None,
-            args=list(_ARGUMENTS),
+            args=list(LAUNCH_ARGUMENTS),
             # Chromium refuses to run as root inside its sandbox, which is how containers run it.
             chromium_sandbox=os.geteuid() != 0,
             timeout=options.timeout_s * 1000,
@@ -282,19 +291,24 @@ class SharedBrowsers:
         task.add_done_callback(self._background.discard)
 
 
+def context_options(options: LaunchOptions) -> dict[str, Any]:
+    """Returns how a page is shown: a phone's screen that hears touches, without a network, alike on every machine."""
+    return {
+        "viewport": {"width": options.width, "height": options.height},
+        "device_scale_factor": options.scale,
+        "is_mobile": True,
+        "has_touch": True,
+        "offline": True,
+        "locale": "en-US",
+        "timezone_id": "UTC",
+        "color_scheme": "light",
+        "accept_downloads": False,
+    }
+
+
 async def _open_page(shared: _Shared) -> OpenPage:
     options, browser = shared.options, shared.browser
-    context = await browser.new_context(
-        viewport={"width": options.width, "height": options.height},
-        device_scale_factor=options.scale,
-        is_mobile=True,
-        has_touch=True,
-        offline=True,
-        locale="en-US",
-        timezone_id="UTC",
-        color_scheme="light",
-        accept_downloads=False,
-    )
+    context = await browser.new_context(**context_options(options))
     await context.add_init_script(options.script)
     page = await context.new_page()
     page.set_default_timeout(options.timeout_s * 1000)

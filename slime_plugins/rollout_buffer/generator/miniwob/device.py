@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, page_of
 from slime_plugins.rollout_buffer.types import Image
 
-__all__ = ["BrowserPage", "from_options"]
+__all__ = ["BrowserPage", "from_options", "launch_options"]
 
 PAGE_SCRIPT = Path(__file__).with_name("page.js")
 LIFTED_LIMIT_MS = 2_000_000_000
@@ -57,7 +57,7 @@ class BrowserPage:
         self._settings = settings
         self._folder = find_pages()
         self._browsers = shared_browsers()
-        self._opened = self._browsers.open(_launch_options(settings))
+        self._opened = self._browsers.open(launch_options(settings))
         self._closed = False
         self._task_name = ""
 
@@ -213,7 +213,12 @@ class BrowserPage:
         return x / scale, y / scale
 
 
-def _launch_options(settings: MiniWobSettings) -> LaunchOptions:
+def launch_options(settings: MiniWobSettings) -> LaunchOptions:
+    """Returns what the browser of such pages is started with.
+
+    Raises:
+        ConfigError: there is no Chromium.
+    """
     width, height = POINTS
     return LaunchOptions(
         executable=find_chromium(settings.chromium),

@@ -1,0 +1,304 @@
+"""How fast MiniWoB++ is played, beside plain Playwright that makes the same steps in the same browser without us.
+
+    python -m benchmarks.bench_miniwob --json miniwob.json            # 16 and 64 pages
+
+An episode loads a page, seeds it, looks, taps a few times where nothing happens, looks after each tap, and reads the
+score; what differs from one contender to the next is who asks for it. They take turns within each round, and begin
+them in another order every time:
+
+* playwright: coroutines, one for each page, that call Playwright directly: load, seed, wait, screenshot, tap,
+  screenshot, ask for the score. What a look is made of is the same: two frames, the elements, a screenshot.
+* pool: the same through leases of the device pool, as every generator uses it.
+* generator: whole episodes of the task type, with prompts, tokens, screenshots in them and a trajectory in the end; the
+  engine answers at once, with a script.
+
+Pages are spread over browsers alike. Also measured, on the pool: the time from asking for a task until it can be
+played, with one page at work and with all; and the memory of browsers and driver for a page, shared parts counted once
+(PSS).
+
+Caveats: browsers, Playwright's driver and whoever calls it share the cores, so whatever we compute the browser lacks. A
+real engine takes seconds for a reply, in which the pages wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import itertools
+import json
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
+
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
+from slime_plugins.rollout_buffer.engine.base import GenerateRequest
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.miniwob.browser import LAUNCH_ARGUMENTS, context_options
+from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS, MiniWobSettings, load_settings
+from slime_plugins.rollout_buffer.generator.miniwob.device import LIFTED_LIMIT_MS, launch_options
+from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
+from slime_plugins.rollout_buffer.testing.episodes import episode_request
+from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+
+TASKS = ("click-button", "click-tab", "enter-text", "choose-list", "email-inbox", "use-slider")
+NOWHERE = (80, 25)
+"""In points: a place above every page's own part, where a tap does nothing."""
+SCALE = 2
+WARM_UP = 2
+"""Episodes of each page before anything is measured."""
+
+
+@dataclass
+class Measured:
+    """What was found with so many pages. Rates are episodes per second, one for each round; times are seconds."""
+
+    pages: int
+    taps: int
+    episodes: int
+    playwright: list[float] = field(default_factory=list)
+    pool: list[float] = field(default_factory=list)
+    generator: list[float] = field(default_factory=list)
+    reset_alone_s: list[float] = field(default_factory=list)
+    reset_all_s: list[float] = field(default_factory=list)
+    memory_per_page: int = 0
+    opened_s: float = 0.0
+
+
+Play = Callable[[int], Awaitable[None]]
+"""Plays the episode of this number, on whatever page is free."""
+
+
+# --- the contenders ---------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def plain_playwright(pages: int, taps: int, settings: MiniWobSettings) -> AsyncIterator[Play]:
+    """Yields what plays by calling Playwright, with browsers and pages made like ours."""
+    from playwright.async_api import async_playwright
+
+    options = launch_options(settings)
+    free: asyncio.Queue[tuple[Any, Any]] = asyncio.Queue()
+    folder = find_pages()
+
+    async def look(page: Any, protocol: Any) -> None:
+        await page.evaluate("() => rollout.look()")
+        clip = {"x": 0, "y": 0, "width": POINTS[0], "height": POINTS[1], "scale": SCALE}
+        taken = await protocol.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True, "clip": clip})
+        base64.b64decode(taken["data"])
+
+    async def play(number: int) -> None:
+        page, protocol = await free.get()
+        await page.goto((folder / f"{TASKS[number % len(TASKS)]}.html").as_uri())
+        await page.evaluate(
+            "([seed, mode, limit]) => rollout.start(seed, mode, limit)", [number % 4, "train", LIFTED_LIMIT_MS]
+        )
+        await page.wait_for_function("() => WOB_TASK_READY")
+        await look(page, protocol)
+        for _ in range(taps):
+            await page.touchscreen.tap(*NOWHERE)
+            await look(page, protocol)
+        await page.evaluate("() => [WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
+        free.put_nowait((page, protocol))
+
+    async with async_playwright() as playwright:
+        browsers = []
+        for first in range(0, pages, options.pages_per_browser):
+            browser = await playwright.chromium.launch(
+                executable_path=options.executable or None,
+                args=list(LAUNCH_ARGUMENTS),
+                chromium_sandbox=os.geteuid() != 0,
+            )
+            browsers.append(browser)
+            for _ in range(first, min(first + options.pages_per_browser, pages)):
+                context = await browser.new_context(**context_options(options))
+                await context.add_init_script(options.script)
+                page = await context.new_page()
+                free.put_nowait((page, await context.new_cdp_session(page)))
+        yield play
+        for browser in browsers:
+            await browser.close()
+
+
+def through_the_pool(pool: LocalDevicePool, taps: int) -> Play:
+    """Returns what plays on leased devices."""
+
+    async def play(number: int) -> None:
+        async with await pool.acquire() as device:
+            await device.reset(TASKS[number % len(TASKS)], number % 4)
+            for _ in range(taps):
+                await device.step(Action(kind=ActionKind.CLICK, point=(NOWHERE[0] * SCALE, NOWHERE[1] * SCALE)))
+            await device.score()
+
+    return play
+
+
+async def whole_episodes(pool: LocalDevicePool, pages: int, taps: int) -> Play:
+    """Returns what plays as a job does; the last reply of an episode ends it."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+    x, y = (round(at / size * 999) for at, size in zip(NOWHERE, POINTS, strict=True))
+    replies: dict[str | None, int] = {}
+
+    def reply(request: GenerateRequest) -> str:
+        turn = replies[request.session_id] = replies.get(request.session_id, 0) + 1
+        arguments: dict[str, Any] = {"action": "terminate", "status": "failure"}
+        if turn <= taps:
+            arguments = {"action": "click", "coordinate": [x, y]}
+        else:
+            del replies[request.session_id]
+        call = json.dumps({"name": "mobile_use", "arguments": arguments})
+        return f"<thinking>\nI tap.\n</thinking>\n<tool_call>\n{call}\n</tool_call>\n<conclusion>\nDone.\n</conclusion>"
+
+    engine = FakeEngine(reply, tokenizer=tokenizer)
+    generator = MiniWobGenerator(pool)
+    await generator.start(
+        GeneratorContext(job_id="bench", engine=engine, tokenizer=tokenizer, concurrency=pages, options={})
+    )
+
+    async def play(number: int) -> None:
+        task = {"task_name": TASKS[number % len(TASKS)], "params_idx": number % 4}
+        trajectory = await generator.play(episode_request({"instance_id": f"e{number}", "metadata": task}))
+        if len(trajectory.generations) != taps + 1 or trajectory.reward != 0.0:
+            raise SystemExit(f"an episode of {task} ended otherwise than meant: {trajectory.stop_reason}")
+        engine.requests.clear()  # it keeps them all, with their screenshots
+
+    return play
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+async def rate_of(play: Play, episodes: int, pages: int) -> float:
+    """Episodes per second, ``pages`` of them at a time."""
+    room = asyncio.Semaphore(pages)
+
+    async def one(number: int) -> None:
+        async with room:
+            await play(number)
+
+    began = time.monotonic()
+    await asyncio.gather(*(one(number) for number in range(episodes)))
+    return episodes / (time.monotonic() - began)
+
+
+async def resets_of(pool: LocalDevicePool, at_once: int, count: int) -> list[float]:
+    """Seconds that each of ``count`` resets took, ``at_once`` of them at a time."""
+    room, took = asyncio.Semaphore(at_once), []
+
+    async def one(number: int) -> None:
+        async with room, await pool.acquire() as device:
+            began = time.monotonic()
+            await device.reset(TASKS[number % len(TASKS)], number % 4)
+            took.append(time.monotonic() - began)
+
+    await asyncio.gather(*(one(number) for number in range(count)))
+    return took
+
+
+async def measure(pages: int, options: argparse.Namespace) -> Measured:
+    """Opens the pages of all contenders and lets them take turns."""
+    os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
+    settings = load_settings({})
+    found = Measured(pages=pages, taps=options.taps, episodes=options.episodes or 4 * pages)
+    pool, began = LocalDevicePool(settings.for_devices(), owner="bench"), time.monotonic()
+    generator = await whole_episodes(pool, pages, options.taps)
+    while sum(device["state"] == "ready" for device in await pool.counters()) < pages:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    found.opened_s = round(time.monotonic() - began, 2)
+    played = through_the_pool(pool, options.taps)
+    await rate_of(played, WARM_UP * pages, pages)
+    found.memory_per_page = memory_below() // pages
+    async with plain_playwright(pages, options.taps, settings) as plain:
+        contenders: dict[str, Play] = {"playwright": plain, "pool": played, "generator": generator}
+        for play in contenders.values():
+            await rate_of(play, WARM_UP * pages, pages)
+        orders = itertools.cycle(itertools.permutations(contenders))
+        for _, order in zip(range(options.rounds), orders, strict=False):
+            for name in order:
+                getattr(found, name).append(await rate_of(contenders[name], found.episodes, pages))
+    found.reset_alone_s = await resets_of(pool, 1, 2 * len(TASKS))
+    found.reset_all_s = await resets_of(pool, pages, 2 * pages)
+    await pool.close()
+    return found
+
+
+def memory_below() -> int:
+    """The memory of all processes below this one in bytes, a page that several share divided among them."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    below, newest = set[int](), {os.getpid()}
+    while newest := {child for child, parent in parents.items() if parent in newest} - below:
+        below |= newest
+    return sum(_pss(process) for process in below)
+
+
+def _pss(process: int) -> int:
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024
+    return 0
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def show(all_found: list[Measured]) -> None:
+    """Prints a row for each number of pages."""
+    table = Table(title="Episodes per second, median of the rounds")
+    columns = ("pages", "playwright", "pool", "of it", "generator", "of it", "reset alone", "reset, all", "MB a page")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for one in all_found:
+        table.add_row(
+            str(one.pages), _spread(one.playwright), _spread(one.pool), _share(one.pool, one.playwright),
+            _spread(one.generator), _share(one.generator, one.playwright),
+            f"{statistics.median(one.reset_alone_s):.2f} s", f"{statistics.median(one.reset_all_s):.2f} s",
+            f"{one.memory_per_page / 1e6:.0f}",
+        )  # fmt: skip
+    Console(width=150).print(table)
+
+
+def _spread(rates: list[float]) -> str:
+    return f"{statistics.median(rates):.1f} ({min(rates):.1f}-{max(rates):.1f})"
+
+
+def _share(ours: list[float], theirs: list[float]) -> str:
+    shares = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return f"{statistics.median(shares):.0%} ({min(shares):.0%}-{max(shares):.0%})"
+
+
+def main() -> int:
+    """Runs the benchmark and writes what it found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", type=int, nargs="+", default=[16, 64], help="pages at once")
+    parser.add_argument("--episodes", type=int, help="of each contender in a round; default: four for each page")
+    parser.add_argument("--taps", type=int, default=3, help="of each episode")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    options = parser.parse_args()
+    all_found: list[Measured] = []
+    for pages in options.pages:
+        all_found.append(asyncio.run(measure(pages, options)))
+        if options.json:
+            options.json.write_text(json.dumps([asdict(one) for one in all_found], indent=1) + "\n", encoding="utf-8")
+    show(all_found)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
