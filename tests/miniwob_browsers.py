@@ -31,9 +31,8 @@ def _there_is_a_browser() -> bool:
 
 
 MISSING = _what_is_missing()
-needs_a_browser = pytest.mark.skipif(
-    bool(MISSING), reason=f"MiniWoB++ is played in a browser, and this is missing: {MISSING}"
-)
+WITHOUT_A_BROWSER = f"MiniWoB++ is played in a browser, and this is missing: {MISSING}"
+needs_a_browser = pytest.mark.skipif(bool(MISSING), reason=WITHOUT_A_BROWSER)
 
 
 @contextmanager

@@ -100,6 +100,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     """Plays ``episodes`` on ``pages`` pages; in ``share`` of the attempts the page is killed before some turn."""
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
     os.environ["ROLLOUT_BUFFER_MINIWOB__PAGES_PER_BROWSER"] = str(max(pages // 2, 1))
+    os.environ["ROLLOUT_BUFFER_MINIWOB__QUARANTINE_S"] = "1"
     threads_before, began = threading.active_count(), time.monotonic()
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     account, randomness = Account(), random.Random(seed)

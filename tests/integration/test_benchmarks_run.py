@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import chat_tokenizers
+from tests.miniwob_browsers import MISSING, WITHOUT_A_BROWSER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,6 +20,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "episodes": ("--episodes", "1", "--steps", "2", "--modes", "history"),
     "gateway": ("--rounds", "1", "--seconds", "0.2"),
     "masks": ("--rounds", "1", "--batch", "0", "--pairs", "qwen2.5"),
+    "miniwob": ("--rounds", "1", "--pages", "1", "--episodes", "1", "--taps", "1"),
     "scheduler": ("--rounds", "1", "--episodes", "4", "--devices", "2", "--scale", "0.005"),
     "startup": ("--rounds", "1"),
 }
@@ -32,6 +34,8 @@ def test_every_benchmark_is_here() -> None:
 def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
     if name == "masks" and not chat_tokenizers.folder().is_dir():
         pytest.skip("real tokenizers are not there: run python tests/fetch_tokenizers.py")
+    if name == "miniwob" and MISSING:
+        pytest.skip(WITHOUT_A_BROWSER)
     numbers = tmp_path / "numbers.json"
     arguments = [argument.format(folder=tmp_path) for argument in SMALL[name]]
     ended = subprocess.run(

@@ -26,17 +26,25 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.pool import (
     RayDevicePool,
     _RemoteDeviceManager,
 )
-from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
+from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.generator import AndroidWorldGenerator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings
+from slime_plugins.rollout_buffer.generator.miniwob.generator import MiniWobGenerator
+from slime_plugins.rollout_buffer.simulation.engine.conversation import read_conversation
+from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
+from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
+from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams
 from tests.android_world_expert import expert_replies, turn_of
+from tests.miniwob_browsers import needs_a_browser
+from tests.miniwob_browsers import processes_below as below
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [
@@ -378,6 +386,49 @@ def request_for(task_name: str) -> EpisodeRequest:
         attempt=0,
         sampling_params=SamplingParams(max_new_tokens=1024),
     )
+
+
+@needs_a_browser
+async def test_browser_pages_are_played_in_their_workers_and_one_that_is_killed_is_played_anew(cluster: str) -> None:
+    """Its browser and its driver end with it."""
+    pages = MiniWobSettings(device_pool=PoolKind.RAY, lease_timeout_s=5, boots_at_once=2).for_devices()
+    killed: list[int] = []
+
+    def reply(request: GenerateRequest) -> str:
+        if str(request.session_id).startswith("victim") and not killed:
+            killed.append(workers[0])
+            os.kill(workers[0], signal.SIGKILL)
+        said = read_conversation(tokenizer.decode(request.input_ids), [])
+        return reply_to(said, skill=1.0, rng=SessionRng(0, str(request.session_id)))
+
+    async with pool_at(cluster, **pages.model_dump() | {"num_workers": 1}) as pool:
+        generator = MiniWobGenerator(pool)
+        context = GeneratorContext(
+            job_id="job",
+            engine=FakeEngine(reply, tokenizer=tokenizer, delay_s=0.1),
+            tokenizer=tokenizer,
+            concurrency=1,
+            options={"miniwob": {"observation": "elements"}},
+        )
+        await generator.start(context)
+        assert (await generator.play(page_request("first"))).reward == 1.0
+        workers = [process_of(device) for device in await pool.counters()]
+        browsers = {each.pid for worker in workers for each in below(worker)}
+        assert browsers
+        with pytest.raises(DeviceError, match="is gone"):
+            await generator.play(page_request("victim"))
+        assert (await generator.play(page_request("victim"))).reward == 1.0
+        assert killed
+        for browser in browsers:
+            await until_gone(str(browser))
+
+
+def process_of(device: dict[str, Any]) -> int:
+    return int(device["place"].rpartition("process ")[2])
+
+
+def page_request(name: str) -> EpisodeRequest:
+    return episode_request({"instance_id": name, "metadata": {"task_name": "click-button", "params_idx": 3}})
 
 
 async def test_an_actor_whose_cluster_was_left_is_a_typed_error(cluster: str) -> None:

@@ -13,7 +13,7 @@ pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def test_no_fault_is_rewarded_and_no_episode_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NUM_WORKERS", "PAGES_PER_BROWSER"):  # put back after the test, which sets them
+    for name in ("NUM_WORKERS", "PAGES_PER_BROWSER", "QUARANTINE_S"):  # put back after the test, which sets them
         monkeypatch.setenv(f"ROLLOUT_BUFFER_MINIWOB__{name}", "3")
     account = await play_under_faults(episodes=12, pages=3, share=0.5)
     assert sum(account.killed.values()) > 0
@@ -24,7 +24,7 @@ async def test_no_fault_is_rewarded_and_no_episode_is_lost(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("fault", Fault)
 async def test_each_fault_alone_is_no_reward_and_leaves_nothing(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NUM_WORKERS", "PAGES_PER_BROWSER"):
+    for name in ("NUM_WORKERS", "PAGES_PER_BROWSER", "QUARANTINE_S"):
         monkeypatch.setenv(f"ROLLOUT_BUFFER_MINIWOB__{name}", "2")
     monkeypatch.setattr("tests.miniwob_faults.WEIGHTS", {fault: 1})
     account = await play_under_faults(episodes=3, pages=2, share=0.6)

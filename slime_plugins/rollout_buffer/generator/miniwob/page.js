@@ -5,7 +5,12 @@
   const OUTSIDE = '#query, #reward-display, #click-canvas, #sync-task-cover, script, style';
   const INTERACTIVE = 'button, input, select, textarea, a, option, label, [onclick], [role], [tabindex], ' +
     '[contenteditable], .ui-slider-handle, .ui-draggable';
-  const QUIET_MS = 1000;
+  const QUIET_MS = 3000;
+  const QUIET_FRAMES = 3;
+  const READABLE = 4;  // points; a menu that is folded up holds its letters at a twentieth of their size
+  const WATCHED = {attributes: true, characterData: true, childList: true, subtree: true};
+  let changes = 0;
+  let restless = false;
 
   const SystemDate = Date;
   let since = SystemDate.now();
@@ -20,10 +25,12 @@
     const viewport = document.createElement('meta');
     viewport.name = 'viewport';
     viewport.content = 'width=device-width, initial-scale=1, maximum-scale=1, user-scalable=no';
-    // A caret that blinks would make two screenshots of one state differ.
+    // A caret that blinks, and the shade that fades where a finger was, would make two screenshots of one state differ.
     const style = document.createElement('style');
-    style.textContent = '* { caret-color: transparent !important; }';
+    style.textContent =
+      '* { caret-color: transparent !important; -webkit-tap-highlight-color: transparent !important; }';
     document.head.append(viewport, style);
+    new MutationObserver(() => { changes += 1; }).observe(document.documentElement, WATCHED);
   });
 
   const round = (number) => Math.round(number * 10) / 10;
@@ -41,13 +48,21 @@
     window.rolloutEpisode = true;
   }
 
-  // Two frames, and the animations that jQuery plays; those that never end are not waited for.
+  const moving = () => (window.jQuery && jQuery.timers && jQuery.timers.length > 0) || document.getAnimations().some(
+    (animation) => animation.playState === 'running' && animation.effect.getComputedTiming().endTime !== Infinity);
+
+  // Two frames, and then until nothing has moved for a few. A page that never stops is waited for once.
   async function settle() {
     const deadline = performance.now() + QUIET_MS;
     const frame = () => new Promise((done) => requestAnimationFrame(done));
     await frame();
     await frame();
-    while (window.jQuery && jQuery.timers && jQuery.timers.length && performance.now() < deadline) await frame();
+    for (let quiet = 1, seen = changes; quiet < QUIET_FRAMES && !restless; ) {
+      restless = performance.now() >= deadline;
+      await frame();
+      quiet = seen === changes && !moving() ? quiet + 1 : 0;
+      seen = changes;
+    }
   }
 
   const state = () => ({
@@ -83,6 +98,7 @@
   }
 
   function visible(element, box) {
+    if (element instanceof SVGTextContentElement && box.height < READABLE) return false;
     if (box.width < 1 || box.height < 1 || box.right <= 0 || box.bottom <= 0) return false;
     if (box.left >= innerWidth || box.top >= innerHeight) return false;
     const style = getComputedStyle(element);
