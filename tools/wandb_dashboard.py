@@ -118,6 +118,7 @@ LAYOUT: tuple[Section, ...] = (
             _panel("Reward", "buffer/reward/<statistic>"),
             _panel("Success", "buffer/success/<statistic>"),
             _panel("Staleness", "buffer/staleness/<statistic>"),
+            _panel("Trained against submitted", "bias/<statistic>"),
             _panel("Trainer and engine apart", "buffer/log/prob/gap/<statistic>"),
             _panel("Poll wait in seconds", "buffer/poll/wait/seconds/<statistic>"),
             _panel("Failed attempts: devices, engine, environment", "buffer/attempts/failed/<error>"),

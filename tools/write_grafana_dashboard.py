@@ -102,6 +102,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 f"rollout_buffer_log_prob_gap{OF_JOB}",
                 "{{job_id}} {{statistic}}",
             ),
+            _one("Trained against submitted", f"rollout_buffer_bias{OF_JOB}", "{{job_id}} {{statistic}}"),
             _one("Poll wait", f"rollout_buffer_poll_wait_seconds{OF_JOB}", "{{job_id}} {{statistic}}", unit="s"),
             _one(
                 "Trajectories lost",

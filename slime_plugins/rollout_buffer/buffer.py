@@ -25,8 +25,10 @@ from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableErr
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
 from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
+from slime_plugins.rollout_buffer.reporting.bias import groups_over
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
+from slime_plugins.rollout_buffer.rules.bias import bias_table
 from slime_plugins.rollout_buffer.rules.causes import (
     CANCELLED,
     DAMAGED,
@@ -639,6 +641,7 @@ class Buffer:
             late = trajectory_rows.count_late(connection, job.key)
             damaged = content_rows.count_damaged(connection, job.key)
             measures = job_measures(connection, job.key)
+            bias = bias_table(groups_over(connection, job.key))
         slots = {state.value: count * job.group_size for state, count in counted.items()}
         return {
             "job_id": job.job_id,
@@ -663,6 +666,7 @@ class Buffer:
             "refused_items": job.refused_items,
             "trainer_run": job.trainer_run,
             "measures": measures,
+            "bias": [asdict(row) for row in bias],
             "causes": causes,
             "settings": redacted_values(job.settings.kept),
         }

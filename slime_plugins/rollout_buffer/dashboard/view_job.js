@@ -33,6 +33,7 @@ export function jobView(stage, jobId) {
   const losses = h("div", { class: "two" });
   const farm = h("div");
   const apart = h("div");
+  const bias = h("div");
   const rewards = h("div", { class: "panel", hidden: true });
   let job = null;
   let shownState = null;
@@ -46,6 +47,7 @@ export function jobView(stage, jobId) {
     }
     show(account, accounting(job.slots));
     show(losses, whereLost(job));
+    show(bias, ...biasOf(job.bias));
     show(farm, ...farmOf(job.devices));
   });
   const explanationPoll = stage.poll(path(["jobs", jobId, "explanation"]), 2000, (body) => {
@@ -69,6 +71,7 @@ export function jobView(stage, jobId) {
     h("div", { class: "beside-each-other" }, h("div", { class: "panel" }, h("h2", { class: "small" }, "Every slot in exactly one state"), account), rewards),
     charts(stage, jobId),
     losses,
+    bias,
     apart,
     farm,
   );
@@ -126,6 +129,20 @@ function whereLost(job) {
             h("tbody", null, failures.map(([name, times]) => h("tr", null, h("td", null, h("code", null, name.slice(7))), h("td", { class: "num" }, count(times))))),
           )
         : h("p", { class: "muted" }, "No attempt failed."),
+    ),
+  ];
+}
+
+/** What was trained of what was submitted, as soon as enough groups are over. */
+function biasOf(rows) {
+  if (!rows.length) return [];
+  const right = { scope: "col", class: "num" };
+  const head = h("tr", null, ["By", "Groups"].map((name) => h("th", { scope: "col" }, name)), ["Submitted", "Trained", "For rewards", "Lost", "Share trained"].map((name) => h("th", right, name)));
+  const cells = ({ submitted, trained, filtered }) => [count(submitted), count(trained), count(filtered), count(submitted - trained - filtered), percent(trained / submitted)];
+  return [
+    section(
+      "Trained against submitted",
+      scrolling(h("table", { class: "dense" }, h("thead", null, head), h("tbody", null, rows.map((row) => h("tr", null, h("td", null, row.by), h("td", null, row.name), cells(row).map((cell) => h("td", { class: "num" }, cell))))))),
     ),
   ];
 }

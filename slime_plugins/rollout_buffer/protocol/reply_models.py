@@ -286,6 +286,21 @@ class WriteReply(TypedDict):
     """One per item, in order."""
 
 
+class BiasRow(TypedDict):
+    """How many groups of one kind are over, and what became of them."""
+
+    by: str
+    """`duration`, `turns`, `success` or `task`."""
+    name: str
+    """Which of that kind."""
+    submitted: int
+    """Groups that are over."""
+    trained: int
+    """Those that were handed out."""
+    filtered: int
+    """Those that were filtered for their rewards."""
+
+
 class Job(TypedDict):
     """A job, its progress and its accounting."""
 
@@ -335,7 +350,9 @@ class Job(TypedDict):
     """Weight versions are ordered within one; every start of the trainer opens the next."""
     measures: dict[str, dict[str, float]]
     """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap`
-    and `poll_wait_seconds` (mean, max); what is unknown is left out."""
+    and `poll_wait_seconds` (mean, max), `bias` by kind; what is unknown is left out."""
+    bias: list[BiasRow]
+    """Trained against submitted, of the newest groups that are over; empty while there are fewer than 16."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
     settings: dict[str, Any]

@@ -234,6 +234,15 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             advice="staleness_policy: admit begins nothing that would be too old and drops nothing. Else let less "
             "wait with max_groups_ahead, or raise max_weight_version_lag.",
         )
+    if (slow := at.slow_loss) is not None:
+        yield Explanation(
+            code="slow_tasks_lost",
+            severity=Severity.ATTENTION,
+            message=f"Slow tasks are trained less: {slow.trained_share_of_slowest:.0%} of the slowest quarter of "
+            f"groups, {slow.trained_share:.0%} of all ({slow.lost} were lost; Mann-Whitney, p = {slow.p_value:.1g}).",
+            advice="The causes of the groups say why: too old (staleness_policy: admit drops none), timed out "
+            "(group_timeout_seconds), or attempts that fail late.",
+        )
     if at.lone_versions:
         yield Explanation(
             code="lone_versions",

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.reporting.bias import groups_over
+from slime_plugins.rollout_buffer.rules.bias import SlowLoss, slow_loss
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
@@ -65,6 +67,7 @@ class JobSnapshot:
     stale_groups: int = 0
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
+    slow_loss: SlowLoss | None = None
     trainer_run: int = 1
     weight_version: int | None = None
     lone_versions: int = 0
@@ -77,6 +80,12 @@ class JobSnapshot:
     def count(self, *states: GroupState) -> int:
         """Counts groups in the states."""
         return sum(self.groups.get(state.value, 0) for state in states)
+
+
+def _slow_loss(connection: Connection, job: JobRecord, groups: Mapping[str, int]) -> SlowLoss | None:
+    if not any(groups.get(state.value) for state in (GroupState.FILTERED, GroupState.FAILED)):
+        return None
+    return slow_loss(groups_over(connection, job.key))
 
 
 def take_snapshot(
@@ -103,6 +112,7 @@ def take_snapshot(
         commonest_causes=group_rows.commonest_causes(connection, job.key),
         stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
         max_weight_version_lag=job.settings.max_weight_version_lag,
+        slow_loss=_slow_loss(connection, job, groups),
         trainer_run=job.trainer_run,
         weight_version=job.weight_version,
         lone_versions=job.lone_versions,

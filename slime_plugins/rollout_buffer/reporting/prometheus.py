@@ -92,6 +92,12 @@ LOG_PROB_GAP = MetricName(
     help="Distance of train and rollout log-prob over the tokens that the trainer reported; by statistic: mean, max",
     labels=(*JOB_LABELS, "statistic"),
 )
+BIAS = MetricName(
+    name="rollout_buffer_bias",
+    help="How far the trained groups are from the submitted ones, of the newest that are over: total variation by "
+    "statistic duration, turns, success, task; slowest: trained over submitted share of the slowest quarter",
+    labels=(*JOB_LABELS, "statistic"),
+)
 SUCCESS = MetricName(
     name="rollout_buffer_success",
     help="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
@@ -200,6 +206,7 @@ METRICS: tuple[MetricName, ...] = (
     STALENESS,
     POLL_WAIT,
     LOG_PROB_GAP,
+    BIAS,
     DELIVERIES,
     POLL_AGE,
     OLDEST_READY,
@@ -218,7 +225,7 @@ METRICS: tuple[MetricName, ...] = (
 )
 
 
-_MEASURED = (REWARD, SUCCESS, STALENESS, POLL_WAIT, LOG_PROB_GAP)
+_MEASURED = (REWARD, SUCCESS, STALENESS, POLL_WAIT, LOG_PROB_GAP, BIAS)
 MEASURES = {metric.name.removeprefix("rollout_buffer_"): metric for metric in _MEASURED}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from slime_plugins.rollout_buffer.reporting.bias import groups_over
+from slime_plugins.rollout_buffer.rules.bias import bias_measures
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows
 
 __all__ = [
@@ -155,8 +157,9 @@ def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, fl
     """Returns what was measured over a job's whole life, by what it is and then by statistic; unknown is left out.
 
     ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
-    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max. Late trajectories do not count, as in
-    the series.
+    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` how far trained and submitted
+    groups are apart by duration, turns, success and task, and what of the slowest quarter is trained. Late
+    trajectories do not count, as in the series.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -167,6 +170,8 @@ def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, fl
                 found.setdefault(measured, {})[statistic] = float(row[name])
     if gaps := trainer_rows.gap_statistics(connection, job_key):
         found["log_prob_gap"] = gaps
+    if bias := bias_measures(groups_over(connection, job_key)):
+        found["bias"] = bias
     return found
 
 

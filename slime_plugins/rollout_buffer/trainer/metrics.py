@@ -89,6 +89,8 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
     "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
     "rollout/buffer/log/prob/gap/<statistic>": "distance of train and rollout log-prob, as reported: mean, max",
+    "rollout/bias/<statistic>": "total variation between trained and submitted groups by duration, turns, success, "
+    "task; slowest: the slowest quarter's share of the trained over that of the submitted",
     "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
     "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
 }
@@ -234,7 +236,7 @@ def job_metrics(job: Mapping[str, Any]) -> Metrics:
 
 def _measures(measures: Mapping[str, Mapping[str, float]]) -> Metrics:
     return {
-        f"rollout/buffer/{name.replace('_', '/')}/{statistic}": float(value)
+        f"{'rollout' if name == 'bias' else 'rollout/buffer'}/{name.replace('_', '/')}/{statistic}": float(value)
         for name, statistics_of in measures.items()
         for statistic, value in statistics_of.items()
     }

@@ -1,0 +1,44 @@
+"""What became of a job's groups, as the job, its metrics and its explanation say it."""
+
+from __future__ import annotations
+
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
+from tests.support import poll, start_external, write, written
+
+
+def test_a_job_that_drops_its_slow_groups_says_so_everywhere(buffer: Buffer, clock: SettableClock) -> None:
+    quick, slow = [f"q{i}" for i in range(24)], [f"s{i}" for i in range(8)]
+    job = start_external(buffer, ids=(*quick, *slow), max_weight_version_lag=1)
+
+    def half(name: str, member: int, version: int) -> None:
+        said = {"generations": [{"prompt_ids": [1], "output_ids": [2], "weight_version": str(version)}]}
+        item = written(f"{name}-{member}", name, reward=member, extra_info={"success": True, "turns": 3}, **said)
+        assert write(buffer, job, item) == ["stored"]
+
+    for name in slow:
+        half(name, 0, 1)
+    for version, name in enumerate(quick, 1):
+        half(name, 0, version)
+        clock.advance(1)
+        half(name, 1, version)
+        assert poll(buffer, job, weight_version=version) is not None
+    clock.advance(100)
+    for name in slow:
+        half(name, 1, 24)
+    assert poll(buffer, job, weight_version=24) is None
+
+    described = buffer.describe(job)
+    slowest = {"by": "duration", "name": "slowest quarter", "submitted": 8, "trained": 0, "filtered": 0}
+    assert slowest in described["bias"]
+    assert {"by": "success", "name": "all solved it", "submitted": 32, "trained": 24, "filtered": 0} in described[
+        "bias"
+    ]
+    assert described["measures"]["bias"]["duration"] == 0.25
+    assert described["measures"]["bias"]["slowest"] == 0
+    assert job_metrics(described)["rollout/bias/duration"] == described["measures"]["bias"]["duration"]
+    said = Views(buffer.store, "supervisor", clock=clock).explanation(job.job_id)["explanation"]
+    sentences = {one["code"]: one["message"] for one in said}
+    assert sentences["slow_tasks_lost"].startswith("Slow tasks are trained less: 0% of the slowest quarter")
