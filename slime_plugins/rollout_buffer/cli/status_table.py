@@ -47,9 +47,16 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
         lines.append(Text(f"  cause: {job['cause']}", style="red"))
     for state, causes in job["causes"].items():
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
+    lines.extend(_bias(job.get("bias") or ()))
     if job.get("devices"):
         lines.extend(_devices(job["devices"]))
     return Group(*lines)
+
+
+def _bias(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """One line: which share of the groups of each quarter by duration is trained."""
+    shares = [f"{row['name']} {row['trained'] / row['submitted']:.0%}" for row in rows if row["by"] == "duration"]
+    return [Text(f"  trained, by duration: {', '.join(shares)}", style="dim")] if len(shares) > 1 else []
 
 
 _SEVERITY = {"ok": "green", "wait": "yellow", "attention": "yellow", "stopped": "bold red"}

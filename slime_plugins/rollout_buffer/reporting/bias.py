@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = ["groups_over"]
 
-GROUPS_LOOKED_AT = 1000
+GROUPS_LOOKED_AT = 500
 FOR_REWARDS = frozenset({CauseCode.NOT_VALID, CauseCode.ITEMS_FILTERED, CauseCode.GROUP_FUNCTION})
 
 _OVER = (
