@@ -39,6 +39,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
@@ -182,8 +183,10 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
         children.append(ChildProcess("engine", engine_command, log_file=run / "engine.log", environment=environment))
         children.append(ChildProcess("buffer", serve_command, log_file=run / "buffer.log", environment=environment))
         with console.status("starting the stand-in engine and the buffer …"):
-            _wait_until_healthy(f"http://127.0.0.1:{engine_port}/health", children[0])
-            _wait_until_healthy(f"{buffer_url}/health", children[1])
+            wait_until_healthy(
+                children[0], f"http://127.0.0.1:{engine_port}/health", timeout_s=START_TIMEOUT_S, error=DemoError
+            )
+            wait_until_healthy(children[1], f"{buffer_url}/health", timeout_s=START_TIMEOUT_S, error=DemoError)
         console.print(f"engine  http://127.0.0.1:{engine_port}   log {run / 'engine.log'}", soft_wrap=True)
         console.print(f"buffer  {buffer_url}   log {run / 'buffer.log'}", soft_wrap=True)
         console.print(f"while it runs: open {buffer_url} in a browser, or {_command_line()} status --watch --url "
@@ -193,20 +196,6 @@ def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Con
         with console.status("stopping …"):
             for child in reversed(children):
                 child.stop(40.0)
-
-
-def _wait_until_healthy(url: str, process: ChildProcess) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.exit_code() is not None:
-            raise DemoError(f"the {process.name} ended while starting:\n{process.log_tail(15)}")
-        try:
-            if requests.get(url, timeout=5).ok:
-                return
-        except requests.RequestException:
-            pass
-        time.sleep(0.2)
-    raise DemoError(f"the {process.name} does not answer at {url}; its log is {process.log_file}")
 
 
 def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_port: int, buffer_url: str) -> Namespace:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import Generation, Image, SamplingParams, WeightVersionSpan
 
 __all__ = ["Engine", "EngineSettings", "GenerateReply", "GenerateRequest"]
 
@@ -49,6 +49,19 @@ class GenerateReply:
     weight_version_spans: tuple[WeightVersionSpan, ...] = ()
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+
+    def as_generation(self, prompt_ids: Sequence[int]) -> Generation:
+        """Returns the turn as a trajectory keeps it, after the prompt that was sent."""
+        return Generation(
+            prompt_ids=tuple(prompt_ids),
+            output_ids=self.output_ids,
+            output_log_probs=self.output_log_probs,
+            finish_reason=self.finish_reason,
+            weight_version=self.weight_version,
+            weight_version_spans=self.weight_version_spans,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+        )
 
 
 class Engine(Protocol):

@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.evaluation.plan import (
 )
 from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRecord, build_report
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.types import Instance, Outcome
 
@@ -176,8 +177,9 @@ def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[Rol
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *arguments]
     child = ChildProcess("buffer", command, log_file=settings.output / "buffer.log", environment=_environment(settings))
     try:
-        _wait_until_well(f"http://127.0.0.1:{port}", child)
-        yield RolloutBufferClient(f"http://127.0.0.1:{port}")
+        url = f"http://127.0.0.1:{port}"
+        wait_until_healthy(child, f"{url}/health", timeout_s=START_TIMEOUT_S, error=EvaluationError)
+        yield RolloutBufferClient(url)
     finally:
         child.stop(STOP_TIMEOUT_S)
 
@@ -215,21 +217,6 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
             time.sleep(0.1)
         else:
             return True
-
-
-def _wait_until_well(url: str, child: ChildProcess) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    client = RolloutBufferClient(url, timeout_s=5.0)
-    while time.monotonic() < deadline:
-        if child.exit_code() is not None:
-            raise EvaluationError(f"the buffer ended while starting:\n{child.log_tail(15)}")
-        try:
-            client.health()
-        except (requests.RequestException, UnavailableError, ValueError):
-            time.sleep(0.1)
-        else:
-            return
-    raise EvaluationError(f"the buffer does not come up; its log is {child.log_file}")
 
 
 def _free_port() -> int:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
-    Generation,
     Instance,
     Message,
     Outcome,
@@ -191,7 +190,7 @@ class SingleTurnGenerator:
             reward=reward,
             outcome=outcome,
             stop_reason=stop_reason,
-            generations=(_generation(prompt_ids, reply),),
+            generations=(reply.as_generation(prompt_ids),),
             extra_info={"finish_reason": reply.finish_reason, "output_tokens": len(reply.output_ids)},
             timings_s={"generate": sampled - start, "reward": time.monotonic() - sampled},
         )
@@ -217,17 +216,4 @@ def _is_message(message: object) -> bool:
         isinstance(message, Mapping)
         and isinstance(message.get("role"), str)
         and isinstance(message.get("content"), str)
-    )
-
-
-def _generation(prompt_ids: Sequence[int], reply: GenerateReply) -> Generation:
-    return Generation(
-        prompt_ids=tuple(prompt_ids),
-        output_ids=reply.output_ids,
-        output_log_probs=reply.output_log_probs,
-        finish_reason=reply.finish_reason,
-        weight_version=reply.weight_version,
-        weight_version_spans=reply.weight_version_spans,
-        prompt_tokens=reply.prompt_tokens,
-        cached_tokens=reply.cached_tokens,
     )

@@ -21,6 +21,7 @@ import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
+from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBatch, RolloutFeed
 
@@ -73,26 +74,12 @@ def processes(
         if engine_url is None:
             engine_url = f"http://127.0.0.1:{engine_port}"
             engine = start("engine", "engine", "--port", str(engine_port), "--model", str(model), *engine_options)
-            _wait_until_healthy(f"{engine_url}/health", engine)
-        _wait_until_healthy(f"{buffer_url}/health", serving)
+            wait_until_healthy(engine, f"{engine_url}/health", timeout_s=START_TIMEOUT_S, error=LearnError)
+        wait_until_healthy(serving, f"{buffer_url}/health", timeout_s=START_TIMEOUT_S, error=LearnError)
         yield engine_url, buffer_url
     finally:
         for child in reversed(children):
             child.stop(STOP_TIMEOUT_S)
-
-
-def _wait_until_healthy(url: str, process: ChildProcess) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if process.exit_code() is not None:
-            raise LearnError(f"the {process.name} ended while starting:\n{process.log_tail(15)}")
-        try:
-            if requests.get(url, timeout=5).ok:
-                return
-        except requests.RequestException:
-            pass
-        time.sleep(0.1)
-    raise LearnError(f"the {process.name} does not answer at {url}; its log is {process.log_file}")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -81,16 +81,7 @@ class NextDigitGenerator:
         reply = await self._engine.generate(
             GenerateRequest(input_ids=prompt_ids, sampling_params=episode.sampling_params, session_id=episode.uid)
         )
-        return Generation(
-            prompt_ids=tuple(prompt_ids),
-            output_ids=reply.output_ids,
-            output_log_probs=reply.output_log_probs,
-            finish_reason=reply.finish_reason,
-            weight_version=reply.weight_version,
-            weight_version_spans=reply.weight_version_spans,
-            prompt_tokens=reply.prompt_tokens,
-            cached_tokens=reply.cached_tokens,
-        )
+        return reply.as_generation(prompt_ids)
 
 
 def create_generator() -> NextDigitGenerator:

@@ -120,7 +120,7 @@ class TrainerSession:
         held: list[int] = []
         for turn in self.turns:
             prompt = [*held[: turn.kept], *turn.new_ids]
-            found.append(_generation(prompt, turn.reply))
+            found.append(turn.reply.as_generation(prompt))
             held = [*prompt, *turn.reply.output_ids]
         return found
 
@@ -235,19 +235,6 @@ def _edited(session: TrainerSession, messages: Sequence[Message], tools: Tools) 
         kept=kept,
         new_ids=entered,
         entered=Entered(count=len(entered), how=how),
-    )
-
-
-def _generation(prompt: Sequence[int], reply: GenerateReply) -> Generation:
-    return Generation(
-        prompt_ids=prompt,
-        output_ids=reply.output_ids,
-        output_log_probs=reply.output_log_probs,
-        finish_reason=reply.finish_reason,
-        weight_version=reply.weight_version,
-        weight_version_spans=reply.weight_version_spans,
-        prompt_tokens=reply.prompt_tokens,
-        cached_tokens=reply.cached_tokens,
     )
 
 

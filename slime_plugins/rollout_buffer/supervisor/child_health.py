@@ -1,0 +1,34 @@
+"""Waiting for a child that serves HTTP, for who starts one and cannot go on before it answers."""
+
+from __future__ import annotations
+
+import time
+
+import requests
+
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+
+__all__ = ["wait_until_healthy"]
+
+POLL_INTERVAL_S = 0.1
+ANSWER_TIMEOUT_S = 5.0
+
+
+def wait_until_healthy(child: ChildProcess, url: str, *, timeout_s: float, error: type[RolloutBufferError]) -> None:
+    """Returns once ``url`` answers 200.
+
+    Raises:
+        RolloutBufferError: an ``error``: the child ended, or did not answer in time; says where its log is.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if child.exit_code() is not None:
+            raise error(f"the {child.name} ended while starting:\n{child.log_tail(15)}")
+        try:
+            if requests.get(url, timeout=ANSWER_TIMEOUT_S).ok:
+                return
+        except requests.RequestException:
+            pass
+        time.sleep(POLL_INTERVAL_S)
+    raise error(f"the {child.name} does not answer at {url}; its log is {child.log_file}")
