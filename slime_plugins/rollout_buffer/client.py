@@ -298,9 +298,12 @@ class AsyncRolloutBufferClient:
         """Fetches the groups of a past delivery again. Changes nothing: no lease, no state."""
         return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", _rollout_data, {"images": images})
 
-    async def delivery_body(self, delivery_id: str, *, images: str | None = None) -> bytes:
-        """As ``delivery``, but the reply's own bytes: the ones its poll was given."""
-        return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", bytes, {"images": images})
+    async def delivery_body(
+        self, delivery_id: str, *, images: str | None = None, reward_version: int | None = None
+    ) -> bytes:
+        """As ``delivery``, but the reply's own bytes: the ones its poll was given, or with rewards given anew."""
+        query = {"images": images, "reward_version": reward_version}
+        return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", bytes, query)
 
     async def trajectories(
         self,

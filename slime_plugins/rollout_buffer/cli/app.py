@@ -25,6 +25,7 @@ from slime_plugins.rollout_buffer.cli import (
     commands_inspect,
     commands_learn,
     commands_prune,
+    commands_rescore,
     commands_serve,
     commands_skip_list,
     commands_start,
@@ -249,12 +250,15 @@ def replay(
     delivery_id: Annotated[str, typer.Argument(help="A delivery's id, as `rollout-buffer deliveries` lists it.")],
     output: Annotated[Path, typer.Option(help="File that gets the reply, byte for byte as its poll got it.")],
     images: Annotated[str, typer.Option(help="Screenshots `inline` as data URIs, or by `hash`.")] = "inline",
+    reward_version: Annotated[
+        int | None, typer.Option(min=0, help="Rewards that `rescore` gave, by the number of their version.")
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Write the groups of a past delivery to a file. Changes nothing in the buffer."""
     with report_errors():
-        body = connect(url).delivery_body(delivery_id, images=images)
+        body = connect(url).delivery_body(delivery_id, images=images, reward_version=reward_version)
         try:
             output.write_bytes(body)
         except OSError as error:
@@ -410,6 +414,7 @@ for commands in (
     commands_export,
     commands_skip_list,
     commands_prune,
+    commands_rescore,
     commands_eval,
     commands_learn,
 ):

@@ -182,6 +182,8 @@ class MetaInfo(TypedDict):
     """Nothing will ever be ready again, and nothing is leased to anybody else."""
     acknowledged: NotRequired[Acknowledged]
     """What became of the deliveries that the poll acknowledged."""
+    reward_version: NotRequired[int]
+    """Which rewards its trajectories have: 0 is what was played; left out when nothing was delivered."""
     weight_version: NotRequired[int | None]
     """The newest that is known in this run of the trainer."""
     stale_groups: NotRequired[list[int]]

@@ -11,6 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.server.http import Part
 from slime_plugins.rollout_buffer.state.delivery_reader import ShortGroup
+from slime_plugins.rollout_buffer.state.rewards.versions import Scores, rescored
 
 __all__ = ["delivery_chunks"]
 
@@ -18,12 +19,21 @@ CHUNK_BYTES = 512 * 1024
 """A reply goes out in about such parts."""
 
 
-def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, acknowledged: Any) -> Iterator[Part]:
+def delivery_chunks(
+    buffer: Buffer,
+    delivery: Delivery,
+    poll: PollPayload,
+    acknowledged: Any,
+    *,
+    reward_version: int = 0,
+    scores: Scores | None = None,
+) -> Iterator[Part]:
     """Writes the reply item by item: stored payloads go out as they are, never parsed and never all at once.
 
-    What is said of the groups comes after them: who takes no dummies learns only by reading which groups are short.
+    ``scores`` are rewards of another version than what was played. What is said of the groups comes after them: who
+    takes no dummies learns only by reading which groups are short.
     """
-    meta_info = dict(delivery.meta_info)
+    meta_info = {**delivery.meta_info, "reward_version": reward_version}
     if acknowledged is not None:
         meta_info["acknowledged"] = acknowledged
     head = orjson.dumps({"success": True, "message": "groups delivered"})[:-1]
@@ -35,6 +45,8 @@ def delivery_chunks(buffer: Buffer, delivery: Delivery, poll: PollPayload, ackno
         members = buffer.delivered_pieces(delivery, inline_images=inline_images)
     else:
         members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)
+    if scores is not None:
+        members = rescored(members, scores)
     for light, body in members:
         item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
         for piece in item:

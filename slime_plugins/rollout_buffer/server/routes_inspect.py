@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.server.http import (
     the_context,
     the_inspection,
 )
+from slime_plugins.rollout_buffer.state.rewards.versions import scores_for
 
 __all__ = ["routes"]
 
@@ -50,7 +51,10 @@ def delivery(delivery_id: str) -> Response:
     query = request_models.parse(DeliveryQuery, request.args.to_dict())
     found = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
-    return as_response(Answer(delivery_chunks(the_buffer(), found, poll, None)))
+    version = query.reward_version
+    scores = scores_for(the_buffer().store, found.key, version) if version else None
+    chunks = delivery_chunks(the_buffer(), found, poll, None, reward_version=version, scores=scores)
+    return as_response(Answer(chunks))
 
 
 @routes.get("/jobs/<id:job_id>/attempts")

@@ -1,0 +1,117 @@
+"""The command that gives stored trajectories rewards anew, beside those that they have."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slime_plugins.rollout_buffer.cli.common import AsJson, console, print_json, report_errors
+from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError, network_reason
+
+if TYPE_CHECKING:
+    from slime_plugins.rollout_buffer.state.rewards.versions import Judge
+
+__all__ = ["judge_of", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+    app.command()(rescore)
+
+
+def rescore(
+    job_id: Annotated[str, typer.Argument(help="The job whose trajectories are scored.")],
+    scorer: Annotated[
+        str, typer.Option("--with", help="module:function, /path/file.py:function, or the http address of a service.")
+    ],
+    name: Annotated[str | None, typer.Option(help="Names the version; the scorer when left out.")] = None,
+    data_dir: Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")] = (
+        Path("rollout_buffer_data")
+    ),
+    retries: Annotated[int, typer.Option(min=0, max=100, help="How often a judge that failed is asked again.")] = 3,
+    timeout_s: Annotated[float, typer.Option(min=0.01, help="How long it may take each time.")] = 60.0,
+    at_once: Annotated[int, typer.Option(min=1, max=256, help="Trajectories that are judged at once.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Score the stored trajectories of a job anew, as another version of their rewards. What they have stays.
+
+    The same name again goes on with what has no reward yet. Exit code 1: some judge failed.
+    """
+    from slime_plugins.rollout_buffer.state.rewards import versions as reward_versions
+    from slime_plugins.rollout_buffer.storage.store import Store
+
+    with report_errors():
+        judge = judge_of(scorer, timeout_s)
+        if not (data_dir / "buffer.sqlite3").is_file():
+            raise ConfigError(f"--data-dir {data_dir} holds no buffer: give the folder that `serve` was given")
+        store = Store(data_dir)
+        try:
+            settings = reward_versions.RescoreSettings(retries=retries, timeout_s=timeout_s, at_once=at_once)
+            done = reward_versions.rescore(store, job_id, judge, name=name or scorer, scorer=scorer, settings=settings)
+        finally:
+            store.close()
+    failed = sum(done.failures.values())
+    if as_json:
+        numbers = {"version": done.version, "name": done.name, "scored": done.scored, "failed": failed}
+        print_json({"job_id": job_id, **numbers, "failures": dict(done.failures.most_common(20))})
+    else:
+        console.print(f"version {done.version} ({done.name}): {done.scored} trajectories scored, {failed} failed")
+        for sentence, count in done.failures.most_common(5):
+            console.print(f"{count} x {sentence}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def judge_of(scorer: str, timeout_s: float) -> Judge:
+    """Returns what scores: a function by its name, or a service that is sent each trajectory.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if scorer.startswith(("http://", "https://")):
+        return _service(scorer, timeout_s)
+    module_name, _, function_name = scorer.rpartition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f"--with {scorer!r}: name module:function, /path/file.py:function, or an http address")
+    try:
+        function = getattr(_module(module_name), function_name)
+    except Exception as error:  # a module of somebody's own may fail with anything
+        raise ConfigError(f"--with {scorer}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"--with {scorer}: {function_name} is no function")
+    return function  # type: ignore[no-any-return]  # of somebody's own; what it returns is checked
+
+
+def _module(name: str) -> Any:
+    if not name.endswith(".py"):
+        if "" not in sys.path and str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _service(url: str, timeout_s: float) -> Judge:
+    """Posts ``{"trajectory": …}``; the answer is an object with ``reward``, and perhaps ``turn_rewards``."""
+    import requests
+
+    def judge(trajectory: dict[str, Any]) -> Any:
+        try:
+            reply = requests.post(url, json={"trajectory": trajectory}, timeout=timeout_s, allow_redirects=False)
+            answer = reply.json() if reply.status_code == 200 else None
+        except (requests.RequestException, ValueError) as error:
+            raise JudgeError(f"the scoring service cannot be asked: {network_reason(error)}") from error
+        if not isinstance(answer, dict):
+            raise JudgeError(f"the scoring service answered {reply.status_code} without a JSON object")
+        return answer
+
+    return judge

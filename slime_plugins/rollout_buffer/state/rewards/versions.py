@@ -1,0 +1,236 @@
+"""Rewards given anew to what is stored: each version of them beside the others, and deliveries read with one of them.
+
+A judge that fails, or does not answer in time, is asked again and is then a failure with its error: never a reward.
+What was scored is kept at once; scoring again under the same name goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.errors import (
+    ConflictError,
+    DamagedError,
+    InvalidPayloadError,
+    JudgeError,
+    NotFoundError,
+)
+from slime_plugins.rollout_buffer.rules.backoff import backoff_s
+from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.state.job_lookup import find_job
+from slime_plugins.rollout_buffer.storage.payload_store import Pieces
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, job_rows, reward_rows, trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables.reward_rows import Score, UnscoredTrajectory
+
+__all__ = ["Judge", "RescoreReport", "RescoreSettings", "Scores", "rescore", "rescored", "scores_for", "versions"]
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+AHEAD = 4
+"""So many trajectories for each judge at work are read at a time."""
+
+Judge = Callable[[dict[str, Any]], Any]
+"""Takes a stored trajectory; returns a number, or an object with ``reward`` and perhaps ``turn_rewards``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RescoreSettings:
+    """How often a judge is asked again after a failure, how long it may take each time, and how many are at work."""
+
+    retries: int = 3
+    timeout_s: float = 60.0
+    at_once: int = 8
+
+
+@dataclass(kw_only=True, slots=True)
+class RescoreReport:
+    """What became of the trajectories. ``failures`` counts errors by sentence; they have no reward of the version."""
+
+    job_id: str
+    version: int
+    name: str
+    scored: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+def rescore(
+    store: Store,
+    job_id: str,
+    judge: Judge,
+    *,
+    name: str,
+    scorer: str,
+    settings: RescoreSettings = RescoreSettings(),
+    pause: Callable[[float], object] = time.sleep,
+) -> RescoreReport:
+    """Gives every trajectory of a job that lacks one a reward of the version ``name``, which is opened if need be.
+
+    Raises:
+        NotFoundError: there is no such job.
+        StorageFullError: the disk has no room.
+    """
+    store.check_room()
+    with store.write() as connection:
+        job = find_job(connection, job_id)
+        version = reward_rows.open_version(connection, job.key, name, scorer, store.clock())
+    with store.read() as connection:
+        missing = reward_rows.unscored(connection, job.key, version)
+    report = RescoreReport(job_id=job_id, version=version, name=name)
+
+    def judged(one: UnscoredTrajectory) -> Score | Exception:
+        try:
+            return _asked(judge, _trajectory(store, job.key, one), settings, pause)
+        except (JudgeError, DamagedError) as error:
+            return error
+
+    with ThreadPoolExecutor(settings.at_once, thread_name_prefix="judge") as pool:
+        for part in _parts(missing, settings.at_once * AHEAD):
+            for one, found in zip(part, pool.map(judged, part), strict=True):
+                if isinstance(found, Exception):
+                    logger.warning("trajectory %s has no reward of version %d: %s", one.uid, version, found)
+                    report.failures[str(found)] += 1
+                    continue
+                with store.write() as connection:
+                    kept = reward_rows.insert_score(connection, job.key, version, one.uid, found, store.clock())
+                report.scored += kept
+    return report
+
+
+def versions(store: Store, job_id: str) -> list[dict[str, Any]]:
+    """Returns the reward versions of a job; version 0, what was played, is not among them.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    with store.read() as connection:
+        return reward_rows.versions_of_job(connection, find_job(connection, job_id).key)
+
+
+Scores = Mapping[tuple[int, str], Score]
+"""What the played members of a delivery are given, by group and uid."""
+
+
+def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
+    """Returns the rewards of a version for a past delivery.
+
+    Raises:
+        NotFoundError: its job has no such version.
+        ConflictError: some of its trajectories have no reward of it.
+    """
+    with store.read() as connection:
+        job = job_rows.get_job(connection, delivery_rows.job_of(connection, delivery_key))
+        known = [entry["version"] for entry in reward_rows.versions_of_job(connection, job.key)]
+        found = reward_rows.scores_of_delivery(connection, delivery_key, version)
+    if version not in known:
+        raise NotFoundError(
+            f"job {job.job_id} has no rewards of version {version} (it has {[0, *known]}): `rollout-buffer rescore "
+            f"{job.job_id}` gives it some"
+        )
+    missing = [uid for (_, uid), score in found.items() if score is None]
+    if missing:
+        raise ConflictError(
+            f"{len(missing)} of {len(found)} trajectories of this delivery have no reward of version {version}, "
+            f"{missing[0]} among them: `rollout-buffer rescore {job.job_id}` under the same name goes on with what is "
+            "missing",
+            {"missing": missing[:100]},
+        )
+    return {key: score for key, score in found.items() if score is not None}
+
+
+def rescored(
+    members: Iterable[tuple[dict[str, Any], Pieces]], scores: Scores
+) -> Iterator[tuple[dict[str, Any], Pieces]]:
+    """Yields the members of a delivery with rewards of another version; dummies stay what they are."""
+    for light, pieces in members:
+        score = scores.get((light["group_index"], light["uid"]))
+        if score is None or light["remove_sample"]:
+            yield light, pieces
+            continue
+        body = orjson.loads(b"".join(pieces))
+        body.pop("turn_rewards", None)
+        body.pop("token_rewards", None)
+        body |= wire.encode_turn_rewards(score.turn_rewards, score.token_rewards)
+        yield {**light, "reward": score.reward, "raw_reward": score.reward}, [orjson.dumps(body)]
+
+
+def _trajectory(store: Store, job_key: int, one: UnscoredTrajectory) -> dict[str, Any]:
+    """A trajectory as judges see it: its payload, and the columns beside it."""
+    with store.read() as connection:
+        place = trajectory_rows.body_of(connection, job_key, one.uid)
+    return {**orjson.loads(store.get_payload(*place)), **asdict(one)}
+
+
+def _asked(
+    judge: Judge, trajectory: dict[str, Any], settings: RescoreSettings, pause: Callable[[float], object]
+) -> Score:
+    """Asks a judge, again after a failure.
+
+    Raises:
+        JudgeError: it failed each time; says how the last time.
+    """
+    failures = 0
+    while True:
+        try:
+            return _score(_answer(judge, orjson.loads(orjson.dumps(trajectory)), settings.timeout_s), trajectory)
+        except JudgeError:
+            failures += 1
+            if failures > settings.retries:
+                raise
+        pause(backoff_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random()))
+
+
+def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:
+    """What a judge says within its time. One that never returns keeps its thread, which ends with the process."""
+    said: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            said.put((True, judge(trajectory)))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is no reward
+            said.put((False, error))
+
+    threading.Thread(target=ask, name="judging", daemon=True).start()
+    try:
+        answered, found = said.get(timeout=timeout_s)
+    except queue.Empty:
+        raise JudgeError(f"the judge did not answer within {timeout_s:g} s") from None
+    if not answered:
+        raise JudgeError(f"the judge failed: {type(found).__name__}: {found}") from found
+    return found
+
+
+def _score(answer: Any, trajectory: Mapping[str, Any]) -> Score:
+    """Checks what a judge said.
+
+    Raises:
+        JudgeError: it is no reward, or does not fit the trajectory's turns.
+    """
+    said = answer if isinstance(answer, Mapping) else {"reward": answer}
+    try:
+        generations = wire.decode_generations(trajectory.get("generations"))
+        turns, tokens = wire.checked_turn_rewards(said, trajectory.get("messages") or [], generations)
+        return Score(reward=as_reward(said.get("reward")), turn_rewards=turns, token_rewards=tokens)
+    except ValueError as error:
+        raise JudgeError(f"the judge's reward {error}") from error
+    except InvalidPayloadError as error:
+        raise JudgeError(f"the judge's {error.message}") from error
+
+
+def _parts(found: list[UnscoredTrajectory], size: int) -> Iterator[list[UnscoredTrajectory]]:
+    for start in range(0, len(found), size):
+        yield found[start : start + size]

@@ -1,0 +1,123 @@
+"""Rows of ``reward_versions`` and ``trajectory_rewards``: added, and never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+__all__ = [
+    "Score",
+    "UnscoredTrajectory",
+    "find_version",
+    "insert_score",
+    "open_version",
+    "scores_of_delivery",
+    "unscored",
+    "versions_of_job",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What a judge says of a trajectory; of its turns and tokens as far as it says."""
+
+    reward: float
+    turn_rewards: Sequence[float] | None = None
+    token_rewards: Sequence[Sequence[float] | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnscoredTrajectory:
+    """A trajectory without a reward of some version: what stands beside its payload."""
+
+    uid: str
+    instance_id: str
+    reward: float
+    raw_reward: float | None
+    outcome: str
+    stop_reason: str
+
+
+def open_version(connection: Connection, job_key: int, name: str, scorer: str, now: float) -> int:
+    """Returns the version of that name; the next number when there is none yet."""
+    known = find_version(connection, job_key, name)
+    if known is not None:
+        return known
+    query = "SELECT coalesce(max(version), 0) + 1 FROM reward_versions WHERE job_key = ?"
+    version = int(connection.execute(query, (job_key,)).fetchone()[0])
+    connection.execute(
+        "INSERT INTO reward_versions (job_key, version, name, scorer, created_at) VALUES (?, ?, ?, ?, ?)",
+        (job_key, version, name, scorer, now),
+    )
+    return version
+
+
+def find_version(connection: Connection, job_key: int, name: str) -> int | None:
+    """Returns the number of a version."""
+    query = "SELECT version FROM reward_versions WHERE job_key = ? AND name = ?"
+    row = connection.execute(query, (job_key, name)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def versions_of_job(connection: Connection, job_key: int) -> list[dict[str, Any]]:
+    """Returns a job's versions, the first first, with how many trajectories have a reward of each."""
+    query = (
+        "SELECT version, name, scorer, created_at, (SELECT count(*) FROM trajectory_rewards AS given "
+        "WHERE given.job_key = reward_versions.job_key AND given.version = reward_versions.version) AS scored "
+        "FROM reward_versions WHERE job_key = ? ORDER BY version"
+    )
+    return [dict(row) for row in connection.execute(query, (job_key,))]
+
+
+def unscored(connection: Connection, job_key: int, version: int) -> list[UnscoredTrajectory]:
+    """Returns the trajectories of a job that have no reward of the version yet, oldest first."""
+    query = (
+        "SELECT uid, instance_id, reward, raw_reward, outcome, stop_reason FROM trajectories "
+        "WHERE job_key = ? AND NOT EXISTS (SELECT 1 FROM trajectory_rewards AS given WHERE "
+        "given.job_key = trajectories.job_key AND given.version = ? AND given.uid = trajectories.uid) ORDER BY key"
+    )
+    return [UnscoredTrajectory(**dict(row)) for row in connection.execute(query, (job_key, version))]
+
+
+def insert_score(connection: Connection, job_key: int, version: int, uid: str, score: Score, now: float) -> bool:
+    """Keeps a reward; returns False, and changes nothing, where the trajectory has one of that version."""
+    found = connection.execute(
+        "INSERT OR IGNORE INTO trajectory_rewards (job_key, version, uid, reward, turn_rewards, token_rewards, "
+        "scored_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (job_key, version, uid, score.reward, _text(score.turn_rewards), _text(score.token_rewards), now),
+    )
+    return found.rowcount == 1
+
+
+def scores_of_delivery(connection: Connection, delivery_key: int, version: int) -> dict[tuple[int, str], Score | None]:
+    """Returns the reward of each played member of a delivery by group and uid, None where the version has none."""
+    query = (
+        "SELECT members.group_key, members.uid, given.reward, given.turn_rewards, given.token_rewards "
+        "FROM delivery_groups JOIN groups ON groups.key = delivery_groups.group_key "
+        "JOIN members ON members.group_key = groups.key "
+        "LEFT JOIN trajectory_rewards AS given ON given.job_key = groups.job_key AND given.version = ? "
+        "AND given.uid = members.source_uid "
+        "WHERE delivery_groups.delivery_key = ? AND members.remove_sample = 0"
+    )
+    return {
+        (row["group_key"], row["uid"]): None
+        if row["reward"] is None
+        else Score(
+            reward=row["reward"],
+            turn_rewards=_list(row["turn_rewards"]),
+            token_rewards=_list(row["token_rewards"]),
+        )
+        for row in connection.execute(query, (version, delivery_key))
+    }
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _list(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

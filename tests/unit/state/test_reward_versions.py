@@ -1,0 +1,260 @@
+"""Scoring again: rewards beside rewards, of which no stored byte changes, and deliveries that say which they had."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Buffer, Delivery
+from slime_plugins.rollout_buffer.cli.app import app as command_line
+from slime_plugins.rollout_buffer.cli.commands_rescore import judge_of
+from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, JudgeError, NotFoundError
+from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
+from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
+from slime_plugins.rollout_buffer.state.rewards.versions import (
+    Judge,
+    RescoreReport,
+    RescoreSettings,
+    rescore,
+    scores_for,
+    versions,
+)
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
+from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
+from slime_plugins.rollout_buffer.trainer.settings import RowSettings
+from tests.support import poll, start_external, write, written
+
+TURNS = [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "output_log_probs": [-0.5]}]
+
+
+@pytest.fixture
+def buffer(tmp_path: Path) -> Iterator[Buffer]:
+    opened = Buffer(Store(tmp_path))
+    yield opened
+    opened.store.close()
+
+
+@pytest.fixture
+def job(buffer: Buffer) -> JobRecord:
+    started = start_external(buffer, 2, job_id="j")
+    items = [written(uid, uid[0], reward, generations=TURNS) for uid, reward in (("a1", 0.0), ("a2", 1.0))]
+    write(buffer, started, *items, written("b1", "b", 0.25, turn_rewards=[0.5]), written("b2", "b"))
+    return buffer.job("j")
+
+
+def scored(buffer: Buffer, judge: Judge, name: str = "v", **settings: Any) -> RescoreReport:
+    wanted = RescoreSettings(**{"retries": 0, "timeout_s": 20.0, "at_once": 2, **settings})
+    return rescore(buffer.store, "j", judge, name=name, scorer="tests", settings=wanted, pause=lambda _: None)
+
+
+def reply(buffer: Buffer, delivery: Delivery, version: int = 0) -> Any:
+    scores = scores_for(buffer.store, delivery.key, version) if version else None
+    asked = PollPayload(dummies=True)
+    chunks = delivery_chunks(buffer, delivery, asked, None, reward_version=version, scores=scores)
+    return json.loads(b"".join(bytes(piece) for part in chunks for piece in part))
+
+
+def rewards(said: Any) -> dict[str, float]:
+    return {item["uid"]: item["reward"] for item in said["data"]["data"]}
+
+
+def by_length(trajectory: dict[str, Any]) -> float:
+    """A judge that anybody might write."""
+    return float(len(trajectory["messages"][-1]["content"]))
+
+
+def stored(buffer: Buffer) -> dict[str, list[Any]]:
+    """Every row of what was there before anything is scored anew, and the bytes of every pack."""
+    with buffer.store.read() as connection:
+        tables = ("trajectories", "members", "groups", "deliveries", "delivery_groups")
+        rows = {name: [tuple(row) for row in connection.execute(f"SELECT * FROM {name}")] for name in tables}
+    packs = sorted((path.name, path.read_bytes()) for path in buffer.store.data_dir.rglob("*.pack"))
+    return {**rows, "packs": packs}
+
+
+def test_scoring_again_changes_no_stored_byte_of_what_was_there(buffer: Buffer, job: JobRecord) -> None:
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    before, old_reply = stored(buffer), reply(buffer, delivery)
+    done = scored(buffer, by_length)
+
+    assert (done.version, done.scored, done.failures) == (1, 4, {})
+    assert stored(buffer) == before
+    assert reply(buffer, delivery) == old_reply
+
+
+def test_a_delivery_has_the_rewards_of_the_version_that_is_asked_for_and_says_which(
+    buffer: Buffer, job: JobRecord
+) -> None:
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    scored(buffer, lambda one: 10.0 + one["reward"], "plus ten")
+    scored(buffer, lambda one: {"reward": -1, "turn_rewards": [-2.0]}, "turns")
+
+    assert rewards(reply(buffer, delivery)) == {"a1": 0.0, "a2": 1.0, "b1": 0.25, "b2": 1.0}
+    assert rewards(reply(buffer, delivery, 1)) == {"a1": 10.0, "a2": 11.0, "b1": 10.25, "b2": 11.0}
+    told = [reply(buffer, delivery, version)["data"]["meta_info"]["reward_version"] for version in (0, 1, 2)]
+    assert told == [0, 1, 2]
+    turns = [
+        [item.get("turn_rewards") for item in reply(buffer, delivery, version)["data"]["data"]] for version in range(3)
+    ]
+    assert turns == [[None, None, [0.5], None], [None] * 4, [[-2.0]] * 4]
+
+
+def test_scoring_twice_under_a_name_changes_nothing(buffer: Buffer, job: JobRecord) -> None:
+    first, again = scored(buffer, lambda _: 1.0), scored(buffer, lambda _: 2.0)
+
+    assert (first.version, first.scored, again.version, again.scored) == (1, 4, 1, 0)
+    (entry,) = versions(buffer.store, "j")
+    assert (entry["version"], entry["name"], entry["scorer"], entry["scored"]) == (1, "v", "tests", 4)
+
+
+def test_what_was_cut_short_goes_on_with_what_is_missing(buffer: Buffer, job: JobRecord) -> None:
+    """As if the process had died after the first of four."""
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    asked: list[str] = []
+
+    def dying(one: dict[str, Any]) -> float:
+        asked.append(one["uid"])
+        if len(asked) > 1:
+            raise JudgeError("gone")
+        return 7.0
+
+    assert scored(buffer, dying, at_once=1).scored == 1
+    with pytest.raises(ConflictError, match="3 of 4 trajectories of this delivery have no reward of version 1"):
+        scores_for(buffer.store, delivery.key, 1)
+    assert scored(buffer, lambda _: 8.0).scored == 3
+    assert sorted(rewards(reply(buffer, delivery, 1)).values()) == [7.0, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, "must be a number"),
+        (float("nan"), "finite"),
+        ("1.0", "not a string"),
+        ({"reward": 1.0, "turn_rewards": [1.0, 2.0]}, "has 2 entries for the 1 turns that are trained"),
+        ({}, "must be a number"),
+    ],
+)
+def test_what_is_no_reward_is_a_failure_and_never_one(buffer: Buffer, job: JobRecord, answer: Any, says: str) -> None:
+    done = scored(buffer, lambda _: answer)
+
+    assert (done.scored, sum(done.failures.values())) == (0, 4)
+    assert says in next(iter(done.failures))
+
+
+def test_a_judge_that_failed_is_asked_again(buffer: Buffer, job: JobRecord) -> None:
+    tries: dict[str, int] = {}
+
+    def moody(one: dict[str, Any]) -> float:
+        tries[one["uid"]] = tries.get(one["uid"], 0) + 1
+        if tries[one["uid"]] < 3:
+            raise RuntimeError("not now")
+        return 1.0
+
+    assert scored(buffer, moody, retries=1, name="few").failures == {"the judge failed: RuntimeError: not now": 4}
+    tries.clear()
+    assert scored(buffer, moody, retries=2, name="enough").scored == 4
+
+
+def test_a_judge_that_does_not_answer_in_time_is_a_failure(buffer: Buffer, job: JobRecord) -> None:
+    never = threading.Event()
+    done = scored(buffer, lambda one: never.wait() if one["uid"] == "a1" else 1.0, timeout_s=0.2)
+    never.set()
+
+    assert (done.scored, done.failures) == (3, {"the judge did not answer within 0.2 s": 1})
+
+
+def test_a_reward_that_was_given_cannot_be_changed(buffer: Buffer, job: JobRecord) -> None:
+    scored(buffer, lambda _: 1.0)
+    with pytest.raises(sqlite3.IntegrityError, match="never changed"), buffer.store.write() as connection:
+        connection.execute("UPDATE trajectory_rewards SET reward = 2.0")
+
+
+def test_a_version_that_is_not_there_is_named_with_those_that_are(buffer: Buffer, job: JobRecord) -> None:
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    with pytest.raises(NotFoundError, match=r"no rewards of version 3 \(it has \[0\]\)"):
+        scores_for(buffer.store, delivery.key, 3)
+    with pytest.raises(NotFoundError, match="there is no job"):
+        rescore(buffer.store, "nobody", by_length, name="v", scorer="s")
+
+
+def test_rows_for_training_are_made_of_a_replayed_delivery(buffer: Buffer, job: JobRecord) -> None:
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    scored(buffer, lambda one: {"reward": 3.0 if one["uid"] == "a1" else 1.0, "turn_rewards": [4.0]})
+    data = wire.decode_rollout_data(reply(buffer, delivery, 1))
+    masks = MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
+    group = RowBuilder(RowSettings(samples_per_group=2, masks=masks, turn_discount=1.0)).groups(data.items)[0]
+
+    assert [row.reward for row in group.rows] == [3.0, 1.0]
+    assert [row.returns for row in group.rows] == [[0.0, 4.0]] * 2
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    common = ("--data-dir", str(folder), "--retries", "0", "--json")
+    result = CliRunner().invoke(command_line, ["rescore", "j", *arguments, *common])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_the_command_scores_by_a_function_and_says_what_it_did(buffer: Buffer, job: JobRecord, tmp_path: Path) -> None:
+    file = tmp_path / "judge.py"
+    file.write_text("def score(one):\n    if one['uid'] == 'b2':\n        raise ValueError('odd')\n    return 2.0\n")
+    with_function = ("--with", f"{file}:score", "--name", "two")
+
+    code, said = run(tmp_path, *with_function)
+    assert (code, said["version"], said["scored"], said["failed"]) == (1, 1, 3, 1)
+    assert said["failures"] == {"the judge failed: ValueError: odd": 1}
+    file.write_text("def score(one):\n    return 2.0\n")
+    assert run(tmp_path, *with_function)[0] == 0
+
+
+def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_path: Path) -> None:
+    class Service(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))["trajectory"]
+            refused = sent["uid"] == "a1"
+            body = b"busy" if refused else orjson.dumps({"reward": len(sent["messages"])})
+            self.send_response(503 if refused else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Service)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        code, said = run(tmp_path, "--with", f"http://127.0.0.1:{server.server_port}/score")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert (code, said["scored"], said["failed"]) == (1, 3, 1)
+    assert "the scoring service answered 503" in next(iter(said["failures"]))
+
+
+@pytest.mark.parametrize(
+    "scorer", ["nothing", "no_such_module:judge", "json:no_such", "json:__doc__", "/no/file.py:judge"]
+)
+def test_a_scorer_that_is_none_is_refused_before_anything_is_scored(scorer: str) -> None:
+    with pytest.raises(ConfigError, match="--with"):
+        judge_of(scorer, 1.0)
