@@ -201,6 +201,11 @@ def test_failed_attempts_are_read_from_a_data_directory_that_nobody_serves(serve
     assert "holds no buffer" in " ".join(wrong.stderr.split())
 
 
+def test_how_a_job_ended_is_said_once(served: Served) -> None:
+    served.client.cancel("j")
+    assert served.said("status", "j").count("cancelled by request") == 1
+
+
 def test_the_groups_of_a_listed_job_stand_in_one_column_each(served: Served) -> None:
     (row,) = [line.split() for line in served.run("jobs").stdout.splitlines() if line.split()[0] == "j"]
     total, *states = [int(cell) for cell in row[3:11]]
