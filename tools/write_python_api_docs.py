@@ -28,7 +28,7 @@ def tables() -> str:
     parts = [f"\n| name | at home in | what it is |\n|---|---|---|\n{names}"]
     for name in CALLED:
         rows = "".join(f"| `{call}` | {said} |\n" for call, said in methods_of(getattr(face, name)))
-        parts.append(f"\n### {name}\n\n| call | what it does |\n|---|---|\n{rows}")
+        parts.append(f"\n## {name}\n\n| call | what it does |\n|---|---|\n{rows}")
     return "".join(parts) + "\n"
 
 
