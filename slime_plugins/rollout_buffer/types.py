@@ -136,6 +136,7 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the agent gave its answer
     TASK_ENDED = "task_ended"  # the task itself said that it is over, solved or not
     STOP = "stop"  # a single-turn generation ended by itself
+    REPEATED = "repeated"  # the agent did the same at the same screen too often (stop_after_repeats)
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # one generation reached its cap
     MAX_CONTEXT = "max_context"  # the whole sequence reached its cap

@@ -8,7 +8,7 @@ import { SORTED, empty, filters, headCell, jobHref, keepSort, pager, pill, rewar
 import { jobHead } from "./view_job.js";
 
 const OUTCOMES = ["completed", "truncated", "aborted"];
-const STOP_REASONS = ["terminated", "answered", "stop", "max_turns", "max_tokens", "max_context", "forbidden_token", "aborted"];
+const STOP_REASONS = ["terminated", "answered", "task_ended", "repeated", "stop", "max_turns", "max_tokens", "max_context", "forbidden_token", "aborted"];
 const FIELDS = [
   { name: "search", label: "Task, instance or uid contains", wide: true, hint: "ContactsAdd" },
   { name: "outcome", label: "Outcome", options: OUTCOMES },

@@ -63,7 +63,7 @@ Value = TypeVar("Value")
 STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
 """Stop reasons that say that the last reply itself was cut."""
 STOPS_BETWEEN_TURNS = frozenset(
-    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED}
+    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED, StopReason.REPEATED}
 )
 FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 MANY_ROW_TOKENS = 500_000

@@ -13,6 +13,8 @@ the agent called ``terminate``           terminated          completed    see re
 the agent called ``answer``              answered            completed    see rewards
 the task said that it is over            task_ended          completed    see rewards
 the last turn is played                  max_turns           completed    success counts
+the same was done at the same screen     repeated            completed    success counts
+``stop_after_repeats`` times in a row
 a reply reached its own cap              max_tokens          truncated    success counts
 prompt and replies fill the context      max_context         truncated    success counts
 the agent sampled an image token         forbidden_token     truncated    success counts
@@ -76,6 +78,7 @@ _ENDINGS_OF_TASKS = {
     Done.TASK_ENDED: _Ending(stop_reason=StopReason.TASK_ENDED, outcome=Outcome.COMPLETED),
 }
 _OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
+_REPEATED = _Ending(stop_reason=StopReason.REPEATED, outcome=Outcome.COMPLETED)
 _OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
 _OUT_OF_CONTEXT = _Ending(stop_reason=StopReason.MAX_CONTEXT, outcome=Outcome.TRUNCATED)
 _FORBIDDEN_TOKEN = _Ending(stop_reason=StopReason.FORBIDDEN_TOKEN, outcome=Outcome.TRUNCATED)
@@ -214,6 +217,9 @@ class Episode:
         max_turns = self._task_runner.max_turns
         if self._turns >= max_turns:
             return _OUT_OF_TURNS
+        most = self._settings.stop_after_repeats
+        if most is not None and self._task_runner.repeats() >= most:
+            return _REPEATED
         seen = self._task_runner.seen
         fits = self._conversation.add_observation(seen, turn=self._turns, max_turns=max_turns, reply=reply)
         return None if fits else _OUT_OF_CONTEXT

@@ -44,6 +44,7 @@ class GuiAgentSettings(FarmSettings):
             "history_images",
             "max_turns",
             "max_context_len",
+            "stop_after_repeats",
             "image_pixels_per_token",
             "ban_vision_tokens",
         }
@@ -54,6 +55,8 @@ class GuiAgentSettings(FarmSettings):
     history_images: int = Field(default=1, ge=1)
     max_turns: int | None = Field(default=None, ge=1)
     max_context_len: int = Field(default=16384, ge=1)
+    stop_after_repeats: int | None = Field(default=None, ge=2)
+    """An episode ends when the agent did the same at the same screen so many times in a row; None never."""
     image_pixels_per_token: int = Field(default=1024, ge=1)
     ban_vision_tokens: bool = True
 

@@ -6,6 +6,7 @@ things and earn the same in either.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -172,6 +173,16 @@ class TaskRunner:
         self._log(turn, seen, tokens, note=self._seen.note, **_described(reply.action))
         return done
 
+    def repeats(self) -> int:
+        """Counts how many times in a row the newest action was done, each time at the same screen, pixel by pixel.
+
+        0 after a reply without a valid action: it did nothing.
+        """
+        done = [_without(entry, "turn", "thinking_tokens", "note") for entry in self.log]
+        if not done or "malformed" in done[-1]:
+            return 0
+        return sum(1 for _ in itertools.takewhile(lambda entry: entry == done[-1], reversed(done)))
+
     async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> Earned:
         """Returns what was earned; the device is asked for its score, unless the episode was ``given_up``.
 
@@ -210,6 +221,10 @@ class TaskRunner:
         """Notes what the agent saw and did; empty facts are left out."""
         entry = {"turn": turn, "screenshot": seen.screenshot.sha256, "thinking_tokens": thinking_tokens}
         self.log.append(entry | {name: fact for name, fact in facts.items() if fact not in (None, "")})
+
+
+def _without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: fact for name, fact in entry.items() if name not in names}
 
 
 def _described(parsed: ParsedAction) -> dict[str, Any]:

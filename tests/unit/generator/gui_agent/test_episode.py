@@ -457,3 +457,47 @@ async def test_a_policy_may_have_both_the_picture_and_the_words() -> None:
     assert text.index("<|image_pad|>") < text.index("1. p [0, 0, 9, 9]")
     info, messages = played.info, played.trajectory.messages
     assert chat.prompt(messages_of_turn(messages, info, 2)) == list(played.engine.requests[1].input_ids)
+
+
+# --- episodes that go in circles -------------------------------------------------------------------------------------
+
+ELSEWHERE = say(action="click", coordinate=[1, 1])
+
+
+class StillScreen(HeldFakeDevice):
+    """Nothing that is done changes what is seen."""
+
+    async def reset(self, task_name: str, params_idx: int) -> Observation:
+        self.first = await super().reset(task_name, params_idx)
+        return self.first
+
+    async def step(self, action: Action) -> Observation:
+        return replace(await super().step(action), screenshot=self.first.screenshot)
+
+
+async def test_an_episode_that_does_the_same_at_the_same_screen_ends_when_asked_to() -> None:
+    played = await play([CLICK] * 8, lease=StillScreen(), max_turns=8, stop_after_repeats=3)
+    assert (played.trajectory.outcome, played.trajectory.stop_reason) == (Outcome.COMPLETED, StopReason.REPEATED)
+    assert len(played.trajectory.generations) == 3
+
+
+async def test_without_being_asked_to_it_plays_all_its_turns() -> None:
+    played = await play([CLICK] * 5, lease=StillScreen(), max_turns=5)
+    assert played.trajectory.stop_reason is StopReason.MAX_TURNS
+
+
+@pytest.mark.parametrize("between", [ELSEWHERE, "no action at all"])
+async def test_anything_else_in_between_begins_the_count_anew(between: str) -> None:
+    replies = [CLICK, CLICK, between, CLICK, CLICK, between]
+    played = await play(replies, lease=StillScreen(), max_turns=6, stop_after_repeats=3)
+    assert played.trajectory.stop_reason is StopReason.MAX_TURNS
+
+
+async def test_the_same_action_at_another_screen_is_no_repetition() -> None:
+    played = await play([CLICK] * 4, max_turns=4, stop_after_repeats=2)
+    assert played.trajectory.stop_reason is StopReason.MAX_TURNS
+
+
+async def test_replies_without_an_action_are_no_repetition() -> None:
+    played = await play(["?"] * 4, lease=StillScreen(), max_turns=4, stop_after_repeats=2)
+    assert played.trajectory.stop_reason is StopReason.MAX_TURNS
