@@ -22,7 +22,7 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.protocol.request_models import PollPayload, StartPayload
+from slime_plugins.rollout_buffer.protocol.request_models import LONGEST_WAIT_S, PollPayload, StartPayload
 from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.bias import groups_over
@@ -91,8 +91,8 @@ __all__ = ["Buffer", "Delivery", "StartedJob"]
 
 logger = logging.getLogger(__name__)
 
-LONGEST_GAP_BETWEEN_POLLS_S = 330.0
-"""A poll waits up to 300 s: a trainer that was silent for longer was not waiting."""
+LONGEST_GAP_BETWEEN_POLLS_S = LONGEST_WAIT_S + 30.0
+"""A trainer that was silent for longer was not waiting."""
 
 
 class Buffer:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import fit_under_pixel_cap
 from slime_plugins.rollout_buffer.simulation.phone.device_state.state import (
     MARKOR_FOLDER,
     DeviceState,
@@ -16,7 +17,6 @@ from slime_plugins.rollout_buffer.simulation.phone.geometry import (
     SCREEN_HEIGHT,
     SCREEN_WIDTH,
     Rect,
-    fit_under_pixel_cap,
 )
 from slime_plugins.rollout_buffer.simulation.phone.glyphs import (
     DRAWABLE,

@@ -6,9 +6,8 @@ All lengths are device pixels. Whatever is drawn starts and ends at even pixels,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
 
-__all__ = ["RELATIVE_MAX", "SCREEN_HEIGHT", "SCREEN_WIDTH", "Rect", "fit_under_pixel_cap"]
+__all__ = ["RELATIVE_MAX", "SCREEN_HEIGHT", "SCREEN_WIDTH", "Rect"]
 
 SCREEN_WIDTH = 1080
 SCREEN_HEIGHT = 2400
@@ -74,21 +73,3 @@ class Rect:
             right=min(self.right, other.right),
             bottom=min(self.bottom, other.bottom),
         )
-
-
-def fit_under_pixel_cap(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """Returns the largest size of the same shape with at most ``max_pixels`` pixels; never larger than the original.
-
-    Integer arithmetic only, so the result is the same on every machine: 1080x2400 under 648,000 is exactly 540x1200.
-
-    Raises:
-        ValueError: a size or the cap is not positive.
-    """
-    if width < 1 or height < 1 or max_pixels < 1:
-        raise ValueError(f"sizes and cap must be positive, got {width}x{height} under {max_pixels}")
-    if width * height <= max_pixels:
-        return width, height
-
-    new_width = max(1, isqrt(max_pixels * width // height))
-    new_height = max(1, min(new_width * height // width, max_pixels // new_width))
-    return min(new_width, max_pixels), new_height

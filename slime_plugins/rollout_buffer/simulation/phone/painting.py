@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from functools import cache, lru_cache
 
 from PIL import Image, ImageDraw
 
+from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_picture, fit_under_pixel_cap
 from slime_plugins.rollout_buffer.simulation.phone.geometry import (
     SCREEN_HEIGHT,
     SCREEN_WIDTH,
     Rect,
-    fit_under_pixel_cap,
 )
 from slime_plugins.rollout_buffer.simulation.phone.glyphs import line_height, line_mask
 from slime_plugins.rollout_buffer.simulation.phone.icons import ICON_DOTS, icon_mask
@@ -21,7 +20,6 @@ from slime_plugins.rollout_buffer.simulation.phone.widgets import Align, Widget,
 
 __all__ = ["encode_screen", "paint", "shrink"]
 
-_JPEG_QUALITY = 92
 _FIELD_EDGE_HEIGHT = 4
 _SLIDER_TRACK_HEIGHT = 16
 _SLIDER_THUMB = 56
@@ -30,13 +28,7 @@ _SLIDER_THUMB = 56
 @lru_cache(maxsize=256)
 def encode_screen(widgets: tuple[Widget, ...], max_pixels: int, image_format: str) -> bytes:
     """Returns the screenshot's bytes, under the pixel cap, as ``png`` or ``jpeg``. Equal screens are drawn once."""
-    image = shrink(paint(widgets), max_pixels)
-    buffer = io.BytesIO()
-    if image_format == "png":
-        image.save(buffer, "PNG", compress_level=1)
-    else:
-        image.save(buffer, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
-    return buffer.getvalue()
+    return encode_picture(shrink(paint(widgets), max_pixels), image_format)
 
 
 def shrink(image: Image.Image, max_pixels: int) -> Image.Image:

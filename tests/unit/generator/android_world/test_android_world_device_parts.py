@@ -35,9 +35,8 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     SettleTimes,
     settle,
 )
-from slime_plugins.rollout_buffer.generator.android_world.emulator.screenshots import encode_screenshot, size_under
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.simulation.phone.geometry import fit_under_pixel_cap
+from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 
 # ---- the device ------------------------------------------------------------------------------------------------------
@@ -174,11 +173,6 @@ def test_a_change_in_pixels_alone_is_a_change() -> None:
 )
 def test_what_cannot_be_typed_is_named(text: str, possible: str, refused: list[str]) -> None:
     assert typeable(text) == (possible, refused)
-
-
-@pytest.mark.parametrize("cap", [1, 1024, 500_000, 648_000, 1_000_000, 10_000_000])
-def test_screenshots_of_both_devices_have_the_same_size(cap: int) -> None:
-    assert size_under(1080, 2400, cap) == fit_under_pixel_cap(1080, 2400, cap)
 
 
 def test_halving_a_screenshot_averages_exactly() -> None:

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.simulation.phone.geometry import Rect, fit_under_pixel_cap
+from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import fit_under_pixel_cap
+from slime_plugins.rollout_buffer.simulation.phone.geometry import Rect
 from slime_plugins.rollout_buffer.simulation.phone.glyphs import DRAWABLE, TextSize
 from slime_plugins.rollout_buffer.simulation.phone.icons import ICON_NAMES, icon_mask
 from slime_plugins.rollout_buffer.simulation.phone.painting import encode_screen, paint

@@ -27,8 +27,8 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     SettleTimes,
     settle,
 )
-from slime_plugins.rollout_buffer.generator.android_world.emulator.screenshots import encode_screenshot
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 
 __all__ = ["AndroidWorldDevice"]
 
