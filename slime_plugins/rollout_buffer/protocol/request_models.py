@@ -206,6 +206,8 @@ class JobSettings(BaseModel):
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
     max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = 3
     """How often a slot is tried before it is given up as failed."""
+    stop_hopeless_groups: bool = False
+    """Gives up what still runs of a group that fails whatever it brings: too many of its slots were given up."""
     stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
     """A job fails when so many attempts in a row, of two instances or more, failed with one error code. 0: never."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = 256
@@ -331,6 +333,7 @@ CHANGEABLE = frozenset(
         "tokenizer_path",
         "max_attempts",
         "stop_after_failures",
+        "stop_hopeless_groups",
         "max_groups_ahead",
         "staleness_policy",
         "pause_when_idle_s",

@@ -102,6 +102,7 @@ class _RunningGroup:
 
     record: GroupRecord
     unsettled: int
+    given_up: int
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting_to_begin: int = 0
     quiet_s: float = 0.0
@@ -292,7 +293,10 @@ class JobRunner:
         instance = await self._stored(self._buffer.instance, self._job.key, record.position)
         settled = {slot for slot, done in progress.items() if done[0] or done[1] >= self._settings.max_attempts}
         open_slots = [slot for slot in range(self._job.group_size) if slot not in settled]
-        group = _RunningGroup(record, len(open_slots), waiting_to_begin=len(open_slots))
+        given_up = sum(
+            1 for filled, failures in progress.values() if not filled and failures >= self._settings.max_attempts
+        )
+        group = _RunningGroup(record, len(open_slots), given_up, waiting_to_begin=len(open_slots))
         group.has_members = any(filled for filled, _ in progress.values())
         self._groups[record.key] = group
         if not open_slots:
@@ -325,8 +329,17 @@ class JobRunner:
         finally:
             self._places.release()
         group.unsettled -= 1
-        if group.unsettled == 0 and group.record.key in self._groups:
+        group.given_up += failures >= self._settings.max_attempts
+        if group.record.key in self._groups and (group.unsettled == 0 or self._is_hopeless(group)):
             await self._close_group(group, timed_out=False)
+            for other in group.tasks - {asyncio.current_task()}:
+                other.cancel()
+
+    def _is_hopeless(self, group: _RunningGroup) -> bool:
+        """Whatever its other slots bring, it is too short to be delivered: ``judge_group`` says so before all else."""
+        if not self._settings.stop_hopeless_groups or self._settings.evaluation:
+            return False
+        return not self._policy.is_enough_when_short(self._job.group_size - group.given_up)
 
     async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance, generator: Generator) -> _Tried:
         """Plays one attempt."""

@@ -253,6 +253,41 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
     assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
 
 
+@pytest.mark.parametrize("stop", [True, False])
+async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to(
+    real_time_buffer: Buffer, stop: bool
+) -> None:
+    """Two of four slots are given up and three are needed: the others need not come to their end."""
+    release = asyncio.Event()
+
+    async def play(episode: EpisodeRequest) -> Any:
+        if episode.slot < 2:
+            return DeviceError("broken")
+        await release.wait()
+        return 1.0
+
+    options = {"num_repeat_per_sample": 4, "max_attempts": 1, "stop_hopeless_groups": stop}
+    job = start(real_time_buffer, count=1, **options)
+    running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(play)))
+    await _when(lambda: real_time_buffer.describe(job)["attempts"].get("failed", 0) == 2)
+    if not stop:
+        await asyncio.sleep(0.1)
+        assert not running.done()
+        release.set()
+    await running
+    assert list(real_time_buffer.describe(job)["causes"]["failed"]) == [
+        "slots failed: 0 of 4 members came" if stop else "slots failed: 2 of 4 members came"
+    ]
+    assert real_time_buffer.describe(job)["attempts"].get("given_up", 0) == (2 if stop else 0)
+
+
+async def test_a_group_that_can_still_be_delivered_is_played_to_its_end(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1, num_repeat_per_sample=4, max_attempts=1, stop_hopeless_groups=True)
+    play = ScriptedGenerator(lambda e: DeviceError("broken") if e.slot == 0 else float(e.slot % 2))
+    await run(real_time_buffer, job, play)
+    assert slots(real_time_buffer, job)["ready"] == 4
+
+
 @pytest.mark.parametrize(
     "answer",
     [
