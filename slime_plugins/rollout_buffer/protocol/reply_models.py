@@ -291,6 +291,8 @@ class WriteReply(TypedDict):
 class BiasRow(TypedDict):
     """How many groups of one kind are over, and what became of them."""
 
+    __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
+
     by: str
     """`duration`, `turns`, `success` or `task`."""
     name: str
