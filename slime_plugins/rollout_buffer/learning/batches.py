@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
+from slime_plugins.rollout_buffer.rules.weight_versions import version_number
+from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
 
 __all__ = ["Batch", "batch_of", "trained_logits"]
 
@@ -18,8 +19,9 @@ class Batch:
     """R rows of T places, filled up on the right, where nobody looks; and the K tokens in them that are trained.
 
     ``places`` (R, T - 1) marks where the logits are that predicted a trained token: one place before it. ``targets``,
-    ``log_probs`` (the engine's), ``trajectories`` and ``versions`` are of those tokens, (K) each. ``images`` is what
-    the model's processor made of all screenshots in the order of their places, empty for a model of text.
+    ``log_probs`` (the engine's), ``trajectories``, ``versions`` and ``returns`` are of those tokens, (K) each; what a
+    trajectory without rewards of turns returns is its reward. ``images`` is what the model's processor made of all
+    screenshots in the order of their places, empty for a model of text.
     """
 
     ids: torch.Tensor
@@ -28,6 +30,7 @@ class Batch:
     log_probs: torch.Tensor
     trajectories: torch.Tensor
     versions: torch.Tensor
+    returns: torch.Tensor
     images: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -39,13 +42,16 @@ def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> 
     places = torch.tensor([_filled(row.loss_mask, width, 0) for _, _, row in rows])[:, 1:] > 0
     log_probs = torch.tensor([_filled(row.log_probs or [0.0] * len(row.token_ids), width, 0.0) for _, _, row in rows])
     of_row = places.nonzero()[:, 0]
+    versions = torch.tensor([_filled(_versions(each, row), width, 0) for _, each, row in rows])
+    returns = torch.tensor([_filled(_returns(each, row), width, 0.0) for _, each, row in rows])
     return Batch(
         ids=ids.to(device),
         places=places.to(device),
         targets=ids[:, 1:][places].to(device),
         log_probs=log_probs[:, 1:][places].to(device),
         trajectories=torch.tensor([number for number, _, _ in rows])[of_row].to(device),
-        versions=torch.tensor([each.weight_version or 0 for _, each, _ in rows])[of_row].to(device),
+        versions=versions[:, 1:][places].to(device),
+        returns=returns[:, 1:][places].to(device),
         images=_images([row.train_inputs for _, _, row in rows if row.train_inputs], device),
     )
 
@@ -58,6 +64,20 @@ def trained_logits(policy: Any, batch: Batch) -> torch.Tensor:
     hidden = policy.model(input_ids=batch.ids, **inputs).last_hidden_state[:, :-1]
     logits: torch.Tensor = policy.lm_head(hidden[batch.places])
     return logits
+
+
+def _versions(trajectory: RolloutTrajectory, row: RolloutRow) -> list[int]:
+    """The weights that sampled each token: its span's, the trajectory's oldest where no span names a number."""
+    versions = [trajectory.weight_version or 0] * len(row.token_ids)
+    for span in row.version_spans:
+        number = version_number(span.weight_version)
+        if number is not None:
+            versions[span.start : span.end] = [number] * (span.end - span.start)
+    return versions
+
+
+def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> Sequence[float]:
+    return row.returns if row.returns is not None else [trajectory.reward] * len(row.token_ids)
 
 
 def _images(inputs: Sequence[Mapping[str, torch.Tensor]], device: str) -> dict[str, torch.Tensor]:

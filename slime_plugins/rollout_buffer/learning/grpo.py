@@ -5,7 +5,7 @@ old log-probs by the trainer's own weights → compared with the engine's → mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.learning.losses import (
 )
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 from slime_plugins.rollout_buffer.trainer.reports import RowReport
+from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
 __all__ = ["GrpoSettings", "GrpoTrainer", "LogProbGapError", "StepReport"]
 
@@ -97,6 +98,7 @@ class GrpoTrainer:
         played = [each for each in trajectories if not each.is_dummy]
         rewards = torch.tensor([each.reward for each in played])
         advantages = group_advantages(rewards, torch.tensor([each.group_index for each in played]))
+        of_turns = _baselines(played)
         batches, old, entropy, gaps, reports = [], [], [], [], []
         chosen = list(self._minibatches(len(played)))
         for part in chosen:
@@ -110,7 +112,7 @@ class GrpoTrainer:
         gap = self._checked(torch.cat(gaps))
         self.row_reports = reports
         updates = [
-            self._update(batch, before, advantages[part].to(before.device))
+            self._update(batch, before, _of_tokens(batch, [played[at] for at in part], advantages[part], of_turns))
             for batch, before, part in zip(batches, old, chosen, strict=True)
         ]
         losses, clipped, norms = zip(*updates, strict=True)
@@ -155,7 +157,7 @@ class GrpoTrainer:
         found = policy_loss(
             new,
             old,
-            advantages[batch.trajectories],
+            advantages,
             token_weights(batch.trajectories) * corrections,
             clip=self.settings.clip,
             clip_high=self.settings.clip_high,
@@ -166,6 +168,34 @@ class GrpoTrainer:
         self._optimizer.step()
         self._warmup.step()
         return found.loss.item(), found.clipped, norm.item()
+
+
+def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, float]]:
+    """What returns are compared with in each group of which some trajectory has rewards of turns, and their scale."""
+    groups: dict[int, list[RolloutTrajectory]] = {}
+    for each in played:
+        groups.setdefault(each.group_index, []).append(each)
+    return {
+        number: turn_baseline([each.turn_returns or (each.reward,) for each in members])
+        for number, members in groups.items()
+        if any(each.turn_returns is not None for each in members)
+    }
+
+
+def _of_tokens(
+    batch: Batch,
+    trajectories: Sequence[RolloutTrajectory],
+    advantages: torch.Tensor,
+    baselines: Mapping[int, tuple[float, float]],
+) -> torch.Tensor:
+    """The advantage of each token (K): its trajectory's, or in a group with rewards of turns that of its return."""
+    found = advantages.to(batch.returns.device)[batch.trajectories]
+    for number, each in enumerate(trajectories):
+        if each.group_index in baselines:
+            mean, scale = baselines[each.group_index]
+            own = batch.trajectories == number
+            found[own] = ((batch.returns[own].double() - mean) * scale).float()
+    return found
 
 
 def _row_reports(

@@ -14,6 +14,7 @@ torch: Any = pytest.importorskip("torch", reason="the reference trainer needs to
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
+from slime_plugins.rollout_buffer.learning import grpo  # noqa: E402
 from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler  # noqa: E402
 from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logits  # noqa: E402
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402
@@ -21,6 +22,7 @@ from slime_plugins.rollout_buffer.learning.losses import token_log_probs  # noqa
 from slime_plugins.rollout_buffer.learning.policy import PolicySize, imitate, new_policy  # noqa: E402
 from slime_plugins.rollout_buffer.learning.task_file import WarmUpPlan  # noqa: E402
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory  # noqa: E402
+from slime_plugins.rollout_buffer.types import WeightVersionSpan  # noqa: E402
 
 VOCABULARY = 12
 LOOSE = GrpoSettings(max_log_prob_gap=None)
@@ -96,6 +98,11 @@ def played(model: Any, count: int, rng: random.Random, version: int = 0) -> list
             one = row(ids, [0, 0, 1, 1, 1], log_probs)
             found.append(trajectory(one, reward=ids[2:].count(7) / 3, group=number, version=version))
     return found
+
+
+def of_turns(ids: list[int], mask: list[int], returns: list[float], version_spans: Any = ()) -> RolloutRow:
+    """A row whose turns earned rewards, or that several weights sampled."""
+    return replace(row(ids, mask, [0.0] * len(ids)), returns=returns, version_spans=version_spans)
 
 
 def weights(model: Any) -> Any:
@@ -281,3 +288,45 @@ def test_a_policy_imitates_what_it_is_shown() -> None:
 
     assert loss < 1.0
     assert int(model(torch.tensor([[10, 11]])).logits[0, -1].argmax()) == 12
+
+
+# --- rewards of turns, and weights of turns --------------------------------------------------------------------------
+
+
+def test_each_token_knows_the_weights_that_sampled_it() -> None:
+    spans = (WeightVersionSpan("4", 1, 2), WeightVersionSpan("5", 2, 3), WeightVersionSpan("odd", 3, 4))
+    one = trajectory(of_turns([1, 2, 3, 4], [0, 1, 1, 1], [0.0] * 4, spans), version=4)
+    whole = trajectory(row([1, 2], [0, 1]), version=3)
+
+    assert batch_of([one, whole]).versions.tolist() == [4, 5, 4, 3]
+
+
+def test_tokens_of_turns_that_earned_rewards_have_the_advantage_of_their_return() -> None:
+    """In their group alone; another group of the same step is compared by trajectory."""
+    first = replace(trajectory(of_turns([1, 2, 3], [0, 1, 1], [0.0, 3.0, 1.0])), turn_returns=(3.0, 1.0))
+    others = [trajectory(row([1, 4], [0, 1]), reward=reward, group=group) for reward, group in ((0, 0), (1, 1), (0, 1))]
+    played = [first, *others]
+    batch = batch_of(played)
+
+    found = grpo._of_tokens(batch, played, torch.tensor([9.0, 9.0, 0.5, -0.5]), grpo._baselines(played))
+    mean, deviation = 1.0, (((2.0**2 + 0.0) / 2 + 1.0) / 1) ** 0.5
+    expected = [(3.0 - mean) / deviation, 0.0, -mean / deviation, 0.5, -0.5]
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_rewards_of_turns_raise_the_turn_that_earned_and_lower_the_other() -> None:
+    model = policy()
+    good = replace(trajectory(of_turns([1, 7, 2, 5], [0, 1, 0, 1], [0.0, 1.0, 0.0, -1.0])), turn_returns=(1.0, -1.0))
+    plain = trajectory(row([1, 4], [0, 1], [0.0, 0.0]), reward=0.0)
+    before = _log_probs(model)
+    GrpoTrainer(model, replace(LOOSE, minibatches=1, learning_rate=1e-2, warmup_updates=0)).step([good, plain])
+    after = _log_probs(model)
+
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def _log_probs(model: Any) -> tuple[float, float]:
+    with torch.no_grad():
+        found = torch.log_softmax(model(torch.tensor([[1, 7, 2, 5]])).logits[0], -1)
+    return float(found[0, 7]), float(found[2, 5])

@@ -232,6 +232,7 @@ class Episode:
             instance_id=self._request.instance.instance_id,
             messages=tuple(self._conversation.messages),
             reward=breakdown.reward,
+            turn_rewards=self._turn_rewards(breakdown.reward),
             outcome=ending.outcome,
             stop_reason=ending.stop_reason,
             generations=tuple(self._conversation.generations),
@@ -239,6 +240,16 @@ class Episode:
             extra_info=self._extra_info(first, ending, breakdown),
             timings_s=self._timer.seconds(),
         )
+
+    def _turn_rewards(self, earned: float) -> list[float] | None:
+        """What each turn earned, the last one what the episode did; None unless malformed replies cost something."""
+        penalty, turns = self._settings.malformed_penalty, len(self._conversation.generations)
+        if not penalty or not turns:
+            return None
+        malformed = {entry["turn"] for entry in self._task_runner.log if "malformed" in entry}
+        rewards = [-penalty if turn in malformed else 0.0 for turn in range(1, turns + 1)]
+        rewards[-1] += earned
+        return rewards
 
     def _extra_info(self, first: Observation, ending: _Ending, breakdown: Earned) -> dict[str, Any]:
         generations = self._conversation.generations

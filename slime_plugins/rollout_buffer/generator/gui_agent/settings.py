@@ -47,6 +47,7 @@ class GuiAgentSettings(FarmSettings):
             "stop_after_repeats",
             "image_pixels_per_token",
             "ban_vision_tokens",
+            "malformed_penalty",
         }
     )
     """The common settings that a job may override, because they are no business of the host's."""
@@ -59,6 +60,7 @@ class GuiAgentSettings(FarmSettings):
     """An episode ends when the agent did the same at the same screen so many times in a row; None never."""
     image_pixels_per_token: int = Field(default=1024, ge=1)
     ban_vision_tokens: bool = True
+    malformed_penalty: float = Field(default=0.0, ge=0, le=1)
 
     screenshot_max_pixels: int = Field(default=648_000, ge=1024)
 

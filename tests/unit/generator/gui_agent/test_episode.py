@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.interface import Observation
@@ -198,6 +199,23 @@ async def test_a_malformed_reply_costs_a_turn_and_shows_the_same_screen_with_the
     assert image == played.trajectory.messages[1]["content"][1]
     assert len(played.trajectory.images) == 2
     assert played.info["steps_log"][0]["malformed"] == "it has no <tool_call>"
+
+
+@pytest.mark.parametrize("rollout_mode", ["incremental", "history"])
+async def test_a_malformed_reply_may_cost_something_and_the_last_turn_earns_what_the_episode_did(
+    rollout_mode: str,
+) -> None:
+    played = await play(["I am lost.", CLICK, DONE], malformed_penalty=0.25, rollout_mode=rollout_mode)
+    one = played.trajectory
+
+    assert one.turn_rewards == [-0.25, 0.0, one.reward]
+    assert wire.checked_turn_rewards({"turn_rewards": one.turn_rewards}, one.messages, one.generations)[0] is not None
+    ended = (await play([CLICK, "I am lost."], malformed_penalty=0.25, max_turns=2)).trajectory
+    assert ended.turn_rewards == [0.0, ended.reward - 0.25]
+
+
+async def test_turns_have_no_rewards_of_their_own_unless_told() -> None:
+    assert (await play(["I am lost.", CLICK, DONE])).trajectory.turn_rewards is None
 
 
 async def test_what_the_device_says_about_an_action_is_shown_to_the_agent() -> None:
