@@ -57,8 +57,8 @@ TASKS = ("click-button", "click-tab", "enter-text", "choose-list", "email-inbox"
 NOWHERE = (80, 25)
 """In points: a place above every page's own part, where a tap does nothing."""
 SCALE = 2
-WARM_UP = 2
-"""Episodes of each page before anything is measured."""
+WARM_UP = 1
+"""Episodes of each page, for each contender, before anything is measured."""
 
 
 @dataclass

@@ -107,6 +107,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     doomed: set[str] = set()
 
     def reply(request: GenerateRequest) -> str:
+        engine.requests.clear()  # it keeps them all, and the memory is measured
         if request.session_id in doomed:
             doomed.discard(str(request.session_id))
             if fault := kill_something(shared_browsers(), randomness):
@@ -116,9 +117,10 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
 
     pool = LocalDevicePool(load_settings({}).for_devices(), owner="faults")
     generator = MiniWobGenerator(pool)
+    engine = FakeEngine(reply, tokenizer=tokenizer)
     context = GeneratorContext(
         job_id="faults",
-        engine=FakeEngine(reply, tokenizer=tokenizer),
+        engine=engine,
         tokenizer=tokenizer,
         concurrency=pages,
         options={"miniwob": {"observation": "elements"}},
