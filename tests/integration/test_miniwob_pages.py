@@ -218,7 +218,7 @@ def test_every_page_loads_without_a_limit_and_its_seed_gives_the_same_page_and_t
 def test_a_page_reaches_no_network(device: BrowserPage) -> None:
     device.reset("click-test", 0)
     ask = "(url) => fetch(url).then(() => 'answered', () => 'refused')"
-    for url in ("http://127.0.0.1:1/", "http://example.com/", "https://93.184.215.14/"):
+    for url in ("http://127.0.0.1:1/", "http://example.com/", "https://93.184.215.14/", "file:///etc/passwd"):
         assert evaluated(device, ask, url) == "refused"
 
 
