@@ -263,9 +263,9 @@ class ManagedDevicePool:
     def _say(self, farewell: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(farewell)
         self._farewells.add(task)
-        task.add_done_callback(self._said)
+        task.add_done_callback(self._log_failure)
 
-    def _said(self, task: asyncio.Task[None]) -> None:
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._farewells.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.warning("a device could not be given back and returns when its lease ends: %s", task.exception())

@@ -96,10 +96,10 @@ def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
     segments: list[Segment] = []
     at = 0
     for start, end in _thoughts(text, tools):
-        segments += _said(text[at:start], tools)
+        segments += _texts_and_calls(text[at:start], tools)
         segments.append(Segment(kind=SegmentKind.THOUGHT, text=text[start:end]))
         at = end
-    return [*segments, *_said(text[at:], tools)]
+    return [*segments, *_texts_and_calls(text[at:], tools)]
 
 
 def read_function(function: Any) -> ToolCall:
@@ -134,7 +134,7 @@ def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
     return spans
 
 
-def _said(text: str, tools: Tools) -> Iterator[Segment]:
+def _texts_and_calls(text: str, tools: Tools) -> Iterator[Segment]:
     """Yields what stands outside of thoughts: texts and calls."""
     at = 0
     while (start := text.find(CALL, at)) >= 0:

@@ -62,7 +62,7 @@ from slime_plugins.rollout_buffer.types import (
 
 __all__ = ["Answer", "Gateway", "ScoreAsked"]
 
-SWEEP_INTERVAL_S = 1.0
+RECONCILE_INTERVAL_S = 1.0
 SETTLE_INTERVAL_S = 5.0
 MODEL_NAME = "policy"
 EXPIRED = "session_expired"
@@ -101,7 +101,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._opening = 0
         self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
-        self._sweeper: asyncio.Task[None] | None = None
+        self._reconciler: asyncio.Task[None] | None = None
         self._settled_at = -math.inf
 
     async def start(self) -> None:
@@ -109,13 +109,13 @@ class Gateway:
         given_up = await self.stored(self.claims.take_over)
         if given_up:
             logger.warning("%d sessions of an earlier gateway are given up; their slots are open again", given_up)
-        self._sweeper = asyncio.create_task(self._sweep_for_ever())
+        self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
     async def stop(self) -> None:
         """Gives up the sessions that are open, and closes the engines."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._reconciler is not None:
+            self._reconciler.cancel()
+            await asyncio.gather(self._reconciler, return_exceptions=True)
         for session in tuple(self._sessions.values()):
             await self._give_up(session, STOPPED, "ended: the gateway was stopped", given_up=True)
         await self.backends.keep_only(set())
@@ -332,18 +332,18 @@ class Gateway:
 
     # --- what goes by itself -----------------------------------------------------------------------------------------
 
-    async def _sweep_for_ever(self) -> None:
+    async def _reconcile_for_ever(self) -> None:
         while True:
             try:
-                await self.sweep()
+                await self.reconcile()
             except RolloutBufferError as error:
                 logger.error("looking after the sessions is put off: %s", error.message)
             except Exception:
-                # The sweeper outlives what it meets: without it nothing would ever expire.
+                # This loop outlives what it meets: without it nothing would ever expire.
                 logger.exception("looking after the sessions failed")
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(RECONCILE_INTERVAL_S)
 
-    async def sweep(self) -> None:
+    async def reconcile(self) -> None:
         """Gives up sessions that expired, drops those whose attempt was ended by others, looks at the engines."""
         now = time.monotonic()
         for session in tuple(self._sessions.values()):

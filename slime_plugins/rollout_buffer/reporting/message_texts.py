@@ -56,7 +56,7 @@ def preview_of(payload: Mapping[str, Any]) -> Preview:
     replied: Mapping[str, Any] = next((one for one in reversed(messages) if one.get("role") == "assistant"), {})
     return Preview(
         goal=_line(about.get("goal")) or _line(_content(asked)),
-        answer=_line(about.get("answer")) or _line(_said(replied)),
+        answer=_line(about.get("answer")) or _line(_reply_text(replied)),
     )
 
 
@@ -82,7 +82,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[str]:
             yield f"{function.get('name', '')} {function.get('arguments', '')}"
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _reply_text(message: Mapping[str, Any]) -> str:
     """A reply without what it thought and called; where nothing is left, what it called."""
     text = _content(message)
     ends = [at + len(tag) for tag in _ENDS_OF_THOUGHT if (at := text.rfind(tag)) >= 0]

@@ -157,7 +157,7 @@ class ConnectionLimits:
                     return True
         return False
 
-    def sweep(self) -> None:
+    def close_idle(self) -> None:
         """Cuts off whose time is up."""
         now = time.monotonic()
         for waiting in (self._strangers, self._known):

@@ -47,7 +47,7 @@ CROWDED_ACCEPTS_AT_ONCE = 40
 CROWDED_PAUSE_S = 0.01
 """Between them, when there is no room for all: clients that come back at once leave time for those who stay."""
 PENDING_INTERVAL_S = 0.05
-SWEEP_INTERVAL_S = 1.0
+CLOSE_IDLE_INTERVAL_S = 1.0
 NOTIFY_INTERVAL_S = 10
 GRACEFUL_TIMEOUT_S = 4
 SWITCH_INTERVAL_S = 0.001
@@ -219,14 +219,14 @@ class Server(uvicorn.Server):
         self._application = application
         self._note = note
         self._acceptors: list[Acceptor] = []
-        self._sweeper: asyncio.Task[None] | None = None
+        self._idle_closer: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to accept connections on the sockets that gunicorn listens on."""
         await super().startup(sockets=[])
         limits = self._application.connections
         self._acceptors = [Acceptor(each, self._connection, limits, self._note) for each in sockets or []]
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._idle_closer = asyncio.get_running_loop().create_task(self._close_idle_for_ever())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Accepts nothing more from the moment of the signal on: a successor may be starting already."""
@@ -240,8 +240,8 @@ class Server(uvicorn.Server):
             acceptor.close()
         self._application.stop()
         await super().shutdown(sockets=sockets)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._idle_closer is not None:
+            self._idle_closer.cancel()
 
     def _connection(self) -> Connection:
         limits = self._application.connections
@@ -249,11 +249,11 @@ class Server(uvicorn.Server):
             limits, config=self.config, server_state=self.server_state, app_state=self.lifespan.state, _loop=None
         )
 
-    async def _sweep(self) -> None:
+    async def _close_idle_for_ever(self) -> None:
         while True:
-            self._application.connections.sweep()
+            self._application.connections.close_idle()
             self._note(len(self._application.connections))
-            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await asyncio.sleep(CLOSE_IDLE_INTERVAL_S)
 
 
 class Worker(GunicornWorker):  # type: ignore[misc]  # gunicorn brings no types

@@ -69,7 +69,7 @@ class TrainingReporter:
         self._most_rows = most_rows
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="training-report")
         self._pending: Future[None] | None = None
-        self._said = False
+        self._has_warned = False
 
     def report(self, rows_by_job: Mapping[str, Sequence[RowReport]], *, step: int | None = None) -> bool:
         """Sends the rows with the largest gaps; returns whether they are on their way. Never raises, never waits."""
@@ -100,6 +100,6 @@ class TrainingReporter:
                     self._say("job %s took no report of %s: %s", job_id, refused["uid"], refused["reason"])
 
     def _say(self, text: str, *values: Any) -> None:
-        if not self._said:
+        if not self._has_warned:
             logger.warning(text, *values)
-        self._said = True
+        self._has_warned = True

@@ -59,7 +59,7 @@ class Told:
         async with asyncio.timeout(60):
             while True:
                 self.gateway.buffer.beat(SUPERVISOR.name, os.getpid(), {})
-                await self.gateway.gateway.sweep()
+                await self.gateway.gateway.reconcile()
                 found = views.explanation(self.job.job_id)
                 if found["explanation"][0]["code"] == code:
                     return found

@@ -343,7 +343,7 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
     opened = await gateway.open(job, idle_timeout_s=60)
     await gateway.chat(opened, [USER])
     let_pass(gateway, 61)
-    await gateway.gateway.sweep()
+    await gateway.gateway.reconcile()
     after = await gateway.chat(opened, [USER])
     assert (after.status, "session_expired" in after.body["error"]["message"]) == (410, True)
     assert (await gateway.close(opened, reward=1)).status == 410
@@ -359,7 +359,7 @@ async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path)
         asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
         await engine.asked.wait()
         let_pass(gateway, 61)
-        await gateway.gateway.sweep()
+        await gateway.gateway.reconcile()
         engine.may_answer.set()
         assert (await asking).status == 200
 
@@ -372,7 +372,7 @@ async def test_the_sessions_of_a_cancelled_job_end(tmp_path: Path) -> None:
         asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
         await engine.asked.wait()
         gateway.buffer.change_job(job.job_id, "cancel")
-        await gateway.gateway.sweep()
+        await gateway.gateway.reconcile()
         assert (await asking).status == 410
         assert (engine.given_up, gateway.gateway.open_sessions) == (1, 0)
 

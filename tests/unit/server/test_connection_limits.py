@@ -139,13 +139,13 @@ async def test_a_head_an_idle_connection_and_a_reply_have_their_time(clock: list
     reads_nothing = clients.connect().asks()
     reads_nothing.connection.pause_writing()
     clock[0] += connection_limits.HEAD_LIMIT_S + 1
-    clients.limits.sweep()
+    clients.limits.close_idle()
     assert [each.stays for each in (silent, answered, working, reads_nothing)] == [False, True, True, True]
     clock[0] += connection_limits.IDLE_LIMIT_S
-    clients.limits.sweep()
+    clients.limits.close_idle()
     assert [each.stays for each in (answered, working, reads_nothing)] == [False, True, True]
     clock[0] += connection_limits.READ_LIMIT_S
-    clients.limits.sweep()
+    clients.limits.close_idle()
     assert [each.stays for each in (working, reads_nothing)] == [True, False]
 
 
@@ -156,9 +156,9 @@ async def test_a_head_that_comes_byte_by_byte_gains_no_time(clock: list[float]) 
     for letter in b"ET / HT":
         clock[0] += 2
         client.connection.data_received(bytes([letter]))
-    client.connection._limits.sweep()
+    client.connection._limits.close_idle()
     clock[0] += 2
-    client.connection._limits.sweep()
+    client.connection._limits.close_idle()
     assert not client.stays
 
 
@@ -168,7 +168,7 @@ async def test_a_client_that_reads_slowly_has_its_time_anew_with_everything_it_r
     for _ in range(5):
         slow.connection.pause_writing()
         clock[0] += connection_limits.READ_LIMIT_S - 1
-        clients.limits.sweep()
+        clients.limits.close_idle()
         slow.connection.resume_writing()
     assert slow.stays
 

@@ -107,7 +107,7 @@ class _RemoteDeviceManager:
     def _connect(self) -> None:
         """Joins the cluster and finds the manager, or starts it. Blocks; belongs in a thread."""
         ray = _import_ray()
-        with _said_of_the_cluster(ray, self._ray_address):
+        with _ray_errors(ray, self._ray_address):
             if not ray.is_initialized():
                 _join_cluster(ray, self._ray_address)
                 self._connected_here = True
@@ -172,13 +172,13 @@ def try_cluster(address: str) -> None:
         DeviceError: it cannot be used for another reason.
     """
     ray = _import_ray()
-    with _said_of_the_cluster(ray, address):
+    with _ray_errors(ray, address):
         _join_cluster(ray, address)
         ray.shutdown()
 
 
 @contextlib.contextmanager
-def _said_of_the_cluster(ray: Any, address: str) -> Iterator[None]:
+def _ray_errors(ray: Any, address: str) -> Iterator[None]:
     """Turns what Ray raises into this project's errors."""
     try:
         yield
