@@ -23,6 +23,7 @@ from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.cli import demo
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
+from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"
@@ -109,7 +110,8 @@ def _agent_server(run: Path) -> Iterator[str]:
     command += ["--tokenizer", f"demo={DEMO_TOKENIZER_PATH}", "--callback-host", "127.0.0.1"]
     process = ChildProcess("agents", command, log_file=run / "agents.log")
     try:
-        demo._wait_until_healthy(f"http://127.0.0.1:{port}/health", process)
+        health = f"http://127.0.0.1:{port}/health"
+        wait_until_healthy(process, health, timeout_s=demo.START_TIMEOUT_S, error=demo.DemoError)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.stop(20.0)
