@@ -89,7 +89,8 @@ def test_a_generator_on_slimes_base_class_fills_its_own_job_beside_another_and_b
     got: list[RolloutItem] = []
     while not (data := client.get_rollout_data(job_id=job_id, wait_s=5, lease_s=60)).exhausted:
         got += data.items
-        client.ack([data.delivery_id] if data.delivery_id else [])
+        if data.delivery_id is not None:  # a crowded machine may play none within one poll
+            client.ack([data.delivery_id])
     got += data.items
 
     assert sorted(item.instance_id for item in got) == sorted(["sum-10", "sum-12", "sum-13"] * 3)
