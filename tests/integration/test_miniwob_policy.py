@@ -98,12 +98,13 @@ def test_the_demo_has_thirty_tasks_or_more() -> None:
 
 @pytest.mark.large
 @pytest.mark.timeout(1800)
-async def test_the_policy_solves_every_task_of_the_demo_with_four_seeds() -> None:
-    player = Player(1.0, observation="elements")
+@pytest.mark.parametrize(("mode", "seeds"), [("incremental", 4), ("history", 1)])
+async def test_the_policy_solves_every_task_of_the_demo(mode: str, seeds: int) -> None:
+    player = Player(1.0, observation="elements", rollout_mode=mode)
     await player.start()
     unsolved = []
     for line in TASKS:
-        for seed in range(4):
+        for seed in range(seeds):
             task = {"task_name": line["metadata"]["task_name"], "params_idx": seed}
             trajectory = await player.play({"instance_id": line["instance_id"], "metadata": task})
             if trajectory.reward < 1:
