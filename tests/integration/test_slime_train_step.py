@@ -43,6 +43,8 @@ pytestmark = [pytest.mark.slime, pytest.mark.timeout(900), NEEDS_SLIME, NEEDS_ME
 ONE_POLICY = {"get_mismatch_metrics": True, "custom_tis_function_path": "megatron_layer.no_correction"}
 """slime computes log-probs before the step only where something asks for them."""
 DUMMIES = (2, 5)
+BFLOAT16 = 2.0**-8
+"""Older slime takes log-probs by Megatron's fused cross entropy, which rounds the gradient of the logits to it."""
 DISCOUNT = 0.5
 HALF = ("turns_half", "android_world_history")
 UNDONE = {"rollout_data_postprocess_path": "slime.rollout.agent_rollout.post_process_rollout_data"}
@@ -219,7 +221,7 @@ def test_a_dummy_weighs_as_a_trajectory_without_gradient(one_rank: dict[str, See
     """slime's mean is over all trajectories of a step: two dummies of eight leave three quarters of the gradient."""
     plain, played = (one_rank[name]["steps"][0] for name in ("unscaled", "played"))
 
-    assert plain["grad_norm"] / played["grad_norm"] == pytest.approx(6 / 8, rel=1e-5)
+    assert plain["grad_norm"] / played["grad_norm"] == pytest.approx(6 / 8, rel=BFLOAT16)
 
 
 def advantages_of_turns(seen: Seen) -> dict[int, list[tuple[tuple[int, ...], list[tuple[float, int]]]]]:
