@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -101,6 +102,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
     os.environ["ROLLOUT_BUFFER_MINIWOB__PAGES_PER_BROWSER"] = str(max(pages // 2, 1))
     os.environ["ROLLOUT_BUFFER_MINIWOB__QUARANTINE_S"] = "1"
+    processes_before = {each.pid for each in processes_below(os.getpid())}
     threads_before, began = threading.active_count(), time.monotonic()
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     account, randomness = Account(), random.Random(seed)
@@ -153,16 +155,17 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     account.devices_left = len((await pool.snapshot())["devices"])
     await generator.close()
     account.memory.append(resident())
-    account.left_over = await what_is_left(threads_before)
+    account.left_over = await what_is_left(threads_before, processes_before)
     account.seconds = round(time.monotonic() - began, 1)
     return account
 
 
-async def what_is_left(threads_before: int) -> list[str]:
+async def what_is_left(threads_before: int, processes_before: Collection[int]) -> list[str]:
     """Returns the processes and threads that outlive their pool, which closes its pages without waiting for them."""
     deadline = time.monotonic() + LONGEST_END_S
     while True:
-        processes = [each.command[:80] for each in processes_below(os.getpid()) if each.command]
+        new = [each for each in processes_below(os.getpid()) if each.pid not in processes_before]
+        processes = [each.command[:80] for each in new if each.command]
         threads = threading.active_count() - threads_before - THREADS_OF_THE_BROWSERS
         if (not processes and threads <= 0) or time.monotonic() >= deadline:
             return processes + ([f"{threads} threads"] if threads > 0 else [])

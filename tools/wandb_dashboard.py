@@ -98,7 +98,10 @@ LAYOUT: tuple[Section, ...] = (
                 "buffer/surplus_items",
                 "buffer/untrained_trajectories",
                 "buffer/without_log_probs",
+                "buffer/old_trajectories",
             ),
+            _panel("Tokens of old weights, masked", "buffer/old_tokens"),
+            _panel("Trajectories with rewards of turns", "buffer/turn_rewards"),
             _panel("Screenshots", "buffer/images", "buffer/images_fetched"),
             _panel("Bytes of screenshots", "buffer/image_tensor_bytes"),
             _panel(
