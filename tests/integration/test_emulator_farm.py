@@ -38,12 +38,16 @@ pytestmark = [
     pytest.mark.timeout(2400),
 ]
 
+HELD = "held_copies"
+FINISHED = "slime_aw_*.avd/*.img"
 SLOW_CP = """#!/bin/bash
 # Half of the file at once, the rest after a while: whoever is killed meanwhile leaves half a file behind.
+# While "held" is there, all but the first files wait.
 from="${@: -2:1}"; to="${@: -1}"
 size=$(stat -c %s "$from")
 head -c $((size / 2)) "$from" > "$to"
 sleep $((size / 1000000))
+while [ -e "HELD" ] && compgen -G "CLONES" > /dev/null; do sleep 0.1; done
 exec /bin/cp "$@"
 """
 
@@ -77,7 +81,8 @@ def make_farm(folder: Path, devices: int) -> dict[str, str]:
     half.mkdir()
     (half / "rollout_buffer_clone_of").touch()
     (half / "cache.img.rollout_buffer_part").write_bytes(b"half")
-    write_program(programs / "cp", SLOW_CP)
+    (folder / HELD).touch()
+    write_program(programs / "cp", SLOW_CP.replace("HELD", str(folder / HELD)).replace("CLONES", f"{home}/{FINISHED}"))
     write_program(folder / "emulator", f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -S -m tests.adb_emulator "$@"\n')
     write_program(folder / "python", f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"\n')
     config = folder / "farm.yaml"
@@ -149,7 +154,7 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
                     "android_world": {"max_turns": 5, "max_context_len": 65536},
                 }
             )
-            wait_until(lambda: (folder / "avd" / "slime_aw_0.avd" / DISKS[0]).exists(), 300, "a first file")
+            wait_until(lambda: list((folder / "avd").glob(FINISHED)), 300, "a first file")
             wait_until(lambda: copies(folder), 300, "a copy")
             runner, under_way = buffer.runner_pid(), copies(folder)
             os.kill(runner, signal.SIGKILL)
@@ -157,6 +162,7 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
             (folder / "avd" / "starts").write_text("")
             (folder / "avd" / "next_boots").write_text("\n".join(faults))
             wait_until(lambda: not set(under_way) & set(copies(folder)), 60, "the end of the orphaned copies")
+            (folder / HELD).unlink()
             wait_until(lambda: buffer.runner_pid() != runner, 60, "another runner")
             job = wait_until(lambda: over(buffer), 2000, "the end of the job")
             job["failures"] = failures(folder / "data")
