@@ -44,8 +44,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where CI is set, a test that was skipped though this machine could have run it fails the run."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Says behind all other lines, where CI is set, which skip fails the run: this machine could have run the test."""
+    yield
     skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
     for reason in unexpected(skipped) if os.environ.get("CI") else []:
         terminalreporter.write_line(f"UNEXPECTED SKIP {reason}", red=True)

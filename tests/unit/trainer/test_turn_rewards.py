@@ -199,7 +199,7 @@ def test_each_row_of_a_trajectory_says_how_many_there_are() -> None:
 def test_a_rank_takes_the_advantages_of_its_rows_and_weighs_the_rows_of_a_trajectory_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch = pytest.importorskip("torch", reason="a rank's data are tensors")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     whole = types.SimpleNamespace(slice_log_prob_with_cp=lambda values, *_: values)
     monkeypatch.setattr("slime.rollout.agent_rollout_turns.import_module", lambda _: whole)
     rows = samples(item("a", [1.0, 2.0], generations=OF_TURNS), item("b", None, reward=0.0))
