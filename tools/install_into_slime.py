@@ -135,7 +135,7 @@ class Overlay:
         self._write_manifest({**gone, **entries})
         for path in wanted:
             if path != MASK_UTILS or self._kept is None:
-                self._copy(self._source / path, self._checkout / path)
+                self._copy(self._source / path, self._checkout / path, as_link=True)
         for path, entry in gone.items():
             self._take_back(path, entry)
         self._write_manifest(entries)
@@ -297,10 +297,12 @@ class Overlay:
             folder = folder.parent
 
     @staticmethod
-    def _copy(source: Path, target: Path) -> None:
+    def _copy(source: Path, target: Path, *, as_link: bool = False) -> None:
+        """Puts a file in place in one step; ``as_link`` keeps a link what it is: both names go on meaning one file."""
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(target.name + ".new")
-        shutil.copy2(source, new)
+        new.unlink(missing_ok=True)  # of a run that was cut off
+        shutil.copy2(source, new, follow_symlinks=not as_link)
         os.replace(new, target)
 
     def _read_manifest(self) -> dict[str, Entry]:

@@ -172,10 +172,10 @@ def test_a_cut_off_installation_can_be_taken_away(checkout: Path, monkeypatch: p
     copies = iter(range(40))
     copy = Overlay._copy
 
-    def full_disk(source: Path, target: Path) -> None:
+    def full_disk(source: Path, target: Path, *, as_link: bool = False) -> None:
         if next(copies, None) is None:
             raise OSError("no space left on device")
-        copy(source, target)
+        copy(source, target, as_link=as_link)
 
     monkeypatch.setattr(Overlay, "_copy", staticmethod(full_disk))
     with pytest.raises(OSError, match="no space"):
@@ -384,6 +384,23 @@ def test_problems_get_their_ids_with_the_guides_command(checkout: Path) -> None:
     )
 
     assert json.loads((checkout / "dapo_instance_id.jsonl").read_text())["instance_id"] == "math_0"
+
+
+def test_tasks_that_a_user_chose_are_those_that_are_written_and_trained(checkout: Path) -> None:
+    """A guide's two steps: edit ``task_list.txt`` beside the example, and write ``tasks.jsonl`` anew."""
+    Overlay(checkout).install()
+    example = checkout / "examples/android_world/data"
+    (example / "task_list.txt").write_text("ContactsAddContact\n")
+
+    command = [sys.executable, "examples/android_world/data/generate_tasks.py"]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+
+    for tasks in (example / "tasks.jsonl", checkout / "data/tasks.jsonl"):
+        lines = [json.loads(line) for line in tasks.read_text().splitlines()]
+        assert {line["metadata"]["task_name"] for line in lines} == {"ContactsAddContact"}
+        assert len(lines) == 20
+    assert main([str(checkout), "--uninstall", "--force"]) == 0
+    assert git(checkout, "status", "--short", "--ignored") == ""
 
 
 @pytest.mark.slime
