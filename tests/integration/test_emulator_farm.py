@@ -2,19 +2,26 @@
 
 The emulators are small (``tests/adb_emulator.py``): real processes with real virtual devices, each behind an adb server
 of its own; ``tests/adb_phone.py`` says what else is not Android. Disks are copied by a ``cp`` that takes its time.
+
+The large test is a farm of as many devices as a host takes, 64, and wants 8 GB of memory.
+ROLLOUT_BUFFER_TEST_FARM_DEVICES says another number; ROLLOUT_BUFFER_TEST_FARM_REPORT names a file that gets a line with
+what was measured.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sqlite3
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TASKS = (ROOT / "data" / "task_list.txt").read_text().split()
 DISKS = ("userdata-qemu.img", "cache.img", "encryptionkey.img")
 DISK_BYTES = 2_000_000
+MOST_DEVICES = int(os.environ.get("ROLLOUT_BUFFER_TEST_FARM_DEVICES", "64"))
+REPORT = os.environ.get("ROLLOUT_BUFFER_TEST_FARM_REPORT", "")
+UP = {"ready", "leased", "checking"}
 pytestmark = [
     pytest.mark.skipif(ADB is None, reason="Debian's adb is not installed"),
     pytest.mark.timeout(2400),
@@ -113,21 +123,64 @@ def tap_once(conversation: Conversation, *, skill: float, rng: SessionRng) -> st
     return say(action="click", coordinate=[500, 500]) if looks == 1 else say(action="terminate", status="success")
 
 
-def of_this_farm(folder: Path) -> list[str]:
+def of_this_farm(folder: Path) -> dict[int, str]:
     """Processes that were started for it and still live: by the folder in their command or environment."""
-    found = []
+    found = {}
     for pid, _, command in process_table():
         try:
             surroundings = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
         except OSError:
             continue
         if pid != os.getpid() and str(folder) in command + surroundings:
-            found.append(f"{pid} {command}")
+            found[pid] = command
     return found
 
 
-def copies(folder: Path) -> list[str]:
-    return [line for line in of_this_farm(folder) if "rollout_buffer_part" in line]
+def copies(folder: Path) -> set[int]:
+    return {pid for pid, command in of_this_farm(folder).items() if "rollout_buffer_part" in command}
+
+
+def megabytes(folder: Path) -> Counter[str]:
+    """What the farm's processes hold in memory by what they are, with their part of what they share."""
+    kinds = {
+        "tests.adb_phone": "device",
+        "tests.adb_emulator": "emulator",
+        "guard.py": "guard",
+        "fork-server": "adb server",
+    }
+    held: Counter[str] = Counter()
+    for pid, command in of_this_farm(folder).items():
+        with suppress(OSError, StopIteration):
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kilobytes = next(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
+            held[next((kind for word, kind in kinds.items() if word in command), "buffer")] += kilobytes
+    return Counter({kind: round(kilobytes / 1000) for kind, kilobytes in held.items()})
+
+
+class Progress:
+    """Looks at the job now and then until nothing is open; notes when the first device and when all had been up."""
+
+    def __init__(self, buffer: BufferProcess, devices: int) -> None:
+        self._buffer = buffer
+        self._devices = devices
+        self._seen: set[str] = set()
+        self._begun = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def over(self) -> dict[str, Any] | None:
+        time.sleep(0.5)  # each look is a request to a server that has a farm to serve
+        job: dict[str, Any] = self._buffer.client.job("farm")
+        assert job["state"] != "failed", job
+        reported = (job["devices"] or {}).get("devices", [])
+        self._seen |= {one["device_id"] for one in reported if one["state"] in UP}
+        self._note("first device", bool(self._seen))
+        self._note("every device", len(self._seen) == self._devices)
+        self._note("end", job["slots"]["open"] == 0)
+        return job if job["slots"]["open"] == 0 else None
+
+    def _note(self, what: str, happened: bool) -> None:
+        if happened:
+            self.seconds.setdefault(what, round(time.monotonic() - self._begun, 1))
 
 
 def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) -> dict[str, Any]:
@@ -161,21 +214,16 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
             # Whatever the first runner has booted by now ends with it: faults and their count begin with the next one.
             (folder / "avd" / "starts").write_text("")
             (folder / "avd" / "next_boots").write_text("\n".join(faults))
-            wait_until(lambda: not set(under_way) & set(copies(folder)), 60, "the end of the orphaned copies")
+            wait_until(lambda: not under_way & copies(folder), 60, "the end of the orphaned copies")
             (folder / HELD).unlink()
             wait_until(lambda: buffer.runner_pid() != runner, 60, "another runner")
-            job = wait_until(lambda: over(buffer), 2000, "the end of the job")
-            job["failures"] = failures(folder / "data")
+            progress = Progress(buffer, devices)
+            job = wait_until(progress.over, 2000, "the end of the job")
+            job |= {"failures": failures(folder / "data"), "seconds": progress.seconds, "megabytes": megabytes(folder)}
         finally:
             buffer.stop()
     wait_until(lambda: not of_this_farm(folder), 120, "the end of everything that was started")
     return dict(job)
-
-
-def over(buffer: BufferProcess) -> dict[str, Any] | None:
-    job: dict[str, Any] = buffer.client.job("farm")
-    assert job["state"] != "failed", job
-    return job if job["slots"]["open"] == 0 else None
 
 
 def failures(data: Path) -> Counter[str]:
@@ -210,8 +258,20 @@ def test_four_devices_come_up_over_a_restart_and_a_wedged_one_costs_its_neighbou
 
 
 @pytest.mark.large
-def test_twenty_four_devices_come_up_and_play_every_task_once(folder: Path) -> None:
-    faults = ("exit", "well", "crash", "exit", "well", "wedge", "crash", "well", "exit", "crash", "wedge", "exit")
-    check(folder, play(folder, 24, TASKS, faults), TASKS, faulty=1)
+def test_as_many_devices_as_a_host_takes_come_up_and_play_every_task_once(folder: Path) -> None:
+    pattern = ("exit", "well", "crash", "well", "well", "wedge", "well", "exit", "well", "well")
+    faults = tuple(islice(cycle(pattern), MOST_DEVICES))
+    job = play(folder, MOST_DEVICES, TASKS, faults)
     starts = [line.split() for line in (folder / "avd" / "starts").read_text().splitlines()]
-    assert {avd for avd, _ in starts} == {f"slime_aw_{index}" for index in range(24)}
+    report(job, Counter(word for _, word in starts))
+    check(folder, job, TASKS, faulty=1)
+    assert {avd for avd, _ in starts} == {f"slime_aw_{index}" for index in range(MOST_DEVICES)}
+
+
+def report(job: Mapping[str, Any], starts: Mapping[str, int]) -> None:
+    """Appends what was measured to the file that was asked for."""
+    if REPORT:
+        told = ("seconds", "megabytes", "failures", "slots", "attempts")
+        numbers = {"devices": MOST_DEVICES, "starts": starts} | {key: job[key] for key in told}
+        with Path(REPORT).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(numbers) + "\n")

@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "android_world"
 NAMED = (
     "README.md",
+    "__init__.py",
     "cleanup.sh",
     "config.yaml",
     "data/generate_tasks.py",
@@ -59,7 +60,7 @@ NAMED = (
 def test_what_a_guide_names_is_there(name: str) -> None:
     assert (EXAMPLE / name).is_file()
     assert (
-        name == "README.md"
+        name in ("README.md", "__init__.py")
         or name.startswith(("data/", "tests/"))
         or f"`{name}`" in (EXAMPLE / "README.md").read_text(encoding="utf-8")
     )
