@@ -45,6 +45,16 @@ IMPORTS = {
     "slime_plugins.rollout_buffer.generator": "BaseGenerator query_single_turn",
     "slime_plugins.rollout_buffer.generator.base_generator": "BaseGenerator query_single_turn",
     "slime_plugins.rollout_buffer.remote_rollout.session": "RolloutSession",
+    "slime_plugins.rollout_buffer.generator.context_editing.snapshots": (
+        "snapshots_of emission_views_of turn_boundaries_of full_history_of"
+    ),
+    "slime_plugins.rollout_buffer.generator.context_editing.tool_specs": "register_tool",
+    "examples.android_world.env_android_world": "AndroidWorldEnv BaseInteractionEnv",
+    "examples.android_world.env_pool": "AndroidWorldEnvPool",
+    "examples.android_world.env_worker": "AndroidWorldWorker parse_ui_action_from_response rescale_fn",
+    "examples.android_world.prompts": (
+        "ANDROID_WORLD_SYSTEM_PROMPT ANDROID_WORLD_TEMPLATE ANDROID_WORLD_TEMPLATE_NO_HIS ANDROID_WORLD_TEMPLATE_STEP"
+    ),
 }
 SESSION = [
     "call_llm",
@@ -57,9 +67,35 @@ SESSION = [
 ]
 TESTS_OF_MASKS = ["get_session", "count_tool_output_tokens", "rollout_server"]
 COMMANDS = ["./scripts/run_agent.sh", "assign_instance_id.py --input_path"]
+ANDROID_WORLD = [
+    *("run_android_world.sh", "run_android_world_history.sh", "run_android_world_opt.sh", "run_android_world.py"),
+    *("multi_node_ray_start.sh", "cleanup.sh", "config.yaml", "data/tasks.jsonl", "generate_tasks.py"),
+    *("test_imports.py", "test_env_pool.py", "test_rollout.py", "--custom-generate-function-path"),
+    *(
+        "AndroidWorldEnv",
+        "AndroidWorldEnvPool",
+        "AndroidWorldWorker",
+        "BaseInteractionEnv",
+        "parse_ui_action_from_response",
+    ),
+    *("ANDROID_WORLD_SYSTEM_PROMPT", "ANDROID_WORLD_TEMPLATE_NO_HIS", "ANDROID_WORLD_TEMPLATE_STEP", "rescale_fn"),
+    *("DUMMY_MESSAGES", "_extract_action_summary", "multimodal_train_inputs", "max_context_len", "asyncio.to_thread"),
+]
+STATELM = [
+    *(
+        "max_model_length",
+        "statelm_enabled",
+        "context_length_penalty",
+        "raw_prompt",
+        "document_content",
+        "deleteContext",
+    ),
+    *("trajectory_snapshots", "emission_views", "assistant_turn_boundaries", "tool_agent_loop.py", "AgentData"),
+]
+NAMED = [*FLAGS, *PAYLOAD_KEYS, *ITEM_KEYS, *ROUTES, *SESSION, *TESTS_OF_MASKS, *COMMANDS, *ANDROID_WORLD, *STATELM]
 
 
-@pytest.mark.parametrize("name", [*FLAGS, *PAYLOAD_KEYS, *ITEM_KEYS, *ROUTES, *SESSION, *TESTS_OF_MASKS, *COMMANDS])
+@pytest.mark.parametrize("name", NAMED)
 def test_what_the_guides_name_is_on_the_page(name: str) -> None:
     assert re.search(rf"`[^`]*{re.escape(name)}[^`]*`", PAGE)
 
@@ -76,5 +112,5 @@ def test_every_row_says_what_becomes_of_it() -> None:
     tables = PAGE[PAGE.index("## From the guides") :]
     rows = [line for line in tables.splitlines() if line.startswith("| ") and not line.startswith("| the guide")]
 
-    assert len(rows) > 40
+    assert len(rows) > 80
     assert [row for row in rows if not row.split(" | ", 1)[1].strip(" |")] == []
