@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tools.launching.models import vision_model
 from tools.launching.settings import ROOT, LaunchSettings
 from tools.launching.slime_checkout import bridges, loads_hf_weights
 from tools.launching.steps import obstacles, repository_of
@@ -75,6 +77,8 @@ def looked_at(
         yield "model to fetch", list(_cannot_fetch(settings, only_train=only_train))
     yield "Ray", list(_ray(settings, only_train=only_train))
     yield "arguments that slime knows", list(_arguments(settings, extra))
+    if extra:
+        yield "arguments of your own", list(_overrides(settings, extra))
 
 
 def _input(settings: LaunchSettings) -> Iterator[str]:
@@ -270,6 +274,19 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
     unknown = json.loads(done.stdout.splitlines()[-1])
     if unknown:
         yield f"this slime does not know {', '.join(unknown)} and would not say so: take them out or correct them"
+
+
+def _overrides(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
+    """What wins over the script's own arguments, and would stop the first step."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--context-parallel-size", default="1")
+    ranks = parser.parse_known_args(list(extra))[0].context_parallel_size
+    bridged = settings.kind.is_android and settings.backend == "megatron" and not vision_model(settings.model).native
+    if bridged and ranks != "1":
+        yield (
+            f"--context-parallel-size {ranks} cuts a sequence away from its images, and {settings.model} would stop at "
+            "its first step: leave it at 1, and raise --tensor-model-parallel-size for longer sequences"
+        )
 
 
 def _ray(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:

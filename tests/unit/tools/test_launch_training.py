@@ -760,6 +760,18 @@ def test_arguments_that_slime_would_pass_over_are_refused(
 
 
 @pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("form", [["--context-parallel-size", "2"], ["--context-parallel-size=2"]])
+def test_a_sequence_is_not_cut_away_from_its_images(ready: LaunchSettings, form: list[str]) -> None:
+    seeing = replace(ready, kind=Kind.ANDROID_WORLD, backend="megatron", model="Qwen3-VL-8B-Instruct")
+    seeing = replace(seeing, farm=replace(seeing.farm, simulated=True))
+
+    assert says(missing(seeing, form), "--context-parallel-size 2 cuts .*raise --tensor-model-parallel-size")
+    for well, extra in ((seeing, ["--context-parallel-size", "1"]), (replace(seeing, model="Qwen3.5-4B"), form)):
+        assert not says(missing(well, extra), "context-parallel")
+    assert missing(ready, form) == []
+
+
+@pytest.mark.usefixtures("hurried")
 def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSettings, tmp_path: Path) -> None:
     loaders = ready.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
     loaders.parent.mkdir(parents=True)
