@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tools.launching.models import vision_model
+from tools.launching.models import shape_of, vision_model
 from tools.launching.settings import ROOT, LaunchSettings
 from tools.launching.slime_checkout import bridges, loads_hf_weights
 from tools.launching.steps import obstacles, repository_of
@@ -339,8 +339,9 @@ def _fetch(settings: LaunchSettings) -> str:
 
 def _convert(settings: LaunchSettings) -> str:
     program = settings.slime / "tools" / "convert_hf_to_torch_dist.py"
+    shape = settings.slime / "scripts" / "models" / f"{shape_of(settings.kind, settings.model)}.sh"
     paths = f"--hf-checkpoint {settings.model_path} --save {settings.converted_path}"
-    return f"PYTHONPATH={settings.megatron} python {program} <the model's shape> {paths}"
+    return f'source {shape} && PYTHONPATH={settings.megatron} python {program} "${{MODEL_ARGS[@]}}" {paths}'
 
 
 def _try(program: str, *arguments: str) -> str | None:

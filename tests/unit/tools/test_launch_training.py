@@ -647,7 +647,10 @@ MISSING: dict[str, tuple[Callable[[LaunchSettings], LaunchSettings], str]] = {
     "model": (no_model, "no program hf on PATH to fetch it with: pip install huggingface_hub"),
     "Ray": (no_model, "ray is not on PATH"),
     "Megatron": (lambda settings: replace(settings, backend="megatron"), "SLIME_SCRIPT_MEGATRON_DIR"),
-    "converted": (lambda settings: replace(settings, backend="megatron"), "takes converted models only.*convert_hf"),
+    "converted": (
+        lambda settings: replace(settings, backend="megatron"),
+        r"takes converted models only.*: source .*qwen3-4B.sh && .*convert_hf",
+    ),
     "half converted": (half_converted, "is no converted model: delete it and convert again"),
     "port": (lambda settings: replace(settings, master="192.0.2.1"), "SLIME_SCRIPT_BUFFER_PORT"),
 }
@@ -757,6 +760,30 @@ def test_arguments_that_slime_would_pass_over_are_refused(
     (tmp_path / "flag_check.py").write_text(answer + "\n")
 
     assert says(missing(ready, ["--old-flag"]), words)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("emulator_path: /nowhere/emulator", r"Android SDK: emulator: no program at /nowhere/emulator: install the "),
+        ("num_worker: 3", r"farm.yaml: .*num_worker is not a setting; did you mean num_workers\?"),
+        ("num_workers: [", r"farm.yaml: "),
+    ],
+)
+def test_a_farm_that_cannot_come_up_on_this_host_is_said_before_anything_starts(
+    ready: LaunchSettings, tmp_path: Path, line: str, words: str
+) -> None:
+    file = tmp_path / "farm.yaml"
+    file.write_text(f"avd_name: Base\n{line}\n")
+    farm = replace(ready, kind=Kind.ANDROID_WORLD, model="Qwen3-VL-8B-Instruct", farm=replace(ready.farm, path=file))
+
+    found = missing(farm)
+
+    assert says(found, words)
+    assert all("\n" not in sentence for sentence in found)
+    for elsewhere in ({"external_ray": True}, {"external_buffer": "http://127.0.0.1:1"}):
+        assert not says(missing(replace(farm, **elsewhere)), words)
 
 
 @pytest.mark.usefixtures("hurried")
