@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights, WhoStands
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
 __all__ = ["Explanation", "Severity", "explain_group", "explain_job", "explain_service"]
@@ -243,6 +244,8 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             advice="The causes of the groups say why: too old (staleness_policy: admit drops none), timed out "
             "(group_timeout_seconds), or attempts that fail late.",
         )
+    if at.stuck_weights is not None:
+        yield _stuck_weights(at, at.stuck_weights)
     if at.lone_versions:
         yield Explanation(
             code="lone_versions",
@@ -259,6 +262,34 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             f"The last: {at.last_refusal[:300]}.",
             advice="Start the job with a reward_range that holds every reward, or without one.",
         )
+
+
+def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
+    bound = at.max_weight_version_lag
+    kept = "" if bound is None else f" The lag of {bound} that the job asks for is not kept."
+    if stuck.who is WhoStands.ENGINE:
+        message = (
+            f"The engine's weight version stands still: the trainer is at {stuck.trainers_version}, and {stuck.count} "
+            f"of the newest {stuck.looked_at} episodes were sampled by {stuck.version} or older, though they began "
+            "later."
+        )
+        advice = (
+            "Does the trainer push its weights to this engine, and to each worker behind its router? Does the push "
+            "name the version (weight_version of the engine's update calls)? GET /model_info of the engine says what "
+            "it has."
+        )
+    elif stuck.who is WhoStands.TRAINER:
+        message = (
+            f"The trainer's weight version stands still: it came back for groups {stuck.count} times after training, "
+            f"and the only version is {stuck.version}."
+        )
+        advice = "Does it send weight_version with its polls, and name it when it pushes its weights to the engine?"
+    else:
+        message = f"Nobody knows how old the tokens are: none of the newest {stuck.looked_at} episodes names a version."
+        advice = "Does the engine report weight_version in the meta_info of its replies, as SGLang does?"
+    return Explanation(
+        code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{kept}", advice=advice
+    )
 
 
 def _dropped(at: JobSnapshot) -> Iterator[Explanation]:

@@ -15,7 +15,9 @@ from slime_plugins.rollout_buffer.rules.bias import SlowLoss, slow_loss
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights
 from slime_plugins.rollout_buffer.state.device_reports import report_of_job
+from slime_plugins.rollout_buffer.state.staleness import stuck_weights_of
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -68,6 +70,8 @@ class JobSnapshot:
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
     slow_loss: SlowLoss | None = None
+    stuck_weights: StuckWeights | None = None
+    """Whose weight version stands still while groups are trained."""
     trainer_run: int = 1
     weight_version: int | None = None
     lone_versions: int = 0
@@ -136,6 +140,7 @@ def take_snapshot(
         disk_free_bytes=shutil.disk_usage(data_dir).free,
         devices=_devices(connection, job.key, now),
         engine=_engine(connection, job.key, now),
+        stuck_weights=stuck_weights_of(connection, now, job),
     )
 
 

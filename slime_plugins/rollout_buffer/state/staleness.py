@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from slime_plugins.rollout_buffer.rules.admission import (
     GroupsAhead,
@@ -19,6 +20,7 @@ from slime_plugins.rollout_buffer.rules.admission import (
     version_at,
 )
 from slime_plugins.rollout_buffer.rules.causes import STALE
+from slime_plugins.rollout_buffer.rules.stuck_weights import EPISODES_LOOKED_AT, StuckWeights, stuck_weights
 from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of, versions_of
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, pace_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -35,8 +37,12 @@ __all__ = [
     "outlook",
     "policy_of",
     "stale_groups",
+    "stuck_weights_of",
     "waits_for_the_slow",
 ]
+
+STEP_S = 30.0
+"""A trainer that asks for no groups for so long, and then for more, has trained meanwhile."""
 
 
 def note_versions(
@@ -164,6 +170,16 @@ def _outlook(
         trainer_waits=job.waiting_since is not None,
     )
     return Outlook(lag=lag, pace=pace_of(seen), ahead=ahead)
+
+
+def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> StuckWeights | None:
+    """Returns whose weight version stands still while the job is trained; None when nobody's does."""
+    if job.settings.evaluation:
+        return None
+    deliveries = pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
+    newest = pace_rows.newest_episodes(connection, job.key, job.trainer_run, EPISODES_LOOKED_AT)
+    steps = sum(after.at - after.waited_s - one.at >= STEP_S for one, after in pairwise(deliveries))
+    return stuck_weights(job.settings.max_weight_version_lag, _versions_seen(connection, now, job), newest, steps=steps)
 
 
 def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[VersionSeen]:

@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights, WhoStands
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
 AT_WORK = JobSnapshot(
@@ -172,6 +173,23 @@ def test_backpressure_says_whether_anybody_ever_polled() -> None:
     full = replace(AT_WORK, max_groups_ahead=1)
     assert "No trainer has ever polled" in explain_job(replace(full, poll_age_s=None))[0].advice
     assert "last polled 10 min ago" in explain_job(replace(full, poll_age_s=600.0))[0].advice
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [
+        (WhoStands.ENGINE, "the trainer is at 9, and 12 of the newest 16 episodes were sampled by 1 or older"),
+        (WhoStands.TRAINER, "it came back for groups 12 times after training, and the only version is 1"),
+        (WhoStands.UNKNOWN, "none of the newest 16 episodes names a version"),
+    ],
+)
+def test_weights_that_stand_still_are_said_beside_what_moves(who: WhoStands, words: str) -> None:
+    stuck = StuckWeights(who=who, count=12, looked_at=16, version=1, trainers_version=9)
+    found = explain_job(replace(AT_WORK, stuck_weights=stuck, max_weight_version_lag=4))
+    assert [one.code for one in found] == ["weights_stand_still", "moving"]
+    assert words in found[0].message
+    assert found[0].message.endswith("The lag of 4 that the job asks for is not kept.")
+    assert found[0].advice
 
 
 def test_little_disk_is_said_beside_the_rest() -> None:

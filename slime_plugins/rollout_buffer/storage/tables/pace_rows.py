@@ -1,9 +1,10 @@
-"""What the rows of ``deliveries`` and ``groups`` tell of a trainer's pace, and of what it has not got yet."""
+"""What the rows of a job tell of its trainer's pace, of what it has not got yet, and of the weights that sampled."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slime_plugins.rollout_buffer.rules.stuck_weights import SampledEpisode
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 DELIVERIES_LOOKED_AT = 256
@@ -42,3 +43,16 @@ def oldest_being_played(connection: Connection, job_key: int) -> float | None:
     )
     began = connection.execute(query, (job_key,)).fetchone()[0]
     return None if began is None else float(began)
+
+
+def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limit: int) -> list[SampledEpisode]:
+    """Returns what sampled the newest trajectories that the trainer's present run brought, and when each began."""
+    query = (
+        "SELECT group_key, oldest_version, started_at FROM (SELECT group_key, slot, attempt, oldest_version, "
+        "trainer_run FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?) "
+        "LEFT JOIN attempts USING (group_key, slot, attempt) WHERE trainer_run = ?"
+    )
+    return [
+        SampledEpisode(group_key=group_key, began_at=began_at, oldest_version=version)
+        for group_key, version, began_at in connection.execute(query, (job_key, limit, trainer_run))
+    ]
