@@ -3,6 +3,7 @@
 ``python -m tests.adb_phone -m MODULE DESCRIPTOR`` is started in the place of the device workers' Python, as
 ``android_world_python``. All but the package ``android_world`` is what runs in production: clone, ports, adb server,
 guard, emulator process, boot and the order of an episode. A task is solved by one tap that reached the own emulator.
+While ``held_tasks`` lies in the home folder no task is set up: every device of a farm is lent before the first plays.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator import device
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, EmulatorPorts
 
 ADB_S = 60.0
+HELD_TASKS = "held_tasks"
 
 
 class AdbPackage:
@@ -94,7 +97,8 @@ class AdbTask:
         self._package, self.goal = package, f"Tap for {name}."
 
     def initialize_task(self, env: Any) -> None:
-        pass
+        while (Path.home() / HELD_TASKS).exists():
+            time.sleep(0.1)
 
     def is_successful(self, env: Any) -> float:
         self._package.adb("shell", "score")

@@ -3,7 +3,7 @@
 The emulators are small (``tests/adb_emulator.py``): real processes with real virtual devices, each behind an adb server
 of its own; ``tests/adb_phone.py`` says what else is not Android. Disks are copied by a ``cp`` that takes its time.
 
-The large test is a farm of as many devices as a host takes, 64, and wants 8 GB of memory.
+The large test is a farm of as many devices as a host takes, 64, and wants 4 GB of memory.
 ROLLOUT_BUFFER_TEST_FARM_DEVICES says another number; ROLLOUT_BUFFER_TEST_FARM_REPORT names a file that gets a line with
 what was measured.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -30,6 +31,7 @@ import pytest
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
+from tests.adb_phone import HELD_TASKS
 from tests.android_world_expert import say
 from tests.android_world_script import engine_with
 from tests.integration.conftest import BufferProcess, process_table, wait_until
@@ -92,13 +94,15 @@ def make_farm(folder: Path, devices: int) -> dict[str, str]:
     (half / "rollout_buffer_clone_of").touch()
     (half / "cache.img.rollout_buffer_part").write_bytes(b"half")
     (folder / HELD).touch()
+    (folder / HELD_TASKS).touch()
     write_program(programs / "cp", SLOW_CP.replace("HELD", str(folder / HELD)).replace("CLONES", f"{home}/{FINISHED}"))
     write_program(folder / "emulator", f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -S -m tests.adb_emulator "$@"\n')
     write_program(folder / "python", f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"\n')
     config = folder / "farm.yaml"
     config.write_text(
         f"device: android_world\nandroid_world_python: {folder / 'python'}\ndevice_pool: local\n"
-        f"num_workers: {devices}\nboot_stagger_s: 0.1\nboot_pause_s: 2\nboot_timeout_s: 300\nstep_timeout_s: 45\n"
+        f"num_workers: {devices}\nboot_stagger_s: 0.1\nboot_pause_s: 2\nboot_timeout_s: 300\n"
+        "reset_timeout_s: 1200\nstep_timeout_s: 45\n"
         f"avd_name: Base\nandroid_avd_home: {home}\nandroid_sdk_root: {folder}\n"
         f"emulator_path: {folder / 'emulator'}\nadb_path: {ADB}\n"
         "base_console_port: 5554\nbase_grpc_port: 45100\nbase_adb_server_port: 45400\n"
@@ -158,25 +162,32 @@ def megabytes(folder: Path) -> Counter[str]:
 
 
 class Progress:
-    """Looks at the job now and then until nothing is open; notes when the first device and when all had been up."""
+    """Looks at the job now and then; notes after how many seconds what was first seen."""
 
     def __init__(self, buffer: BufferProcess, devices: int) -> None:
         self._buffer = buffer
         self._devices = devices
-        self._seen: set[str] = set()
         self._begun = time.monotonic()
         self.seconds: dict[str, float] = {}
 
+    def all_are_up(self) -> bool:
+        """Whether all devices can be used, or are, at this moment."""
+        up = [one for one in (self._job()["devices"] or {}).get("devices", []) if one["state"] in UP]
+        self._note("first device", bool(up))
+        self._note("every device", len(up) == self._devices)
+        return len(up) == self._devices
+
     def over(self) -> dict[str, Any] | None:
+        """The job once nothing of it is open."""
+        job = self._job()
+        self._note("end", job["slots"]["open"] == 0)
+        return job if job["slots"]["open"] == 0 else None
+
+    def _job(self) -> dict[str, Any]:
         time.sleep(0.5)  # each look is a request to a server that has a farm to serve
         job: dict[str, Any] = self._buffer.client.job("farm")
         assert job["state"] != "failed", job
-        reported = (job["devices"] or {}).get("devices", [])
-        self._seen |= {one["device_id"] for one in reported if one["state"] in UP}
-        self._note("first device", bool(self._seen))
-        self._note("every device", len(self._seen) == self._devices)
-        self._note("end", job["slots"]["open"] == 0)
-        return job if job["slots"]["open"] == 0 else None
+        return job
 
     def _note(self, what: str, happened: bool) -> None:
         if happened:
@@ -218,8 +229,11 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
             (folder / HELD).unlink()
             wait_until(lambda: buffer.runner_pid() != runner, 60, "another runner")
             progress = Progress(buffer, devices)
-            job = wait_until(progress.over, 2000, "the end of the job")
-            job |= {"failures": failures(folder / "data"), "seconds": progress.seconds, "megabytes": megabytes(folder)}
+            wait_until(progress.all_are_up, 1200, "every device at once")
+            in_memory = megabytes(folder)
+            (folder / HELD_TASKS).unlink()
+            job = wait_until(progress.over, 1200, "the end of the job")
+            job |= {"failures": failures(folder / "data"), "seconds": progress.seconds, "megabytes": in_memory}
         finally:
             buffer.stop()
     wait_until(lambda: not of_this_farm(folder), 120, "the end of everything that was started")
@@ -249,12 +263,13 @@ def test_four_devices_come_up_over_a_restart_and_a_wedged_one_costs_its_neighbou
     tasks = TASKS[:12]
     check(folder, play(folder, 4, tasks, faults), tasks, faulty=2)
     starts = [line.split() for line in (folder / "avd" / "starts").read_text().splitlines()]
-    ill = Counter(avd for avd, word in starts if word != "well")
-    assert sum(ill.values()) == 3
-    # A device was started as often as it was ill, and once more; one whose neighbours were ill, once.
-    assert {avd: count - ill[avd] for avd, count in Counter(avd for avd, _ in starts).items()} == {
-        f"slime_aw_{index}": 1 for index in range(4)
-    }
+    last_illness = {avd: word for avd, word in starts if word != "well"}
+    well = Counter(avd for avd, word in starts if word == "well")
+    assert sorted(word for _, word in starts if word != "well") == ["crash", "exit", "wedge"]
+    # Nobody was started anew for a neighbour's illness. What struck in an episode may outlive the last task's end.
+    assert set(well.values()) == {1}
+    struck = {avd for avd, word in last_illness.items() if word != "exit"}
+    assert {f"slime_aw_{index}" for index in range(4)} - well.keys() <= struck
 
 
 @pytest.mark.large
@@ -273,5 +288,6 @@ def report(job: Mapping[str, Any], starts: Mapping[str, int]) -> None:
     if REPORT:
         told = ("seconds", "megabytes", "failures", "slots", "attempts")
         numbers = {"devices": MOST_DEVICES, "starts": starts} | {key: job[key] for key in told}
+        numbers["failures"] = Counter(re.sub(r"\d+", "N", one) for one in job["failures"].elements())
         with Path(REPORT).open("a", encoding="utf-8") as file:
             file.write(json.dumps(numbers) + "\n")
