@@ -28,7 +28,7 @@ sets, each with a default here:
     rollout_buffer_example_interval  rollouts between two tables of example trajectories; 0 makes none (10)
     rollout_buffer_metrics_file  JSONL file that gets a line of metrics for each rollout
     rollout_buffer_tensorboard_dir  folder for TensorBoard events
-    rollout_num_process          episodes played at once (100)
+    rollout_num_process          episodes played at once (100), or auto
 """
 
 from __future__ import annotations
@@ -383,12 +383,17 @@ def _refuse_unknown_keys(args: Any) -> None:
 
 def _engine_and_task(args: Any) -> dict[str, Any]:
     return {
-        "num_process": int(getattr(args, "rollout_num_process", None) or DEFAULT_NUM_PROCESS),
+        "num_process": _num_process(getattr(args, "rollout_num_process", None) or DEFAULT_NUM_PROCESS),
         "remote_engine_url": engine_url(args),
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
     }
+
+
+def _num_process(value: Any) -> int | str:
+    """A number, or ``auto``; the buffer refuses what is neither."""
+    return "auto" if value == "auto" else int(value)
 
 
 def engine_url(args: Any) -> str | None:

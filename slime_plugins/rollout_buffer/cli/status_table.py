@@ -69,6 +69,9 @@ def _now(now: Mapping[str, Any]) -> list[Text]:
         lines.append(Text(f"  {one['message']}", style=_SEVERITY.get(one["severity"], "")))
         if one["advice"]:
             lines.append(Text(f"    {one['advice']}"))
+    if places := now.get("concurrency"):
+        why = f" (auto: {places['reason']})" if places.get("auto") else ""
+        lines.append(Text(f"  episodes at once: {places['limit']}{why}", style="dim"))
     newest = now.get("newest") or {}
     if newest.get("episodes"):
         success = "" if newest["success"] is None else f", success {newest['success']:.0%}"

@@ -15,7 +15,7 @@ from typing import Protocol
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Generation, Image, SamplingParams, WeightVersionSpan
 
-__all__ = ["Engine", "EngineSettings", "GenerateReply", "GenerateRequest"]
+__all__ = ["Engine", "EngineLoad", "EngineSettings", "GenerateReply", "GenerateRequest"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,14 @@ class GenerateReply:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """How busy an engine is, over all its workers: requests that run, and that wait in its queues."""
+
+    running: int
+    waiting: int
 
 
 class Engine(Protocol):

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,
@@ -76,6 +76,22 @@ class HttpEngine:
         self._answered_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
         self._probe_refusal = ""
+        self._turns = 0
+        self._tokens = 0
+
+    @property
+    def turns(self) -> int:
+        """How many turns were sampled so far."""
+        return self._turns
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have."""
+        return self._tokens
+
+    async def load(self) -> EngineLoad | None:
+        """Returns how busy the engine is; None where it does not say."""
+        return None
 
     @property
     def base_url(self) -> str:
@@ -145,11 +161,14 @@ class HttpEngine:
         """
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                return await self._generate_until_finished(request)
+                reply = await self._generate_until_finished(request)
         except TimeoutError as error:
             raise EngineError(
                 f"the engine at {self._base_url} did not finish a turn within {self._settings.deadline_s:g} s"
             ) from error
+        self._turns += 1
+        self._tokens += len(reply.output_ids)
+        return reply
 
     async def close(self) -> None:
         """Ends open connections; a second call does nothing."""

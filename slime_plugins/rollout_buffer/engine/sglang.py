@@ -16,17 +16,19 @@ from typing import Final
 
 import aiohttp
 
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     ForeignReplyError,
     SampledPart,
     generate_body,
     parse_generate_reply,
+    parse_loads,
     urls_of_workers,
 )
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.vocabulary import first_beyond
 
 __all__ = ["SglangEngine"]
@@ -36,6 +38,10 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 TOKENIZE_TIMEOUT_S: Final = 10.0
 WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
+LOAD_ROUTES: Final = ("/v1/loads?include=core", "/get_load")
+"""SGLang's own, the newer first."""
+LOAD_TIMEOUT_S: Final = 5.0
+NO_LOAD_REMEMBERED_S: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +74,7 @@ class SglangEngine(HttpEngine):
         self._tokenizer_probe = tokenizer_probe
         self._tokenizer_checks: dict[str, asyncio.Task[str | None]] = {}
         self._aborts: set[asyncio.Task[None]] = set()
+        self._says_no_load: dict[str, float] = {}
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
@@ -116,6 +123,31 @@ class SglangEngine(HttpEngine):
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
             logger.debug("%s does not say how it tokenizes: %s", url, error)
             return None
+
+    async def load(self) -> EngineLoad | None:
+        """Returns how many requests run and wait on all workers together; None where one of them does not say.
+
+        An engine that does not is asked again after a minute.
+        """
+        url = self._base_url
+        if self._closed or time.monotonic() - self._says_no_load.get(url, -math.inf) < NO_LOAD_REMEMBERED_S:
+            return None
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                loads = await asyncio.gather(*(self._load_of(worker) for worker in await self._worker_urls(url)))
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
+            logger.debug("the engine at %s does not say how busy it is: %s", redacted(url), error)
+            self._says_no_load = {url: time.monotonic()}
+            return None
+        return EngineLoad(running=sum(load.running for load in loads), waiting=sum(load.waiting for load in loads))
+
+    async def _load_of(self, worker_url: str) -> EngineLoad:
+        for route in LOAD_ROUTES:
+            async with self._open_session().get(f"{worker_url}{route}", allow_redirects=False) as response:
+                body = await response.read()
+                if response.status == 200:
+                    return parse_loads(body)
+        raise ForeignReplyError("it has none of the routes")
 
     def _headers(self, session_id: str) -> dict[str, str]:
         return {SESSION_HEADER: session_id}

@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from slime_plugins.rollout_buffer.engine.banned_tokens import ban_bias, with_banned_mass
+from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
@@ -27,6 +28,7 @@ __all__ = [
     "generate_body",
     "is_refusal_of_request",
     "parse_generate_reply",
+    "parse_loads",
     "sampling_params_body",
     "urls_of_workers",
 ]
@@ -155,6 +157,28 @@ def is_refusal_of_request(status: int, body: bytes) -> bool:
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return True
     return status in (400, 422) and any(reply.get(key) for key in ("error", "message", "detail"))
+
+
+def parse_loads(body: bytes) -> EngineLoad:
+    """What ``GET /v1/loads`` of a worker says, or ``GET /get_load`` of an older one: one entry per data-parallel rank.
+
+    Raises:
+        ForeignReplyError: it is neither.
+    """
+    try:
+        reply = orjson.loads(body)
+        loads = reply["loads"] if isinstance(reply, dict) else reply
+        waiting = sum(int(load.get("num_waiting_reqs", 0)) for load in loads)
+        return EngineLoad(running=sum(_running_of(load) for load in loads), waiting=waiting)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ForeignReplyError(f"no load of an engine: {_shortened(body)}") from error
+
+
+def _running_of(load: Mapping[str, Any]) -> int:
+    """``num_reqs`` of the older form counts those that wait, too."""
+    if "num_running_reqs" in load:
+        return int(load["num_running_reqs"])
+    return max(0, int(load["num_reqs"]) - int(load.get("num_waiting_reqs", 0)))
 
 
 def urls_of_workers(body: bytes) -> tuple[str, ...]:

@@ -686,6 +686,8 @@ class JobExplanation(TypedDict):
     """What the runner says of its devices; empty when it does not."""
     engine: NotRequired[dict[str, Any]]
     """What the runner says of its engine; empty when it does not."""
+    concurrency: NotRequired[dict[str, Any]]
+    """How many episodes may play at once (`limit`) and whether that is steered (`auto`); then why (`reason`)."""
     newest: NotRequired[dict[str, Any]]
     """The newest 200 trajectories: episodes, mean reward, success."""
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -160,6 +160,10 @@ class SamplingPayload(BaseModel):
     """Nucleus sampling: the probability mass that is sampled from."""
 
 
+AUTO: Final = "auto"
+FIXED_NUM_PROCESS: Final = 100
+
+
 class JobSettings(BaseModel):
     """What a job keeps of its payload: the work, how it samples, and by what its groups are measured."""
 
@@ -169,8 +173,12 @@ class JobSettings(BaseModel):
     """Which generator plays it; `external` is filled through `/buffer/write` alone."""
     input_file: Path | None = None
     """JSONL or Parquet under the server's data roots, one instance a line; `path@[a:b]` takes a slice."""
-    num_process: Annotated[Count, Field(ge=1, le=100_000)] = 100
-    """How many episodes are played at once."""
+    num_process: Annotated[Count, Field(ge=1, le=100_000)] | Literal["auto"] = FIXED_NUM_PROCESS
+    """How many episodes are played at once; `auto` follows engine, devices and trainer, within the next two."""
+    num_process_min: Annotated[Count, Field(ge=1, le=100_000)] | None = None
+    """What `num_process: auto` does not go below. None is n, the size of a group."""
+    num_process_max: Annotated[Count, Field(ge=1, le=100_000)] = 1024
+    """What `num_process: auto` does not go beyond."""
     num_epoch: Annotated[Count, Field(ge=1, le=1_000_000)] = 1
     """How often the input is gone through."""
     num_repeat_per_sample: Annotated[Count, Field(ge=1, le=4096)] = 1
@@ -220,6 +228,10 @@ class JobSettings(BaseModel):
     """The older name of `staleness_policy`, which comes first; goes with the next release."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = 3600.0
     """A job with groups ready that nobody polls for this long pauses itself; the next poll resumes it. None: never."""
+
+    def places(self) -> int:
+        """Returns how many episodes play at once in a form that is never steered: slime's, which has threads."""
+        return FIXED_NUM_PROCESS if self.num_process == AUTO else int(self.num_process)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -300,6 +312,8 @@ class StartPayload(JobSettings):
             raise ValueError("give input_file or instances, not both")
         if self.reward_range is not None and self.reward_range[0] > self.reward_range[1]:
             raise ValueError("reward_range: the lower end comes first")
+        if (self.num_process_min or 1) > self.num_process_max:
+            raise ValueError("num_process_min: it is larger than num_process_max")
         if self.retry_given_up and not self.evaluation:
             raise ValueError("retry_given_up is for jobs with evaluation: true: a trainer has the group already")
         if self.engine_api == "openai" and (not self.evaluation or self.task_type == EXTERNAL_TASK_TYPE):
@@ -330,6 +344,8 @@ class StartPayload(JobSettings):
 CHANGEABLE = frozenset(
     {
         "num_process",
+        "num_process_min",
+        "num_process_max",
         "tokenizer_path",
         "max_attempts",
         "stop_after_failures",

@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
 )
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.state.device_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -101,6 +102,7 @@ class Views:
             groups = {state.value: count for state, count in group_rows.count_groups(connection, job.key).items()}
             snapshot = self._snapshot(connection, job, groups, now)
             newest = _newest(connection, job.key)
+            concurrency = concurrency_of(connection, job, now)
         return {
             "job_id": job.job_id,
             "now": now,
@@ -115,6 +117,7 @@ class Views:
             "last_failure": snapshot.last_failure,
             "devices": dict(snapshot.devices),
             "engine": _engine_reply(snapshot.engine),
+            "concurrency": concurrency,
             "newest": newest,
         }
 

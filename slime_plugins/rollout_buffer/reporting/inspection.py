@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
+from slime_plugins.rollout_buffer.state.device_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
@@ -85,6 +86,8 @@ class JobCounts:
     """Seconds since a trainer last asked; None when none ever did."""
     oldest_ready_age_s: float
     """Seconds that the longest waiting ready group has waited; 0 when none waits."""
+    episodes_at_once: int | None
+    """How many may play now; None when nobody knows, or nobody here plays them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -418,6 +421,7 @@ def _count(connection: Connection, job: JobRecord, now: float) -> JobCounts:
         deliveries=_count_deliveries(connection, job),
         poll_age_s=None if job.last_poll_at is None else max(0.0, now - job.last_poll_at),
         oldest_ready_age_s=0.0 if oldest is None else max(0.0, now - oldest),
+        episodes_at_once=concurrency_of(connection, job, now).get("limit"),
     )
 
 

@@ -109,6 +109,11 @@ STALENESS = MetricName(
     "mean, max",
     labels=(*JOB_LABELS, "statistic"),
 )
+EPISODES_AT_ONCE = MetricName(
+    name="rollout_buffer_episodes_at_once",
+    help="How many episodes the job may play at once: its num_process, or what auto has come to",
+    labels=JOB_LABELS,
+)
 POLL_WAIT = MetricName(
     name="rollout_buffer_poll_wait_seconds",
     help="Seconds that the trainer had polled for a delivery; by statistic: mean, max",
@@ -204,6 +209,7 @@ METRICS: tuple[MetricName, ...] = (
     REWARD,
     SUCCESS,
     STALENESS,
+    EPISODES_AT_ONCE,
     POLL_WAIT,
     LOG_PROB_GAP,
     BIAS,
@@ -286,6 +292,8 @@ def _samples_of(job: JobCounts) -> Iterator[Sample]:
     if job.poll_age_s is not None:
         yield POLL_AGE, this, job.poll_age_s
     yield OLDEST_READY, this, job.oldest_ready_age_s
+    if job.episodes_at_once is not None:
+        yield EPISODES_AT_ONCE, this, job.episodes_at_once
 
 
 def cause_class(cause: str) -> str:

@@ -5,6 +5,7 @@
 * ``stored_settings`` – the settings of a stored job, typed; ``skip_list`` – what a trainer that resumes skips
 * ``attempt_uid`` – the name of an attempt; ``trajectory_stats`` – the few numbers of a trajectory that charts need
 * ``weight_versions`` – how old weights are; ``admission`` – which group may begin, so that none gets too old
+* ``concurrency`` – how many episodes play at once where nobody has set a number
 * ``stuck_weights`` – whose weight version stands still, so that a lag says nothing
 * ``bias`` – is what is trained what was submitted
 * ``vocabulary`` – which token ids and log-probs there can be

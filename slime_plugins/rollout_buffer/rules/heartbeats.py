@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DEVICES", "ENGINE", "SUPERVISOR", "Service"]
+__all__ = ["CONCURRENCY", "DEVICES", "ENGINE", "SUPERVISOR", "Service"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,3 +34,5 @@ ENGINE = Service(name="runner:", beats_every_s=3.0, silent_after_s=15.0)
 data directories have it under this name."""
 DEVICES = Service(name="devices of job ", beats_every_s=5.0, silent_after_s=60.0)
 """How the devices of a job are."""
+CONCURRENCY = Service(name="concurrency of job ", beats_every_s=5.0, silent_after_s=60.0)
+"""How many episodes a job with ``num_process: auto`` plays at once, and why."""

@@ -30,6 +30,8 @@ class DeviceWatch:
         self._keep = keep
         self._last: dict[str, Mapping[str, Any]] = {}
         self._since_summary_s = SUMMARY_INTERVAL_S
+        self.newest: Mapping[str, Any] = {}
+        """What the devices were at last; {} before they said so."""
 
     async def watch(self) -> None:
         """Reports for ever; returns at once for a generator that keeps no devices."""
@@ -45,6 +47,7 @@ class DeviceWatch:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 farm = await self._generator.devices()
+            self.newest = farm
             await self._keep(farm)
             self._tell(farm)
         except (DeviceError, TimeoutError) as error:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
@@ -46,15 +47,17 @@ from slime_plugins.rollout_buffer.generator.base_generator import Generator, Gen
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTracer, Tracer, traced_by
-from slime_plugins.rollout_buffer.protocol.request_models import JobSettings
+from slime_plugins.rollout_buffer.protocol.request_models import AUTO, JobSettings
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD, GroupAdmission, task_of
-from slime_plugins.rollout_buffer.state.device_reports import store_report
+from slime_plugins.rollout_buffer.runner.places import Places, PlaceSteering
+from slime_plugins.rollout_buffer.state.device_reports import store_concurrency, store_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -75,6 +78,8 @@ RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
 STOP_TIMEOUT_S = 20.0
 STORE_RETRY_S = 2.0
+SMALLEST_STEP = 4
+"""By how many episodes ``num_process: auto`` grows at least."""
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -160,7 +165,9 @@ class JobRunner:
         self._groups: dict[int, _RunningGroup] = {}
         self._groups_closing = 0
         self._playing: set[asyncio.Future[Trajectory]] = set()
-        self._places = asyncio.Semaphore(self._settings.num_process)
+        self._bounds = _bounds(self._settings, self._job.group_size)
+        self._places = Places(self._bounds.most)
+        self._steering: PlaceSteering | None = None
         self._may_play = asyncio.Event()
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._engine: HttpEngine | None = None
@@ -205,7 +212,7 @@ class JobRunner:
             self._engine_watch = EngineWatch(engine)
             generator = create_generator()
             devices = DeviceWatch(generator, self._job.job_id, self._keep_device_report)
-            watching = asyncio.create_task(devices.watch())
+            watching = asyncio.create_task(self._look_around(engine, devices))
             try:
                 await generator.start(self._generator_context(engine, tokenizer))
             except BaseException:
@@ -227,6 +234,33 @@ class JobRunner:
             await self._close_generator(generator)
             await self._close_engine()
 
+    async def _look_around(self, engine: HttpEngine, devices: DeviceWatch) -> None:
+        """Reports the devices and, where nobody has set it, moves the number of episodes at once."""
+        async with asyncio.TaskGroup() as watches:
+            watches.create_task(devices.watch())
+            if self._settings.num_process == AUTO:
+                self._steering = PlaceSteering(
+                    self._places,
+                    self._bounds,
+                    engine,
+                    devices=lambda: devices.newest,
+                    is_paused=lambda: not self._may_play.is_set(),
+                    keep=self._keep_concurrency,
+                )
+                watches.create_task(self._steering.watch())
+
+    async def _keep_concurrency(self, steering: Steering, load: EngineLoad | None) -> None:
+        await self._stored(
+            lambda: store_concurrency(
+                self._buffer.store,
+                self._job.key,
+                os.getpid(),
+                limit=steering.limit,
+                reason=steering.reason.value,
+                waiting=None if load is None else load.waiting,
+            )
+        )
+
     async def _keep_device_report(self, farm: Mapping[str, Any]) -> None:
         await self._stored(lambda: store_report(self._buffer.store, self._job.key, os.getpid(), farm))
 
@@ -246,7 +280,7 @@ class JobRunner:
             job_id=self._job.job_id,
             engine=engine,
             tokenizer=tokenizer,
-            concurrency=self._settings.num_process,
+            concurrency=self._bounds.most,
             ray_address=self._ray_address,
             options=self._settings.options,
         )
@@ -391,6 +425,8 @@ class JobRunner:
             return _Tried.FAILED
         group.quiet_s, group.has_members = 0.0, True
         self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
+        if self._steering is not None:
+            self._steering.episode_ended()
         self._streak.end()
         if self._engine_watch is not None:
             self._engine_watch.succeeded()
@@ -506,6 +542,7 @@ class JobRunner:
         """Runs ``run_rollout(data)`` in a thread and closes groups as its items come in over HTTP."""
         data = {
             **self._settings.model_dump(mode="json"),
+            "num_process": self._settings.places(),
             "sampling_params": self._settings.plain_sampling_params(),
             "job_id": self._job.job_id,
             "remote_buffer_url": self._buffer_url,
@@ -624,6 +661,15 @@ class JobRunner:
             except (StorageFullError, UnavailableError) as error:
                 logger.error("job %s: %s; trying again", self._job.job_id, error.message)
                 await asyncio.sleep(STORE_RETRY_S)
+
+
+def _bounds(settings: JobSettings, group_size: int) -> Bounds:
+    """What the number of episodes at once stays within; a number that was set is both bounds."""
+    if settings.num_process != AUTO:
+        return Bounds(least=settings.places(), most=settings.places(), step=1)
+    most = settings.num_process_max
+    least = min(most, settings.num_process_min or group_size)
+    return Bounds(least=least, most=most, step=max(group_size, SMALLEST_STEP))
 
 
 def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str, Any]) -> asyncio.Future[None]:

@@ -1,4 +1,5 @@
-"""What a job's runner says of its devices: kept beside the heartbeats, so that the server can show it.
+"""What a job's runner says of its devices, and of how many episodes it plays at once: kept beside the heartbeats, so
+that the server can show it.
 
 The server knows nothing of devices or Ray. A runner writes what its farm is at, every few seconds and over what it
 wrote before; several jobs on one farm report the same devices, and the newest report counts.
@@ -11,12 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES
+from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY, DEVICES
+from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-__all__ = ["devices_of_job", "fresh_farms", "report_of_job", "store_report"]
+__all__ = ["concurrency_of", "devices_of_job", "fresh_farms", "report_of_job", "store_concurrency", "store_report"]
 
 _KEPT_S = 7 * 24 * 3600.0
 
@@ -91,3 +94,28 @@ def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str
 def _with_age(found: tuple[float, dict[str, Any]], now: float) -> dict[str, Any]:
     written_at, farm = found
     return {"age_s": round(abs(now - written_at), 3), **farm}
+
+
+def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reason: str, waiting: int | None) -> None:
+    """Keeps how many episodes may play and why, in place of the runner's last word.
+
+    ``waiting`` are requests in the engine's queues, None where it does not say.
+    """
+    now = store.clock()
+    with store.write() as connection:
+        said = {"limit": limit, "reason": reason, "engine_waiting": waiting}
+        service_rows.beat(connection, CONCURRENCY.of_job(job_key), pid, now, said)
+        service_rows.remove_before(connection, CONCURRENCY.name, now - _KEPT_S)
+
+
+def concurrency_of(connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
+    """Returns ``limit``, ``auto`` and, where it is steered, ``reason`` and ``engine_waiting``; {} when nobody knows."""
+    number = job.settings.kept.get("num_process")
+    if job.state not in OPEN_STATES or not job.has_runner or number is None:
+        return {}
+    if number != "auto":
+        return {"limit": int(number), "auto": False}
+    found = service_rows.heartbeat(connection, CONCURRENCY.of_job(job.key))
+    if found is None or CONCURRENCY.is_silent(abs(now - found[0])):
+        return {}
+    return {**found[1], "auto": True}

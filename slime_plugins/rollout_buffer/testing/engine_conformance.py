@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.engine.base import (
     GenerateRequest,
 )
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
 
@@ -159,6 +160,20 @@ class SglangServerContract(EngineContract):
         turn.cancel()
         await asyncio.wait({turn})
         await until(base_url, lambda load: load == 0)
+
+    async def test_the_client_reads_how_busy_the_server_is(self, engine: Engine, base_url: str) -> None:
+        asking = SglangEngine(base_url)
+        turn = asyncio.create_task(engine.generate(self.long_request()))
+        await until_running(base_url)
+        busy = await asking.load()
+        await asyncio.wait_for(turn, WAIT_S)
+        await until(base_url, lambda load: load == 0)
+        idle = await asking.load()
+        await asking.close()
+        assert busy is not None
+        assert idle is not None
+        assert busy.running + busy.waiting > 0
+        assert (idle.running, idle.waiting) == (0, 0)
 
     async def test_a_wrong_request_is_refused_in_the_engines_words(self, engine: Engine) -> None:
         await assert_refused(engine.generate(self.request(max_length=3)), "unknown field `max_length`")

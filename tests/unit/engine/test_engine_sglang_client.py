@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
-from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
@@ -650,3 +650,67 @@ class TestTheReport:
             assert engine.report().code is EngineTrouble.NONE
             await engine.close()
         assert reply.output_ids == (7, 8)
+
+
+# --- how busy it is --------------------------------------------------------------------------------------------------
+
+NEWER = {"loads": [{"num_running_reqs": 5, "num_waiting_reqs": 2}, {"num_running_reqs": 1, "num_waiting_reqs": 0}]}
+OLDER = [{"dp_rank": 0, "num_reqs": 9, "num_waiting_reqs": 3, "num_tokens": 800}]
+
+
+@asynccontextmanager
+async def saying_load(**routes: Any) -> AsyncIterator[tuple[str, list[str]]]:
+    """A server with these replies: ``v1_loads``, ``get_load``, ``workers``; and what it was asked."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path_qs)
+        reply = routes.get(request.path.strip("/").replace("/", "_"))
+        if reply is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.Response(text=reply) if isinstance(reply, str) else web.json_response(reply)
+
+    application = web.Application()
+    application.router.add_get("/{route:.*}", answer)
+    async with TestServer(application) as server:
+        yield str(server.make_url("")).rstrip("/"), asked
+
+
+@pytest.mark.parametrize(("routes", "load"), [
+    ({"v1_loads": NEWER, "get_load": OLDER}, (6, 2)),
+    ({"get_load": OLDER}, (6, 3)),
+    ({"v1_loads": {"loads": []}}, (0, 0)),
+])  # fmt: skip
+async def test_an_engine_says_how_busy_it_is_by_either_route(routes: dict[str, Any], load: tuple[int, int]) -> None:
+    async with saying_load(**routes) as (url, _):
+        engine = SglangEngine(url)
+        assert await engine.load() == EngineLoad(running=load[0], waiting=load[1])
+        await engine.close()
+
+
+@pytest.mark.parametrize("reply", ["<html>", "null", "{}", "[7]", '{"loads": 3}', '{"loads": [{"num_reqs": "many"}]}'])
+async def test_what_is_no_load_is_none_and_is_not_asked_for_at_once_again(reply: str) -> None:
+    async with saying_load(v1_loads=reply) as (url, asked):
+        engine = SglangEngine(url)
+        assert [await engine.load(), await engine.load()] == [None, None]
+        assert len([path for path in asked if "loads" in path]) == 1
+        await engine.close()
+
+
+async def test_the_load_of_a_router_is_that_of_all_its_workers() -> None:
+    async with (
+        saying_load(v1_loads=NEWER) as (first, _),
+        saying_load(get_load=OLDER) as (second, _),
+        saying_load(workers={"workers": [{"url": first}, {"url": second}]}) as (router, asked),
+    ):
+        engine = SglangEngine(router)
+        assert await engine.load() == EngineLoad(running=12, waiting=5)
+        assert asked == ["/workers"]
+        await engine.close()
+
+
+async def test_an_engine_that_is_away_or_closed_has_no_load() -> None:
+    engine = SglangEngine(f"http://127.0.0.1:{unused_port()}")
+    assert await engine.load() is None
+    await engine.close()
+    assert await engine.load() is None

@@ -18,11 +18,16 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import AttemptPageQuery
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
+from slime_plugins.rollout_buffer.rules.concurrency import Reason
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.runner import group_admission
+from slime_plugins.rollout_buffer.runner import group_admission, places
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.state.device_reports import store_concurrency
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS_OF_A_JOB
@@ -162,6 +167,38 @@ async def test_no_more_episodes_at_once_than_num_process(real_time_buffer: Buffe
     may_end.set()
     await running
     assert generator.most_at_once == 3
+
+
+async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_what_it_is(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "SAMPLE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(places, "SHORTEST_WINDOW_S", 0.02)
+    job = start(real_time_buffer, count=60, num_process="auto", num_process_max=40)
+    generator = ScriptedGenerator(lambda episode: _after(0.01, by_slot(episode)))
+    said = []
+
+    def keep(store: Store, job_key: int, pid: int, **more: Any) -> None:
+        said.append(more["limit"])
+        store_concurrency(store, job_key, pid, **more)
+
+    monkeypatch.setattr(runner, "store_concurrency", keep)
+    await run(real_time_buffer, job, generator)
+    assert len(generator.requests) == len({request.uid for request in generator.requests}) == 120
+    assert generator.most_at_once <= 40
+    assert said
+    assert all(2 <= limit <= 40 for limit in said)
+
+
+def test_what_a_job_plays_at_once_can_be_read(real_time_buffer: Buffer) -> None:
+    fixed, steered = start(real_time_buffer, num_process=7), start(real_time_buffer, num_process="auto", job_id="auto")
+    store_concurrency(real_time_buffer.store, steered.key, 1, limit=48, reason=Reason.ENGINE_QUEUES.value, waiting=9)
+    views = Views(real_time_buffer.store, "supervisor")
+    assert views.explanation(fixed.job_id)["concurrency"] == {"limit": 7, "auto": False}
+    said = {"limit": 48, "reason": "the engine queues", "engine_waiting": 9, "auto": True}
+    assert views.explanation("auto")["concurrency"] == said
+    page = metrics_page(Inspection(real_time_buffer.store), "supervisor").decode()
+    assert 'rollout_buffer_episodes_at_once{job_id="auto",task_type="scripted"} 48.0' in page
 
 
 async def _after(seconds: float, reward: float) -> float:

@@ -109,6 +109,8 @@ WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
     ({"num_epoch": True}, 400, "num_epoch"),
     ({"num_process": -1}, 400, "num_process"),
     ({"num_process": None}, 400, "num_process"),
+    ({"num_process": "automatic"}, 400, "num_process"),
+    ({"num_process": "auto", "num_process_min": 9, "num_process_max": 8}, 400, "num_process_min"),
     ({"num_repeat_per_sample": "0"}, 400, "num_repeat_per_sample"),
     ({"num_repeat_per_sample": 10**30}, 400, "num_repeat_per_sample"),
     ({"max_tokens": "many"}, 400, "max_tokens"),

@@ -105,6 +105,7 @@ def test_other_work_has_another_job_id(changes: dict[str, Any]) -> None:
 
 
 def test_what_may_change_between_starts_leaves_the_job_id_alone() -> None:
+    assert payload_of(rollout_num_process="auto")["num_process"] == "auto"
     elsewhere = arguments(sglang_router_ip="10.0.0.9", rollout_num_process=7, rollout_batch_size=2)
 
     assert read_settings(elsewhere).job_id == read_settings(arguments()).job_id

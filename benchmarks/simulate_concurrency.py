@@ -1,0 +1,303 @@
+"""What ``num_process: auto`` comes to, beside fixed numbers of episodes at once: a simulation, in no real time.
+
+    python -m benchmarks.simulate_concurrency
+    python -m benchmarks.simulate_concurrency --hours 4 --seed 7 --json concurrency.json
+
+Episodes take turns of an engine and, where there are devices, of a device that each holds from its first turn to its
+last. The engine's speed for one request falls with the number of requests: it is full up to ``knee``, shared beyond,
+and beyond ``cache`` it computes prompts again whose prefix was evicted, so that more requests bring less. With
+``max_running`` the others queue, and the engine tells how many (``says_load``).
+
+What moves the number is the runner's own ``PlaceSteering`` over ``rules/concurrency.py``, on the simulation's clock.
+Said of each: tokens a second as a share of the best fixed number's, the middle of the time an episode takes (which is
+how old its first tokens are), and what auto came to in the last half. Everything follows from the seed.
+
+Caveats: there is always an episode to begin (no trainer holds them back), one engine, and prompts cost nothing but
+where the cache is too small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import random
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from slime_plugins.rollout_buffer.engine.base import EngineLoad
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
+from slime_plugins.rollout_buffer.runner.places import SAMPLE_INTERVAL_S, Places, PlaceSteering
+from slime_plugins.rollout_buffer.types import EngineReport
+
+FIXED = (8, 64, 512)
+GROUP_SIZE = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """An engine, and what episodes need of it. Times in seconds, sizes in requests."""
+
+    name: str
+    knee: int
+    """So many requests run at full speed; more share it."""
+    cache: int = 100_000
+    """Beyond so many, prefixes are evicted, and throughput falls as cache / requests."""
+    max_running: int = 100_000
+    says_load: bool = False
+    devices: int | None = None
+    device_s: float = 0.0
+    """Of a turn, on average."""
+    turns: float = 8.0
+    """Of an episode, on average."""
+    tokens: float = 200.0
+    """Of a turn, on average; with a heavy tail."""
+    speed: float = 40.0
+    """Tokens a second of one request at full speed."""
+
+
+SETTINGS = (
+    Setting(name="small engine", knee=12),
+    Setting(name="engine that queues", knee=96, max_running=96, says_load=True),
+    Setting(name="large engine", knee=400),
+    Setting(name="cache too small", knee=48, cache=96),
+    Setting(name="cache too small, queues", knee=48, cache=96, max_running=256, says_load=True),
+    Setting(name="64 devices", knee=400, devices=64, device_s=5.0),
+    Setting(name="single turns", knee=150, turns=1.0, tokens=800.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one number of episodes came to."""
+
+    policy: str
+    tokens_per_s: float
+    episode_s: float
+    """Median, from taking its place to its end."""
+    limits: tuple[int, int, int]
+    """How many might play in the last half: least, median, most."""
+
+
+class _SimulatedEngine(HttpEngine):
+    """What the steering asks of an engine, answered by the simulation."""
+
+    route = "/none"
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.simulation = simulation
+
+    def sampled(self, tokens: float) -> None:
+        """A turn came back."""
+        self._turns += 1
+        self._tokens += round(tokens)
+
+    async def load(self) -> EngineLoad | None:
+        """As SGLang's route says it, where the setting has it."""
+        if not self.simulation.setting.says_load:
+            return None
+        return EngineLoad(running=len(self.simulation.running), waiting=len(self.simulation.queue))
+
+    def report(self, *, unasked: bool = False) -> EngineReport:
+        """It is always well."""
+        return EngineReport()
+
+
+@dataclass
+class _Episode:
+    began: float
+    turns: int
+    has_device: bool = False
+
+
+class Simulation:
+    """One setting played with one policy. Requests share the engine: each gets its share of tokens at any moment."""
+
+    def __init__(self, setting: Setting, limit: int | None, *, seconds: float, seed: int) -> None:
+        """``limit`` None is auto."""
+        self.setting, self.limit, self.seconds = setting, limit, seconds
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.events: list[tuple[float, int, _Episode]] = []
+        self.running: list[tuple[float, int, _Episode, float]] = []
+        """By how many tokens each request had got when this one is through."""
+        self.given = 0.0
+        self.queue: deque[tuple[_Episode, float]] = deque()
+        self.free = setting.devices
+        self.waiting_for_device: deque[_Episode] = deque()
+        self.places = Places(limit or 1)
+        self.places.wanted = 1
+        self.engine = _SimulatedEngine(self)
+        self.took: list[float] = []
+        self.tokens = 0.0
+        self.limits: list[int] = []
+        self.count = 0
+
+    async def run(self) -> Result:
+        """Plays for as long as was asked; what is counted are the last nine tenths."""
+        steering = self._steering() if self.limit is None else None
+        counted_from, before = self.seconds / 10, 0.0
+        next_look = 0.0
+        self._fill()
+        while self.now < self.seconds:
+            self._advance_to(min(next_look, self._next_event()))
+            if self.now >= next_look:
+                next_look += SAMPLE_INTERVAL_S
+                if steering is not None:
+                    await steering.look()
+                if self.now > self.seconds / 2:
+                    self.limits.append(self.places.limit)
+            if self.now < counted_from:
+                before = self.tokens
+            self._fill()
+        limits = (min(self.limits), round(statistics.median(self.limits)), max(self.limits))
+        policy = "auto" if self.limit is None else str(self.limit)
+        rate = (self.tokens - before) / (self.seconds - counted_from)
+        return Result(policy=policy, tokens_per_s=rate, episode_s=statistics.median(self.took), limits=limits)
+
+    def _steering(self) -> PlaceSteering:
+        async def keep(steering: Steering, load: EngineLoad | None) -> None:
+            """Nobody is told."""
+
+        bounds = Bounds(least=GROUP_SIZE, most=1024, step=GROUP_SIZE)
+        return PlaceSteering(
+            self.places,
+            bounds,
+            self.engine,
+            devices=self._farm,
+            is_paused=lambda: False,
+            keep=keep,
+            clock=lambda: self.now,
+        )
+
+    def _farm(self) -> dict[str, Any]:
+        if self.setting.devices is None or self.free is None:
+            return {}
+        states = ["ready"] * self.free + ["leased"] * (self.setting.devices - self.free)
+        return {
+            "devices": [{"state": state} for state in states],
+            "episodes_waiting": {"training": len(self.waiting_for_device)},
+        }
+
+    # --- the engine --------------------------------------------------------------------------------------------------
+
+    def _speed(self) -> float:
+        """Tokens a second that each running request gets."""
+        count = len(self.running)
+        if count == 0:
+            return 0.0
+        whole = min(count, self.setting.knee) * self.setting.speed
+        return whole * min(1.0, self.setting.cache / count) / count
+
+    def _next_event(self) -> float:
+        at = self.events[0][0] if self.events else float("inf")
+        if self.running:
+            at = min(at, self.now + max(0.0, self.running[0][0] - self.given) / self._speed())
+        return at
+
+    def _advance_to(self, at: float) -> None:
+        self.given += self._speed() * (at - self.now)
+        self.now = at
+        while self.running and self.running[0][0] <= self.given + 1e-6:
+            _, _, episode, tokens = heapq.heappop(self.running)
+            self.tokens += tokens
+            self.engine.sampled(tokens)
+            self._turn_is_over(episode)
+        while self.events and self.events[0][0] <= self.now:
+            self._ask(heapq.heappop(self.events)[2])
+        while self.queue and len(self.running) < self.setting.max_running:
+            self._start(*self.queue.popleft())
+
+    def _ask(self, episode: _Episode) -> None:
+        """A turn is sent to the engine."""
+        self.queue.append((episode, self.setting.tokens * self.rng.lognormvariate(-0.32, 0.8)))
+
+    def _start(self, episode: _Episode, tokens: float) -> None:
+        heapq.heappush(self.running, (self.given + tokens, self._number(), episode, tokens))
+
+    # --- episodes ----------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        while self.places.taken < self.places.limit:
+            self.places.taken += 1
+            turns = 1 if self.setting.turns == 1 else max(1, round(self.rng.expovariate(1 / self.setting.turns)))
+            self.waiting_for_device.append(_Episode(self.now, turns))
+        while self.waiting_for_device and self.free != 0:
+            episode = self.waiting_for_device.popleft()
+            if self.free is not None:
+                self.free -= 1
+            self._then_ask(episode)
+        while self.queue and len(self.running) < self.setting.max_running:
+            self._start(*self.queue.popleft())
+
+    def _then_ask(self, episode: _Episode) -> None:
+        pause = self.rng.expovariate(1 / self.setting.device_s) if self.setting.device_s else 0.0
+        heapq.heappush(self.events, (self.now + pause, self._number(), episode))
+
+    def _turn_is_over(self, episode: _Episode) -> None:
+        episode.turns -= 1
+        if episode.turns:
+            self._then_ask(episode)
+            return
+        self.took.append(self.now - episode.began)
+        self.places.taken -= 1
+        if self.free is not None:
+            self.free += 1
+
+    def _number(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def compare(setting: Setting, *, hours: float, seed: int) -> list[Result]:
+    """Returns what each fixed number comes to, and auto."""
+    policies = (*FIXED, None)
+    runs = (Simulation(setting, limit, seconds=hours * 3600, seed=seed) for limit in policies)
+    return [asyncio.run(run.run()) for run in runs]
+
+
+def share_of_best(results: Sequence[Result]) -> dict[str, float]:
+    """Returns by policy the tokens a second over those of the best fixed number."""
+    best = max(one.tokens_per_s for one in results if one.policy != "auto")
+    return {one.policy: one.tokens_per_s / best for one in results}
+
+
+def main() -> None:
+    """Simulates each setting and prints a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the results there")
+    options = parser.parse_args()
+    table = Table()
+    for column in ("setting", "at once", "tokens/s", "of the best", "episode s", "limit"):
+        table.add_column(column, justify="left" if column == "setting" else "right")
+    report = []
+    for setting in SETTINGS:
+        results = compare(setting, hours=options.hours, seed=options.seed)
+        shares = share_of_best(results)
+        for one in results:
+            limits = f"{one.limits[1]} ({one.limits[0]}–{one.limits[2]})" if one.policy == "auto" else ""
+            table.add_row(
+                *(setting.name, one.policy, f"{one.tokens_per_s:.0f}", f"{shares[one.policy]:.0%}"),
+                *(f"{one.episode_s:.0f}", limits),
+            )
+        table.add_section()
+        report.append({"setting": asdict(setting), "results": [asdict(one) for one in results]})
+    Console(width=100).print(table)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""How many episodes play at once: within bounds, down when the engine queues, up when there is room, never stuck."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.simulate_concurrency import SETTINGS, Setting, Simulation, share_of_best
+from slime_plugins.rollout_buffer.rules.concurrency import (
+    Bounds,
+    Load,
+    Observation,
+    Reason,
+    Steering,
+    first_steering,
+    steer,
+)
+
+BOUNDS = st.tuples(st.integers(1, 64), st.integers(0, 400), st.integers(1, 64)).map(
+    lambda sizes: Bounds(least=sizes[0], most=sizes[0] + sizes[1], step=sizes[2])
+)
+COUNTS = st.floats(0, 4096)
+LOADS = st.builds(
+    Load,
+    playing=COUNTS,
+    wanted=st.booleans(),
+    rate=st.none() | st.floats(0, 1e6),
+    engine_running=st.none() | COUNTS,
+    engine_waiting=st.none() | COUNTS,
+    devices_free=st.none() | st.integers(0, 512),
+    devices_waited_for=COUNTS,
+)
+SOME = Bounds(least=4, most=1024, step=4)
+
+
+@given(BOUNDS, st.lists(LOADS, max_size=40))
+def test_it_stays_within_its_bounds_whatever_happens(bounds: Bounds, loads: list[Load]) -> None:
+    now = first_steering(bounds)
+    for load in loads:
+        now = steer(now, load, bounds)
+        assert 1 <= bounds.least <= now.limit <= bounds.most
+
+
+@given(BOUNDS, st.lists(LOADS, max_size=40), st.integers(0, 512))
+def test_it_is_never_stuck_low_where_devices_idle_and_nothing_queues(
+    bounds: Bounds, loads: list[Load], free: int
+) -> None:
+    """After whatever happened: as soon as each further episode brings its share, it reaches its ceiling again."""
+    now = first_steering(bounds)
+    for load in loads:
+        now = steer(now, load, bounds)
+    for _ in range(bounds.most + 100):
+        now = steer(now, Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free), bounds)
+    reached = Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free)
+    assert steer(now, reached, bounds).limit >= min(bounds.most, now.limit + (free > 0))
+
+
+@given(BOUNDS, st.lists(LOADS, max_size=10), st.floats(0, 1000))
+def test_it_shrinks_when_the_engine_queues(bounds: Bounds, loads: list[Load], running: float) -> None:
+    now = first_steering(bounds)
+    for load in loads:
+        now = steer(now, load, bounds)
+    queued = Load(playing=now.limit, wanted=True, engine_running=running, engine_waiting=running + 2, rate=1.0)
+    after = steer(now, queued, bounds)
+    assert after.reason is Reason.ENGINE_QUEUES
+    assert after.limit < now.limit or after.limit == bounds.least
+    again = steer(after, replace(queued, playing=now.limit), bounds)
+    assert again.limit == after.limit or now.limit == after.limit, "those that are over play on, and count once"
+
+
+@given(st.integers(4, 1000), st.integers(1, 64))
+def test_it_grows_while_devices_idle_and_nothing_queues(limit: int, free: int) -> None:
+    now = Steering(limit=limit, searching=False)
+    load = Load(playing=limit, wanted=True, engine_running=limit, engine_waiting=0, devices_free=free)
+    assert limit < steer(now, load, SOME).limit <= limit + SOME.step
+
+
+def test_the_first_search_doubles_and_ends_where_more_bring_nothing() -> None:
+    now, limits = first_steering(SOME), []
+    for _ in range(6):
+        limits.append(now.limit)
+        now = steer(now, Load(playing=now.limit, wanted=True, rate=min(now.limit, 100.0)), SOME)
+    assert limits == [16, 32, 64, 128, 256, 204]
+    assert now.reason is Reason.NO_GAIN
+
+
+@pytest.mark.parametrize("knee", [20, 100, 500])
+def test_it_settles_where_the_rate_stops_growing(knee: int) -> None:
+    now, limits = first_steering(SOME), []
+    for _ in range(200):
+        now = steer(now, Load(playing=now.limit, wanted=True, rate=float(min(now.limit, knee))), SOME)
+        limits.append(now.limit)
+    settled = limits[100:]
+    assert min(settled) >= 0.75 * knee
+    assert max(settled) <= 2 * knee
+
+
+def test_there_are_no_more_episodes_than_devices_and_a_few_that_wait() -> None:
+    now = Steering(limit=200)
+    after = steer(now, Load(playing=200, wanted=True, devices_free=0, devices_waited_for=136), SOME)
+    assert (after.limit, after.reason) == (68, Reason.DEVICES)
+    assert steer(after, Load(playing=68, wanted=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
+
+
+def test_what_nobody_wants_is_no_reason_to_grow() -> None:
+    now = Steering(limit=32)
+    after = steer(now, Load(playing=8, wanted=False, rate=1.0), SOME)
+    assert (after.limit, after.reason) == (32, Reason.NOT_USED)
+
+
+def test_while_more_play_than_may_nothing_is_decided_by_what_they_bring() -> None:
+    now = Steering(limit=64, searching=False, seen=(Observation(0, 32.0, 100.0),))
+    assert steer(now, Load(playing=80, wanted=True, rate=1.0), SOME).limit == 64
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 1), (5, 4, 1), (1, 4, 0)])
+def test_bounds_that_are_none_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="bounds of"):
+        Bounds(least=sizes[0], most=sizes[1], step=sizes[2])
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_in_the_simulation_it_comes_close_to_the_best_fixed_number(setting: Setting) -> None:
+    """The runner's own steering on a simulated clock; an hour of it, the ramp included."""
+    runs = [asyncio.run(Simulation(setting, limit, seconds=3600, seed=5).run()) for limit in (64, None)]
+    assert share_of_best(runs)["auto"] > 0.85
+    if setting.cache < 512 or setting.knee < 64:
+        longest = asyncio.run(Simulation(setting, 512, seconds=3600, seed=5).run())
+        assert runs[1].episode_s < longest.episode_s / 3, "episodes are not made slow for nothing"

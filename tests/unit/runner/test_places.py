@@ -1,0 +1,131 @@
+"""Places that move in number while episodes play, and what moves them: windows of what came back, queues, devices."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from slime_plugins.rollout_buffer.engine.base import EngineLoad
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Reason, Steering
+from slime_plugins.rollout_buffer.runner.places import Places, PlaceSteering
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
+
+
+async def test_who_has_a_place_keeps_it_and_nobody_gets_one_before_enough_came_back() -> None:
+    places = Places(3)
+    for _ in range(3):
+        await places.acquire()
+    places.set_limit(1)
+    waiting = asyncio.create_task(places.acquire())
+    for _ in range(2):
+        places.release()
+        await asyncio.sleep(0)
+        assert (places.taken, places.wanted) == (3 - _ - 1, 1)
+    places.release()
+    await waiting
+    assert (places.taken, places.wanted) == (1, 0)
+
+
+async def test_more_places_are_taken_at_once() -> None:
+    places = Places(1)
+    waiting = [asyncio.create_task(places.acquire()) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert places.taken == 1
+    places.set_limit(4)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (places.taken, places.wanted) == (4, 1)
+    waiting[-1].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert places.wanted == 0
+
+
+class Busy(HttpEngine):
+    """An engine that brings ``speed`` tokens a second of each episode up to ``knee`` of them, and says its load."""
+
+    route = "/none"
+
+    def __init__(self, knee: int, *, says_load: bool = False) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.knee, self.says_load, self.playing = knee, says_load, 0
+        self.trouble = EngineTrouble.NONE
+
+    async def load(self) -> EngineLoad | None:
+        waiting = max(0, self.playing - self.knee)
+        return EngineLoad(running=self.playing - waiting, waiting=waiting) if self.says_load else None
+
+    def report(self, *, unasked: bool = False) -> EngineReport:
+        return EngineReport(code=self.trouble)
+
+    def play(self, playing: int, seconds: float) -> None:
+        self.playing = playing
+        self._turns += playing
+        self._tokens += int(10 * min(playing, self.knee) * seconds)
+
+
+class Steered:
+    """Places that are always all taken and wanted, and a clock."""
+
+    def __init__(self, engine: Busy, **more: Any) -> None:
+        self.engine, self.clock, self.told = engine, SettableClock(1000.0), list[Steering]()
+        self.places, self.paused, self.farm = Places(1), False, dict[str, Any]()
+        self.places.wanted = 1
+        self.steering = PlaceSteering(
+            self.places,
+            Bounds(least=8, most=1024, step=8),
+            engine,
+            devices=lambda: self.farm,
+            is_paused=lambda: self.paused,
+            keep=self._keep,
+            clock=self.clock,
+        )
+
+    async def _keep(self, steering: Steering, load: EngineLoad | None) -> None:
+        self.told.append(steering)
+
+    async def pass_time(self, samples: int) -> None:
+        for _ in range(samples):
+            self.clock.advance(6)
+            self.places.taken = self.places.limit
+            self.engine.play(self.places.limit, 6)
+            await self.steering.look()
+
+
+@pytest.mark.parametrize("says_load", [False, True])
+async def test_it_finds_what_the_engine_bears_with_and_without_its_word(says_load: bool) -> None:
+    steered = Steered(Busy(100, says_load=says_load))
+    assert steered.places.limit == 16
+    await steered.pass_time(200)
+    assert 75 <= steered.places.limit <= 200
+    assert steered.told[-1].limit == steered.places.limit
+
+
+async def test_nothing_is_decided_while_the_engine_is_away_or_the_job_is_paused() -> None:
+    for name, value in (("trouble", EngineTrouble.UPDATING), ("paused", True)):
+        steered = Steered(Busy(100))
+        setattr(steered.engine if name == "trouble" else steered, name, value)
+        await steered.pass_time(50)
+        assert steered.places.limit == 16
+
+
+async def test_the_first_window_after_a_change_is_let_go() -> None:
+    steered = Steered(Busy(1000))
+    await steered.pass_time(6)
+    assert steered.places.limit == 16, "what came back first began before, and counts for nothing"
+    await steered.pass_time(2)
+    assert steered.places.limit == 32
+
+
+async def test_devices_are_a_ceiling() -> None:
+    steered = Steered(Busy(1000))
+    steered.farm = {"devices": [{"state": "leased"}] * 16 + [{"state": "ready"}] * 4, "episodes_waiting": {}}
+    await steered.pass_time(8)
+    assert steered.places.limit == 21
+    steered.farm = {"devices": [{"state": "leased"}] * 20, "episodes_waiting": {"training": 1}}
+    await steered.pass_time(20)
+    assert steered.places.limit == 21
+    assert steered.told[-1].reason is Reason.DEVICES
