@@ -1,7 +1,7 @@
 """A policy learns through the service, and does not when the signal is spoilt: ``rollout-buffer learn`` as a process.
 
 The large tests assert both sides. A control arm is called a rise with a chance of 1 in 1000 (``verdict.ALPHA``) if its
-groups are alike: for the six runs that no assertion stops, 1 in 160.
+groups are alike: for the nine runs that no assertion stops, 1 in 110.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.miniwob_browsers import needs_a_browser
 
 pytest.importorskip("torch", reason="the policy and its engine need torch")
 
@@ -59,6 +61,7 @@ def test_three_steps_go_through_the_service_and_leave_metrics_and_a_curve(tmp_pa
     assert gaps
     assert max(float(str(gap)) for gap in gaps) < 1e-4
     assert (tmp_path / "run" / "curve.svg").read_text().startswith("<svg")
+    assert (tmp_path / "run" / "weights" / "tokenizer.json").is_file()
 
 
 @pytest.mark.slow
@@ -75,6 +78,19 @@ def test_the_phones_screenshots_reach_the_trainer_as_the_engine_saw_them(tmp_pat
     assert max(gaps) < 1e-4
 
 
+@needs_a_browser
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_pages_in_a_browser_reach_the_trainer_as_the_engine_read_them(tmp_path: Path) -> None:
+    sizes = ("--steps", "2", "--groups", "2", "--samples", "6", "--warm-up", "250")
+    run = learn(tmp_path, "--task", "miniwob_page", *sizes, timeout_s=280)
+
+    assert run.steps, run.said
+    gaps = [float(str(step["log_prob_gap"])) for step in run.steps if step["log_prob_gap"] is not None]
+    assert gaps
+    assert max(gaps) < 1e-4
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_mask_that_is_one_token_late_is_caught_before_anything_is_trained(tmp_path: Path) -> None:
@@ -85,13 +101,14 @@ def test_a_mask_that_is_one_token_late_is_caught_before_anything_is_trained(tmp_
     assert run.steps == []
 
 
+@pytest.mark.timeout(300)
 def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path: Path) -> None:
-    unknown_task = learn(tmp_path, "--task", "nothing", timeout_s=50)
-    unknown_arm = learn(tmp_path, "--arm", "nothing", timeout_s=50)
-    unknown_mode = learn(tmp_path, "--task", "phone", "--mode", "nothing", timeout_s=50)
+    unknown_task = learn(tmp_path, "--task", "nothing", timeout_s=90)
+    unknown_arm = learn(tmp_path, "--arm", "nothing", timeout_s=90)
+    unknown_mode = learn(tmp_path, "--task", "phone", "--mode", "nothing", timeout_s=90)
 
     assert unknown_task.code == 2, unknown_task.said
-    assert "the tasks there: next_digit, phone" in unknown_task.said
+    assert "the tasks there: miniwob_page, next_digit, phone" in unknown_task.said
     assert unknown_arm.code == 2
     assert "late-mask" in unknown_arm.said
     assert unknown_mode.code == 2, unknown_mode.said
@@ -135,5 +152,27 @@ def test_the_phone_is_learned_by_looking_in_both_modes(tmp_path: Path, mode: str
 def test_the_phone_is_not_learned_from_shuffled_rewards(tmp_path: Path, mode: str) -> None:
     arm = ("--arm", "shuffled-rewards", "--seed", "301", "--steps", "14")
     run = learn(tmp_path, "--task", "phone", "--mode", mode, *arm, timeout_s=1100)
+
+    assert run.code == 1, run.said
+
+
+@needs_a_browser
+@pytest.mark.large
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_web_page_is_learned_by_reading(tmp_path: Path, seed: int) -> None:
+    sizes = ("--steps", "14", "--groups", "8")
+    run = learn(tmp_path, "--task", "miniwob_page", "--seed", str(seed), *sizes, timeout_s=1100)
+
+    assert run.code == 0, run.said
+    assert float(str(run.steps[-1]["reward"])) > 0.4
+
+
+@needs_a_browser
+@pytest.mark.large
+@pytest.mark.timeout(1200)
+def test_a_web_page_is_not_learned_from_shuffled_rewards(tmp_path: Path) -> None:
+    arm = ("--arm", "shuffled-rewards", "--seed", "301", "--steps", "14", "--groups", "8")
+    run = learn(tmp_path, "--task", "miniwob_page", *arm, timeout_s=1100)
 
     assert run.code == 1, run.said

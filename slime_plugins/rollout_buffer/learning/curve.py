@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
-__all__ = ["Curve", "draw"]
+__all__ = ["Curve", "draw", "name_of_run"]
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 380, 52, 190, 28, 44
 COLORS = ("#1a7f37", "#c0392b", "#8250df", "#bc6c00", "#0969da", "#6e7781", "#b5329a", "#0b7a75")
@@ -19,6 +20,17 @@ class Curve:
     name: str
     means: Sequence[float]
     quartiles: Sequence[tuple[float, float]] = ()
+
+
+def name_of_run(metrics: Path) -> str:
+    """Returns what the curve in a metrics file is called: after the file, or the run's folder where it was not renamed.
+
+    ``shuffled.jsonl`` and ``shuffled/run/metrics.jsonl`` are both ``shuffled``.
+    """
+    if metrics.stem != "metrics":
+        return metrics.stem
+    folders = [part for part in metrics.absolute().parent.parts if part != "run"]
+    return folders[-1].lstrip(".")
 
 
 def draw(curves: Sequence[Curve], title: str, low: float = 0.0, high: float = 1.0) -> str:

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler
-from slime_plugins.rollout_buffer.learning.curve import Curve, draw
+from slime_plugins.rollout_buffer.learning.curve import Curve, draw, name_of_run
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError, StepReport
 from slime_plugins.rollout_buffer.learning.policy import (
     PolicySize,
@@ -133,11 +133,11 @@ def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) 
     torch.manual_seed(settings.seed)
     if settings.device == "cpu":
         torch.set_num_threads(1)  # a tiny model is slower on several, and engine and buffer want theirs
-    run = settings.folder.resolve() / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True)
     task = find_task(settings.task, settings.generator_dir)
     job_options = task.options(settings.mode)
+    task.check_generator()
+    beside = [_curve_of(path) for path in settings.beside]  # one may lie in the folder that is emptied next
+    run = _emptied(settings)
     policy = _policy(settings, task, run / "model", tell)
     write_lines(run / "instances.jsonl", _instances(settings, task))
     options = ["--device", settings.device, "--seed", str(settings.seed)]
@@ -152,12 +152,27 @@ def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) 
             buffer_url,
             payload,
             rows=_row_settings(settings.samples, run / "model"),
-            images=ImageSettings(),
+            images=ImageSettings() if hasattr(policy.config, "vision_config") else None,
             max_failures=20,
         ) as feed:
             client = RolloutBufferClient(buffer_url)
-            training = _Training(settings, run, policy, feed, client, on_step)
+            training = _Training(settings, run, policy, feed, client, beside, on_step)
             return training.play(EngineWeights(engine_url))
+
+
+def _emptied(settings: LearnSettings) -> Path:
+    """The folder of the run, with nothing of an earlier one in it.
+
+    Raises:
+        ConfigError: what this run reads would go with it.
+    """
+    run = settings.folder.resolve() / "run"
+    for flag, path in (("--model", settings.model), ("--input", settings.input_file)):
+        if path is not None and path.resolve().is_relative_to(run):
+            raise ConfigError(f"{flag} {path} lies in {run}, which a run empties first: give another --folder")
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    return run
 
 
 def make_policy(settings: LearnSettings, folder: Path, tell: Tell) -> None:
@@ -262,9 +277,11 @@ class _Training:
         policy: Any,
         feed: RolloutFeed,
         client: RolloutBufferClient,
+        beside: Sequence[Curve],
         on_step: Callable[[Step], None],
     ) -> None:
         self._settings, self._run, self._feed, self._client = settings, run, feed, client
+        self._beside = beside
         self._spoil = spoiler(settings.arm, policy, settings.seed)
         self._trainer = GrpoTrainer(policy, settings.grpo, seed=settings.seed)
         self._on_step = on_step
@@ -281,6 +298,8 @@ class _Training:
 
     def _train(self, weights: EngineWeights) -> str | None:
         job = LearningJob(self._feed, self._client, groups_per_step=self._settings.groups)
+        folder = self._run / "weights"
+        shutil.copytree(self._run / "model", folder)  # with the tokenizer: an engine can serve what is trained
         for step in range(self._settings.steps):
             began = time.monotonic()
             batch = job.next_batch(self._trainer.version)
@@ -293,7 +312,6 @@ class _Training:
                 report = self._trainer.step(self._spoil(trajectories))
             except LogProbGapError as error:
                 return f"stopped before step {step} trained anything: {error.message}"
-            folder = self._run / "weights"
             save_policy(self._trainer.policy, folder)
             if self._settings.arm is not Arm.FROZEN:
                 weights.push(folder, self._trainer.version)
@@ -348,9 +366,8 @@ class _Training:
             means=[step.reward for step in self._steps],
             quartiles=[_quartiles(step.group_rewards) for step in self._steps],
         )
-        others = [_curve_of(path) for path in self._settings.beside]
         title = f"Reward of all groups played: {self._settings.task}"
-        (self._run / "curve.svg").write_text(draw([own, *others], title), encoding="utf-8")
+        (self._run / "curve.svg").write_text(draw([own, *self._beside], title), encoding="utf-8")
 
 
 def _quartiles(rewards: Sequence[float]) -> tuple[float, float]:
@@ -361,10 +378,10 @@ def _quartiles(rewards: Sequence[float]) -> tuple[float, float]:
 
 
 def _curve_of(path: Path) -> Curve:
-    """The curve of an earlier run, from its metrics file; it is named by the folder it is in."""
+    """The curve of an earlier run, from its metrics file."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return Curve(name=path.stem, means=[line["reward"] for line in lines])
+        return Curve(name=name_of_run(path), means=[line["reward"] for line in lines])
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"--beside {path} is no metrics.jsonl of an earlier run: {error!r}") from error
 

@@ -72,6 +72,19 @@ class TaskFile:
         self._modes: Mapping[str, Mapping[str, Any]] = getattr(module, "MODES", {})
         self._module = module
 
+    def check_generator(self) -> None:
+        """Makes the generator once and starts nothing: what it misses on this machine is said before a run begins.
+
+        Raises:
+            ConfigError: it cannot be made; says why.
+        """
+        try:
+            self._module.create_generator()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"create_generator() of {self.path} fails: {type(error).__name__}: {error}") from error
+
     def instances(self, rng: random.Random, count: int) -> list[dict[str, Any]]:
         """Input lines, each with its ``instance_id``."""
         make = getattr(self._module, "instances", None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from slime_plugins.rollout_buffer.learning.curve import Curve, draw
+from slime_plugins.rollout_buffer.learning.curve import Curve, draw, name_of_run
 
 
 def test_a_picture_is_well_formed_and_names_its_curves() -> None:
@@ -31,3 +32,8 @@ def test_a_larger_reward_stands_higher() -> None:
 def test_nothing_cannot_be_drawn() -> None:
     with pytest.raises(ValueError, match="at least one curve"):
         draw([], "empty")
+
+
+@pytest.mark.parametrize("file", ["shuffled.jsonl", "shuffled/run/metrics.jsonl", ".shuffled/metrics.jsonl"])
+def test_an_earlier_run_is_named_by_its_file_or_by_its_folder(file: str) -> None:
+    assert name_of_run(Path("runs") / file) == "shuffled"

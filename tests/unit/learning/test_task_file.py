@@ -84,3 +84,10 @@ def test_a_file_that_does_not_load_is_named_with_its_error(tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match=r"broken\.py cannot be loaded: ModuleNotFoundError"):
         find_task("broken", tmp_path)
+
+
+def test_a_generator_that_cannot_be_made_is_named_before_a_run_begins(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("TASK_TYPE = 'bare'\ndef create_generator():\n    raise OSError('no disk')\n")
+
+    with pytest.raises(ConfigError, match=r"create_generator\(\) of .*broken\.py fails: OSError: no disk"):
+        find_task("bare", tmp_path).check_generator()
