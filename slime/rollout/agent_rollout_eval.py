@@ -35,6 +35,7 @@ async def evaluate(
         }
         metrics[f"eval/{eval_set.name}-left_out"] = planned - len(trajectories)
         metrics |= _success(eval_set.name, trajectories)
+        metrics |= _weight_versions(eval_set.name, trajectories)
     return RolloutFnEvalOutput(data=data, metrics=metrics)
 
 
@@ -53,6 +54,15 @@ def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, f
     reported = [rows[-1].metadata.get("success") for rows in trajectories]
     known = [success for success in reported if isinstance(success, bool)]
     return {f"eval/{name}-success": sum(known) / len(known)} if known else {}
+
+
+def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """How many weight versions sampled the set; 1 when it measures one policy. Nothing where the engine names none."""
+    seen = [{str(version) for row in rows for version in row.weight_versions} for rows in trajectories]
+    if not (together := set[str]().union(*seen)):
+        return {}
+    spanning = sum(len(versions) > 1 for versions in seen)
+    return {f"eval/{name}-weight_versions": len(together), f"eval/{name}-spanning_a_change": spanning}
 
 
 def _measured(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:

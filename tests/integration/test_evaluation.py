@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from slime.rollout.agent_rollout import generate_rollout
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -181,6 +182,21 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(slow_engine: str, tmp_p
     _, said = run([*command, "--temperature", "0.1"], expected=2)
     assert "belongs to another evaluation" in said
     assert "sampling_params" in said
+
+
+@pytest.mark.slow
+def test_weights_that_change_in_the_middle_are_told(slow_engine: str, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 20)), "--concurrency", "1"]
+    process = ChildProcess("eval", evaluation(slow_engine, output, *arguments), log_file=tmp_path / "eval.log")
+    wait_until(functools.partial(has_played, output, 2), 120, "two trajectories")
+    update = requests.post(f"{slow_engine}/update_weight_version", json={"new_version": "9"}, timeout=30)
+    assert update.status_code == 200
+    wait_until(lambda: process.exit_code() is not None, 120, what="its end")
+    told = json.loads((output / "report.json").read_text())["weight_versions"]
+    assert (told["first"], told["last"], told["known"], told["unknown"]) == (0, 9, 20, 0)
+    assert told["message"].startswith("changed during it: weight versions 0 to 9, ")
+    assert "changed during it" in " ".join(process.log_tail(60).split())
 
 
 @pytest.mark.slow

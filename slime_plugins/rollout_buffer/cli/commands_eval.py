@@ -291,6 +291,7 @@ def _tell(report: Report, comparison: Report | None, output: Path, *, as_json: b
         print_json(dict(report) if comparison is None else {**report, "comparison": comparison})
         return
     console.print(_summary(report))
+    console.print(report["weight_versions"]["message"], soft_wrap=True)
     for name in [key for key in report if key.startswith("by_") and report[key]]:
         console.print(_group_table(name.removeprefix("by_"), report[name]))
     if comparison is not None:

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import requests
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import token_from_environment
 from slime_plugins.rollout_buffer.engine.openai import KEY_URL_VARIABLE, KEY_VARIABLE
@@ -37,6 +38,7 @@ from slime_plugins.rollout_buffer.evaluation.plan import (
 )
 from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRecord, build_report
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.types import Instance, Outcome
@@ -274,13 +276,25 @@ def _attempts(
             if entry["outcome"] == Outcome.ABORTED:
                 aborted += 1
                 continue
-            found[entry["instance_id"], int(entry["slot"])] = _attempt(entry, settings.success_threshold)
+            versions = _versions(client, job_id, entry)
+            found[entry["instance_id"], int(entry["slot"])] = _attempt(entry, settings.success_threshold, versions)
         cursor = page["next_cursor"]
         if cursor is None:
             return list(found.values()), aborted
 
 
-def _attempt(entry: Mapping[str, Any], threshold: float) -> AttemptRecord:
+def _versions(client: RolloutBufferClient, job_id: str, entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The oldest and the newest weight version of an episode: read from its turns only where the weights had moved."""
+    oldest = entry["oldest_version"]
+    if oldest is None:
+        return None
+    if entry["versions_behind"] == 0:  # the job knew of no newer one, not even from this episode's last turn
+        return oldest, oldest
+    trajectory = client.trajectory(entry["uid"], job_id=job_id)
+    return versions_of(wire.decode_generations(trajectory.get("generations"))) or (oldest, oldest)
+
+
+def _attempt(entry: Mapping[str, Any], threshold: float, versions: tuple[int, int] | None) -> AttemptRecord:
     success = entry["success"]
     reward = float(entry["reward"])
     return AttemptRecord(
@@ -293,6 +307,7 @@ def _attempt(entry: Mapping[str, Any], threshold: float) -> AttemptRecord:
         stop_reason=entry["stop_reason"],
         turns=entry["turns"],
         played_s=entry["played_s"],
+        versions=versions,
     )
 
 

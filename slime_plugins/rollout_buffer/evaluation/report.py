@@ -42,6 +42,8 @@ class AttemptRecord:
     stop_reason: str
     turns: int | None = None
     played_s: float | None = None
+    versions: tuple[int, int] | None = None
+    """The oldest and the newest weight version that sampled it; None when the engine did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def build_report(
         **_summary(lines),
         "pass_at_k": {str(k): _pass_at(lines, k) for k in ks},
         "failed_tries": dict(sorted(failed_tries.items())),
+        "weight_versions": _weight_versions([attempt for line in lines for attempt in line.attempts]),
         "outcomes": _counted(line.attempts for line in lines),
         "stop_reasons": _counted((line.attempts for line in lines), "stop_reason"),
         "by_task": _grouped(lines, _task_name),
@@ -148,6 +151,25 @@ def _summary(lines: Sequence[_Line]) -> Report:
         "turns_mean": _mean(attempt.turns for attempt in attempts),
         "played_s_mean": _mean(attempt.played_s for attempt in attempts),
     }
+
+
+def _weight_versions(attempts: Sequence[AttemptRecord]) -> Report:
+    """Which weights were measured: one version, or from the first to the last, and how many attempts saw several."""
+    known = [attempt.versions for attempt in attempts if attempt.versions is not None]
+    first, last = min((one[0] for one in known), default=None), max((one[1] for one in known), default=None)
+    spanning = sum(oldest != newest for oldest, newest in known)
+    unknown = len(attempts) - len(known)
+    if not known:
+        message = "nobody said which weights were measured"
+    elif first == last:
+        message = f"one weight version: {first}"
+    else:
+        span = f"{spanning} of {len(known)} episodes span a change"
+        message = f"changed during it: weight versions {first} to {last}, {span}"
+    if known and unknown:
+        message += f"; of {unknown} nobody said it"
+    counted = {"spanning": spanning, "known": len(known), "unknown": unknown}
+    return {"first": first, "last": last, **counted, "message": message}
 
 
 def _pass_at(lines: Sequence[_Line], k: int) -> Report:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
@@ -497,12 +498,16 @@ def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Ma
         "emission_order": recording.numbers(),
         "tools": list(session.tools),
     }
+    said = {"turn_rewards": body.turn_rewards, "token_rewards": body.token_rewards}
+    turn_rewards, token_rewards = wire.checked_turn_rewards(said, session.messages, generations)
     return Trajectory(
         uid=session.name,
         instance_id=session.claim.instance.instance_id,
         messages=list(session.messages),
         reward=reward,
         raw_reward=body.raw_reward,
+        turn_rewards=turn_rewards,
+        token_rewards=token_rewards,
         outcome=body.outcome or (Outcome.TRUNCATED if cut else Outcome.COMPLETED),
         stop_reason=body.stop_reason or (StopReason.MAX_TOKENS if cut else StopReason.STOP),
         generations=generations,

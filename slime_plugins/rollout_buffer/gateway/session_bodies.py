@@ -37,6 +37,10 @@ class CloseBody(Body):
     """What the trainer gets."""
     raw_reward: Number | None = None
     """What was earned, when the reward was shaped from it."""
+    turn_rewards: list[Any] | None = None
+    """What each turn that is trained earned, in order: the whole signal, where a trainer asks for them."""
+    token_rewards: list[Any] | None = None
+    """As many entries, each null or one number for each token of the turn: what they earned beside."""
     scoring_url: HttpUrl | None = None
     """In place of a reward: who is asked for it. Its host must be allowed with ``--scoring-host``."""
     outcome: Outcome | None = None

@@ -88,3 +88,31 @@ def test_two_reports_are_compared_on_the_tasks_that_both_played() -> None:
 def test_reports_without_a_common_task_are_not_compared() -> None:
     with pytest.raises(ValueError, match="no task in common"):
         compare_reports(report_of({"a": [True]}, planned=1), report_of({"b": [True]}, planned=1))
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ([(7, 7), (7, 7)], "one weight version: 7"),
+        ([(3, 3), (3, 4), (5, 5)], "changed during it: weight versions 3 to 5, 1 of 3 episodes span a change"),
+        ([(3, 3), (4, 4)], "changed during it: weight versions 3 to 4, 0 of 2 episodes span a change"),
+        ([None, None], "nobody said which weights were measured"),
+        ([None, (0, 0)], "one weight version: 0; of 1 nobody said it"),
+    ],
+)
+def test_a_report_says_which_weights_it_measured(versions: list[tuple[int, int] | None], message: str) -> None:
+    attempts = [attempt("a", slot, True, versions=span) for slot, span in enumerate(versions)]
+    tasks = [TaskRecord(instance_id="a")]
+    report = build_report(tasks, attempts, samples_per_task=3, ks=[1], failed_tries={}, complete=True)
+    assert report["weight_versions"]["message"] == message
+    told = report["weight_versions"]
+    assert told["known"] + told["unknown"] == len(versions)
+
+
+@given(st.lists(st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda two: (min(two), max(two)))))
+def test_weights_that_changed_are_never_called_one_version(versions: list[tuple[int, int] | None]) -> None:
+    attempts = [attempt("a", slot, True, versions=span) for slot, span in enumerate(versions)]
+    tasks = [TaskRecord(instance_id="a")]
+    report = build_report(tasks, attempts, samples_per_task=99, ks=[1], failed_tries={}, complete=True)
+    seen = {version for span in versions if span for version in span}
+    assert ("changed during it" in report["weight_versions"]["message"]) is (len(seen) > 1)

@@ -240,6 +240,23 @@ async def test_what_is_said_at_the_close_is_kept(gateway: GatewayUnderTest) -> N
     assert (item["extra_info"]["outcome"], item["extra_info"]["stop_reason"]) == ("truncated", "max_turns")
 
 
+async def test_rewards_of_turns_come_with_the_close_and_are_held_to_the_turns(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    first = await gateway.chat(opened, [USER])
+    second = await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
+    for wrong in ([1.0], [1.0, "x"], [1.0, None], [1.0, 2.0, 3.0]):
+        refused = await gateway.close(opened, reward=1, turn_rewards=wrong)
+        assert (refused.status, "turn_rewards" in str(refused.body)) == (400, True)
+    refused = await gateway.close(opened, reward=1, turn_rewards=[0, 1], token_rewards=[None])
+    assert (refused.status, "token_rewards" in str(refused.body)) == (400, True)
+    of_tokens = [None, [0.5] * second.body["usage"]["completion_tokens"]]
+    closed = await gateway.close(opened, reward=1, turn_rewards=[-0.25, 1], token_rewards=of_tokens)
+    assert closed.status == 200
+    item = gateway.item(job, opened["session_id"])
+    assert (item["turn_rewards"], item["token_rewards"]) == ([-0.25, 1.0], of_tokens)
+
+
 async def test_a_turn_under_way_ends_with_its_session_and_is_not_recorded(tmp_path: Path) -> None:
     engine = HeldEngine()
     async with gateway_on(tmp_path, engine) as gateway:
