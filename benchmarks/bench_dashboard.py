@@ -139,14 +139,14 @@ def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Co
         }
     )
     began = time.monotonic()
-    told = 0.0
+    logged_at = 0.0
     while (job := client.job(PLAYED_JOB))["state"] == "running" or job["groups"]["ready"] > 300:
         got = client.get_rollout_data(job_id=PLAYED_JOB, max_groups=64, wait_s=2, lease_s=600, images="hash")
         if got.delivery_id is not None:
             client.ack([got.delivery_id])
-        if time.monotonic() > told + 20:
-            told = time.monotonic()
-            console.print(f"played {sum(job['outcomes'].values())} of {count} in {told - began:.0f} s")
+        if time.monotonic() > logged_at + 20:
+            logged_at = time.monotonic()
+            console.print(f"played {sum(job['outcomes'].values())} of {count} in {logged_at - began:.0f} s")
     if job["state"] != "finished":
         raise SystemExit(f"the job is {job['state']}: {job['cause']}")
     console.print(f"played {count} episodes in {time.monotonic() - began:.0f} s")

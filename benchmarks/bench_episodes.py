@@ -102,8 +102,8 @@ def _wander(chance: random.Random) -> str:
         {"action": "system_button", "button": chance.choice(["Back", "Home"])},
         {"action": "open", "text": chance.choice(["Contacts", "Settings", "Clock", "Markor", "Nope"])},
     ]
-    said = f"<thinking>\nI look around.\n</thinking>\n{_call(chance.choice(moves))}"
-    return f"{said}<conclusion>\nI looked around.\n</conclusion>"
+    answer = f"<thinking>\nI look around.\n</thinking>\n{_call(chance.choice(moves))}"
+    return f"{answer}<conclusion>\nI looked around.\n</conclusion>"
 
 
 async def serve_engine(port: int, bad: float) -> None:
@@ -121,13 +121,13 @@ async def serve_engine(port: int, bad: float) -> None:
         received += (request.content_length or 0) if request.path == "/generate" else 0
         return await handler(request)
 
-    async def told(_request: web.Request) -> web.Response:
+    async def reported(_request: web.Request) -> web.Response:
         return web.json_response(received)
 
     settings = StandInSettings(port=port, skill=0.8, context_length=CONTEXT)
     app = create_app(settings, policy=RestlessPolicy(bad))
     app.middlewares.append(count)
-    app.router.add_get("/bytes_received", told)
+    app.router.add_get("/bytes_received", reported)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()

@@ -326,11 +326,11 @@ def serve_gateway(folder: str) -> None:
     from slime_plugins.rollout_buffer.gateway.main import serve
     from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 
-    def tell(url: str) -> None:
+    def announce(url: str) -> None:
         sys.stdout.write(f"{url.rsplit(':', 1)[1]}\n")
         sys.stdout.flush()
 
-    serve(GatewaySettings(data_dir=Path(folder), port=0, max_turns=10_000_000), on_ready=tell)
+    serve(GatewaySettings(data_dir=Path(folder), port=0, max_turns=10_000_000), on_ready=announce)
 
 
 def report(found: dict[str, Any]) -> str:

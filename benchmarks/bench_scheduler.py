@@ -88,7 +88,7 @@ class Span:
         return self._last - (self._first or self._last)
 
 
-class Clockwork:
+class TimedFakeDevice:
     """A device that only takes its time: what the package and an emulator would do happens elsewhere, in real life."""
 
     def __init__(self, latencies: Latencies, screenshots: list[Image], span: Span) -> None:
@@ -127,7 +127,7 @@ class Lease:
 
     device_id = "clockwork"
 
-    def __init__(self, device: Clockwork, wait: Callable[[float], Any], give_back: Callable[[Clockwork], None]) -> None:
+    def __init__(self, device: TimedFakeDevice, wait: Callable[[float], Any], give_back: Callable[[TimedFakeDevice], None]) -> None:
         self._device = device
         self._wait = wait
         self._give_back = give_back
@@ -158,8 +158,8 @@ class Lease:
 class Pool:
     """The devices of a contender that has no leases: ``acquire`` takes one off a queue."""
 
-    def __init__(self, devices: list[Clockwork], wait: Callable[[float], Any]) -> None:
-        self._free: queue.SimpleQueue[Clockwork] = queue.SimpleQueue()
+    def __init__(self, devices: list[TimedFakeDevice], wait: Callable[[float], Any]) -> None:
+        self._free: queue.SimpleQueue[TimedFakeDevice] = queue.SimpleQueue()
         for device in devices:
             self._free.put(device)
         self._wait = wait
@@ -185,7 +185,7 @@ class Pool:
 class Worker:
     """A device worker of the manager, and its calls, in this process."""
 
-    def __init__(self, device: Clockwork) -> None:
+    def __init__(self, device: TimedFakeDevice) -> None:
         self._device = device
 
     @property
@@ -399,14 +399,14 @@ class Bench:
     tokenizer: Any
     span: Span
 
-    def clockworks(self) -> list[Clockwork]:
+    def clockworks(self) -> list[TimedFakeDevice]:
         """New devices."""
-        return [Clockwork(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
+        return [TimedFakeDevice(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
 
     def manager_pool(self) -> ManagedDevicePool:
         """The project's pool over devices of this process."""
         settings = AndroidWorldSettings(num_workers=self.devices, **OPTIONS["android_world"])
-        manager = DeviceManager(lambda *_: Worker(Clockwork(self.latencies, self.screenshots, self.span)))
+        manager = DeviceManager(lambda *_: Worker(TimedFakeDevice(self.latencies, self.screenshots, self.span)))
         return ManagedDevicePool(manager, settings.for_devices(), owner="bench")
 
     def context(self, engine: Any) -> GeneratorContext:

@@ -42,7 +42,7 @@ from slime_plugins.rollout_buffer.rules.admission import (
     VersionSeen,
     pace_of,
     room_for_groups,
-    should_let_others_first,
+    should_defer,
     should_wait_for_the_slow,
     version_at,
 )
@@ -267,7 +267,7 @@ class Simulation:
             for place in range(min(len(self.waiting), MOST_PASSED_OVER)):
                 group = self.waiting[place]
                 expected = self.group_times.expected_s(*self._names(group))
-                if self.passed_over[group] >= MOST_PASSED_OVER or not should_let_others_first(
+                if self.passed_over[group] >= MOST_PASSED_OVER or not should_defer(
                     self.scenario.lag, pace, ahead, expected
                 ):
                     self.passed_over.update(self.waiting[at] for at in range(place))

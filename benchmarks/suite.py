@@ -186,15 +186,15 @@ def check(report: Mapping[str, Any], recorded: Mapping[str, Any], only: Sequence
     busy = busy_benches(report)
     for finding in findings:
         if finding.verdict is not Verdict.FINE:
-            _tell(f"{finding.verdict.value}: {finding.message}")
+            _print_line(f"{finding.verdict.value}: {finding.message}")
     if busy:
-        _tell(f"the machine was busy before {', '.join(busy)}: what these say is no verdict")
+        _print_line(f"the machine was busy before {', '.join(busy)}: what these say is no verdict")
     fine = sum(finding.verdict is Verdict.FINE for finding in findings)
-    _tell(f"{fine} of {len(findings)} ratios are as recorded or better")
+    _print_line(f"{fine} of {len(findings)} ratios are as recorded or better")
     return exit_code_of(findings, busy)
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -237,7 +237,7 @@ def measure(names: Sequence[str], target: Path) -> dict[str, Any]:
     report["machine"] = machine()
     for bench in BENCHES:
         if bench.name in names:
-            _tell(f"== {bench.name}: {' '.join(bench.arguments)}")
+            _print_line(f"== {bench.name}: {' '.join(bench.arguments)}")
             report["benches"][bench.name] = run_bench(bench, target.parent)
             report["benches"] = {
                 one.name: report["benches"][one.name] for one in BENCHES if one.name in report["benches"]
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="make this run the recorded one")
     options = parser.parse_args(arguments)
     report = _read(options.report) if options.without_run else measure(options.only or names, options.report)
-    _tell(report_table(report))
+    _print_line(report_table(report))
     if options.record:
         keep(report, options.recorded)
     return check(report, _read(options.recorded), options.only) if options.check else 0

@@ -103,7 +103,7 @@ STAND_WITH_THEIR_ROUTE = frozenset({"StartPayload", "PollPayload", "AckPayload"}
 
 def http_api_page() -> str:
     """Returns the reference of every route with its fields, defaults, errors and an example."""
-    errors = "".join(f"| {status} | {says} |\n" for status, says in ERRORS.items())
+    errors = "".join(f"| {status} | {text} |\n" for status, text in ERRORS.items())
     contents = "".join(
         f"- [`{_title(operation)}`](#{_anchor(operation)}) {operation.summary}\n" for operation in OPERATIONS
     )
@@ -138,8 +138,8 @@ def _route(operation: Operation) -> Iterator[str]:
     if parameters:
         yield from ("| parameter | in | type | default | meaning |", "|---|---|---|---|---|")
         for parameter in parameters:
-            says = parameter.get("description") or parameter["schema"].get("description", "")
-            yield f"| `{parameter['name']}` | {parameter['in']} | {_type(parameter['schema'])} | {_default(parameter['schema'], parameter['required'])} | {says} |"  # noqa: E501 - one row
+            text = parameter.get("description") or parameter["schema"].get("description", "")
+            yield f"| `{parameter['name']}` | {parameter['in']} | {_type(parameter['schema'])} | {_default(parameter['schema'], parameter['required'])} | {text} |"  # noqa: E501 - one row
         yield ""
     if "requestBody" in described:
         yield from _body(described["requestBody"]["content"])
@@ -184,8 +184,8 @@ def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
     yield from ("| field | type | default | meaning |", "|---|---|---|---|")
     required = schema.get("required", [])
     for name, entry in schema.get("properties", {}).items():
-        says = entry.get("description", "")
-        yield f"| `{name}` | {_type(entry)} | {_default(entry, name in required)} | {says} |"
+        text = entry.get("description", "")
+        yield f"| `{name}` | {_type(entry)} | {_default(entry, name in required)} | {text} |"
 
 
 def _default(schema: Mapping[str, Any], required: bool) -> str:

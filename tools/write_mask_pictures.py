@@ -150,9 +150,9 @@ def picture_svg(strips: Sequence[Strip], decode: Callable[[list[int]], str]) -> 
 
 
 def _legend() -> Iterator[str]:
-    for x, kind, says in ((MARGIN, "trained", "mask 1: trained"), (MARGIN + 150, "context", "mask 0: only read")):
+    for x, kind, label in ((MARGIN, "trained", "mask 1: trained"), (MARGIN + 150, "context", "mask 0: only read")):
         yield f'<rect class="{kind}" x="{x}" y="9" width="14" height="14" rx="3"/>'
-        yield f'<text class="legend" x="{x + 20}" y="20">{says}</text>'
+        yield f'<text class="legend" x="{x + 20}" y="20">{label}</text>'
 
 
 def _count(strip: Strip) -> str:

@@ -92,8 +92,8 @@ def _screenshots(episode: EpisodeRequest, rng: random.Random) -> list[Image]:
 def _messages(images: list[Image], turns: int) -> list[Message]:
     shown = [{"type": "image_url", "image_url": {"url": f"sha256:{image.sha256}"}} for image in images]
     asked: Message = {"role": "user", "content": [{"type": "text", "text": "Turn the Wi-Fi off"}, *shown]}
-    said: Message = {"role": "assistant", "content": "<thinking>Settings first.</thinking> I tap the switch."}
-    return [asked, *([said, {"role": "user", "content": "Done. What next?"}] * turns), said]
+    reply: Message = {"role": "assistant", "content": "<thinking>Settings first.</thinking> I tap the switch."}
+    return [asked, *([reply, {"role": "user", "content": "Done. What next?"}] * turns), reply]
 
 
 def _generation(turn: int, rng: random.Random) -> Generation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice
-from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop, lend_device
+from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources, lend_device
 
 __all__ = ["AndroidWorldEnvPool"]
 
@@ -30,4 +30,4 @@ class AndroidWorldEnvPool:
 
     async def shutdown(self) -> None:
         """Disconnects from the devices; they live on, for others."""
-        await close_workshop()
+        await close_resources()

@@ -589,7 +589,7 @@ def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
 
 
 def _refuse_rows_without_images(args: Any, batch: Sequence[Group]) -> None:
-    """A model with eyes stops at a placeholder without its tensors; that they are missing here is the environment's."""
+    """A vision model stops at a placeholder without its tensors; that they are missing here is the environment's."""
     if sees_images(args) and any(_misses_its_images(row) for rows in trajectories_of(batch) for row in rows):
         raise ConfigError(
             f"trajectories have screenshots, and the image processor of --hf-checkpoint {args.hf_checkpoint} cannot be "

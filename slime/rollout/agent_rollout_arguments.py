@@ -239,7 +239,7 @@ def sees_images(args: Any) -> bool:
 
 
 def wants_even_rows(args: Any) -> bool:
-    """Tells whether slime wants an even number of tokens in each row, as its own Qwen3.5 with eyes does.
+    """Tells whether slime wants an even number of tokens in each row, as its own Qwen3.5 with vision does.
 
     It cuts rows for context parallelism into two pieces a rank, one rank or more, and stops at an odd one.
     """
@@ -264,7 +264,7 @@ def _vision(args: Any) -> Iterator[str]:
     names = ("preprocessor_config.json", "processor_config.json")
     if sees_images(args) and not any((checkpoint / name).is_file() for name in names):
         yield (
-            f"--hf-checkpoint {checkpoint} is a model with eyes and has no {' or '.join(names)}: rows with screenshots "
+            f"--hf-checkpoint {checkpoint} is a vision model and has no {' or '.join(names)}: rows with screenshots "
             "would reach it without their tensors; put the files of its processor there"
         )
 

@@ -244,7 +244,7 @@ class MultiTurnLossMaskGenerator:
             for number, turn in enumerate(turns)
         ]
         undecided = tuple(one for turn in turns for one in turn.undecided)
-        self._tell(undecided)
+        self._log_undecided(undecided)
         return RebuiltConversation(generations, tuple(turn.message_index for turn in turns), undecided)
 
     def rebuild_rows(
@@ -449,7 +449,7 @@ class MultiTurnLossMaskGenerator:
 
     def _rebuild(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
         masked = self.mask_conversation(messages, tools)
-        self._tell(masked.undecided)
+        self._log_undecided(masked.undecided)
         return masked.token_ids, masked.loss_mask
 
     def _whole_row(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> TrainingRow:
@@ -466,7 +466,7 @@ class MultiTurnLossMaskGenerator:
         loss_mask = [0 if token_id in self.image_token_ids else trained for token_id, trained in pairs]
         return replace(row, loss_mask=loss_mask, response_length=response_length_of(loss_mask))
 
-    def _tell(self, undecided: Sequence[Undecided]) -> None:
+    def _log_undecided(self, undecided: Sequence[Undecided]) -> None:
         for one in undecided:
             quiet = self._undecided_was_reported or one.reason is UndecidedReason.EMPTY_THINKING
             logger.log(

@@ -507,9 +507,9 @@ def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dia
         ValueError: the template opens or closes assistant turns with nothing that can be found again.
     """
     question, answer, follow_up = _PROBE
-    asked = template.text([_say("user", question)])
-    answered = template.text([_say("user", question), _say("assistant", answer)])
-    went_on = template.text([_say("user", question), _say("assistant", answer), _say("user", follow_up)])
+    asked = template.text([_message("user", question)])
+    answered = template.text([_message("user", question), _message("assistant", answer)])
+    went_on = template.text([_message("user", question), _message("assistant", answer), _message("user", follow_up)])
     user_close = _after(asked, question)
     header = _between(went_on, question, answer).removeprefix(user_close)
     close = _between(went_on, answer, follow_up)
@@ -551,8 +551,8 @@ def _generation_prompts(template: ChatTemplate) -> list[str]:
     question, answer, _ = _PROBE
     call = {"type": "function", "id": "call_0", "function": {"name": "probe", "arguments": {}}}
     conversations = (
-        [_say("user", question)],
-        [_say("user", question), {**_say("assistant", answer), "tool_calls": [call]}, _say("tool", answer)],
+        [_message("user", question)],
+        [_message("user", question), {**_message("assistant", answer), "tool_calls": [call]}, _message("tool", answer)],
     )
     prompts: list[str] = []
     for conversation in conversations:
@@ -597,7 +597,7 @@ def discover_vision_tokens(template: ChatTemplate, added_tokens: Sequence[str]) 
     return VisionTokens(frozenset(written), frozenset(placeholders))
 
 
-def _say(role: str, content: str) -> dict[str, Any]:
+def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 

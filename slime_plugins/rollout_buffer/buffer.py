@@ -326,7 +326,7 @@ class Buffer:
         Raises:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
         """
-        brought = attempts.Brought(fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory)
+        brought = attempts.AttemptResult(fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory)
         with self.store.read() as connection:
             # Before its bytes are stored: what is refused anyway takes no place on the disk.
             if attempts.is_duplicate(connection, brought):
@@ -455,7 +455,7 @@ class Buffer:
         with self.store.read() as connection:
             if delivery_rows.ready_groups(connection, job.key, 1):
                 now = job_rows.get_job(connection, job.key)
-                if not staleness.waits_for_the_slow(connection, self._clock(), now):
+                if not staleness.waits_for_stragglers(connection, self._clock(), now):
                     return True
             if poll.consumer_id is not None and poll.poll_id is not None:
                 repeated = delivery_rows.delivery_of_poll(connection, job.key, poll.consumer_id, poll.poll_id)
@@ -482,7 +482,7 @@ class Buffer:
             if current.state is JobState.PAUSED and current.cause_code is CauseCode.IDLE:
                 job_rows.update_job(connection, job.key, state=JobState.RUNNING.value, **NO_CAUSE.columns())
 
-    def polled_in_vain(self, job: JobRecord) -> None:
+    def empty_poll(self, job: JobRecord) -> None:
         """Notes since when a trainer has polled and got nothing; who comes back after long begins to wait anew."""
         gone = self._clock() - (job.last_poll_at or 0.0) > LONGEST_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or gone:

@@ -58,7 +58,7 @@ class ChatTokens:
         """The id that stands for one image in a prompt.
 
         Raises:
-            ConfigError: the tokenizer knows no image placeholder: it belongs to a model without eyes.
+            ConfigError: the tokenizer knows no image placeholder: it belongs to a text model.
         """
         if not self._placeholders:
             raise ConfigError(f"the tokenizer has none of the image placeholders {', '.join(_IMAGE_PLACEHOLDERS)}")

@@ -251,8 +251,8 @@ def network_reason(error: BaseException) -> str:
         kind.__name__ for kind in type(error).__mro__
     ]:
         return "it took too long"
-    said = [_by_the_system(one) for one in chain if isinstance(one, OSError) and one.strerror]
-    return said[-1] if said else "the connection broke"
+    reasons = [_by_the_system(one) for one in chain if isinstance(one, OSError) and one.strerror]
+    return reasons[-1] if reasons else "the connection broke"
 
 
 def _by_the_system(error: OSError) -> str:

@@ -328,21 +328,21 @@ TurnRewards = tuple[tuple[float, ...] | None, tuple[tuple[float, ...] | None, ..
 
 
 def checked_turn_rewards(
-    said: Mapping[str, Any], messages: Sequence[Message], generations: Sequence[Generation], where: str = ""
+    fields: Mapping[str, Any], messages: Sequence[Message], generations: Sequence[Generation], where: str = ""
 ) -> TurnRewards:
     """Returns ``turn_rewards`` and ``token_rewards`` of an object, held to the trajectory's turns that are trained.
 
     Raises:
         InvalidPayloadError: no list, a number that is no reward, or not one for each turn (and token).
     """
-    if said.get("turn_rewards") is None and said.get("token_rewards") is None:
+    if fields.get("turn_rewards") is None and fields.get("token_rewards") is None:
         return None, None
     lengths = trained_turns(messages, generations)
     name = f"{where}.turn_rewards" if where else "turn_rewards"
     try:
-        turn_rewards = as_turn_rewards(said.get("turn_rewards"), len(lengths))
+        turn_rewards = as_turn_rewards(fields.get("turn_rewards"), len(lengths))
         name = f"{where}.token_rewards" if where else "token_rewards"
-        return turn_rewards, as_token_rewards(said.get("token_rewards"), lengths)
+        return turn_rewards, as_token_rewards(fields.get("token_rewards"), lengths)
     except ValueError as error:
         raise InvalidPayloadError(f"{name} {error}") from error
 

@@ -20,7 +20,7 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
-from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
+from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
@@ -44,7 +44,7 @@ async def engine() -> AsyncIterator[str]:
     """A stand-in engine that makes no mistakes; what this loop keeps of devices is closed afterwards."""
     async with running(StandInSettings(port=0, skill=1.0)) as url:
         yield url
-        await close_workshop()
+        await close_resources()
 
 
 def args_for(url: str, **changes: Any) -> Namespace:
@@ -160,7 +160,7 @@ async def test_an_engine_that_is_told_to_give_up_ends_the_episode(mode: str) -> 
         await asyncio.sleep(0.7)
         await _abort_all(url)
         (sample,) = rows(await asyncio.wait_for(playing, 10))
-        await close_workshop()
+        await close_resources()
     assert (sample.status, sample.remove_sample) == (Sample.Status.ABORTED, True)
 
 
@@ -206,7 +206,7 @@ async def test_the_environment_plays_a_task_as_an_episode_does(engine: str) -> N
     assert (await env.compute_final_reward()) == pytest.approx(generated[0].reward, abs=0.1)
     env.close()
     env.close()
-    await close_workshop()
+    await close_resources()
 
 
 async def test_in_the_environment_bad_replies_cost_turns_and_running_out_of_them_earns_nothing(engine: str) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import Spell
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import FaultTrigger
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.simulated_sdk import (
     SimulatedSdk,
@@ -68,14 +68,14 @@ HESITATION = Part(turn=0, reply=say(thinking="I wait a moment first.", action="w
 """The second member of a group takes one action more: without a difference there is nothing for GRPO to learn."""
 
 SPELLS = {
-    "faultcrash": Spell(faults=Faults(crash_after_inputs=1)),
-    "faultboot": Spell(
+    "faultcrash": FaultTrigger(faults=Faults(crash_after_inputs=1)),
+    "faultboot": FaultTrigger(
         faults=Faults(crash_after_inputs=1), next_boots=(Faults(exit_at_start=True), Faults(exit_at_start=True))
     ),
-    "faulthang": Spell(faults=Faults(hangs=True)),
-    "faultoffline": Spell(faults=Faults(offline=True)),
-    "faultforwarder": Spell(faults=Faults(dead_forwarder=True)),
-    "faultslow": Spell(faults=Faults(slow_screen_s=1.2), for_s=20.0),
+    "faulthang": FaultTrigger(faults=Faults(hangs=True)),
+    "faultoffline": FaultTrigger(faults=Faults(offline=True)),
+    "faultforwarder": FaultTrigger(faults=Faults(dead_forwarder=True)),
+    "faultslow": FaultTrigger(faults=Faults(slow_screen_s=1.2), for_s=20.0),
 }
 HARMLESS = "faultslow"
 

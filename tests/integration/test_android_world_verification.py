@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, load_settings
-from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
+from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 
@@ -119,7 +119,7 @@ async def _workshop() -> AsyncIterator[None]:
     async with aiohttp.ClientSession() as session, session.get(f"http://{HOST}:{PORT}/model_info") as reply:
         reply.raise_for_status()
     yield
-    await close_workshop()
+    await close_resources()
 
 
 @needs_engine

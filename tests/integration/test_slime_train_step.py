@@ -297,7 +297,7 @@ def test_of_a_group_without_rewards_of_turns_nothing_changes_beside_one_that_has
 @pytest.fixture(scope="module")
 def vision(checkout: Path, folder: Path) -> Path:
     if not (checkout / "slime_plugins" / "models" / "qwen3_5_vl.py").is_file():
-        pytest.skip("this slime trains models with eyes through Megatron-Bridge, which is not tried here")
+        pytest.skip("this slime trains vision models through Megatron-Bridge, which is not tried here")
     return make_vision_rollout(checkout, folder / "vision")
 
 

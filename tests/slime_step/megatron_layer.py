@@ -56,7 +56,7 @@ class UnitOffsetNorm(torch.nn.Module):  # type: ignore[misc]  # torch is not loo
 
 
 def qwen3_5_vl_provider(args: Any, config: Any, vp_stage: int | None = None) -> Any:
-    """Returns slime's own provider of Qwen3.5 with its eyes, on layers for the CPU: ``--spec megatron_layer …``.
+    """Returns slime's own provider of Qwen3.5 with vision, on layers for the CPU: ``--spec megatron_layer …``.
 
     All of them are of full attention: slime's linear attention has no CPU code.
     """

@@ -89,7 +89,7 @@ def make_model(folder: Path) -> Path:
 
 
 def make_vision_rollout(checkout: Path, folder: Path) -> Path:
-    """Writes a tiny Qwen3.5 with eyes (``model``), a rollout with pictures (``rows.pt``) and ``log_probs.json``."""
+    """Writes a tiny Qwen3.5 with vision (``model``), a rollout with pictures (``rows.pt``) and ``log_probs.json``."""
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
     command = [PYTHON, str(HERE / "vision_rows.py"), str(folder)]

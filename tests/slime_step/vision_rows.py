@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen3.5 with eyes, a rollout that shows it pictures, and what HuggingFace says of every row.
+"""Makes a tiny Qwen3.5 with vision, a rollout that shows it pictures, and what HuggingFace says of every row.
 
     python vision_rows.py FOLDER
 

@@ -78,7 +78,9 @@ def _model_obstacles(settings: LaunchSettings) -> list[str]:
     if vision_model(model).native:
         if settings.backend == "megatron" and trains_qwen3_5_vl(slime):
             return []
-        return [f"the slime in {slime} cannot train {model} with its eyes: take slime {TEXT_COMMIT}, with megatron"]
+        return [
+            f"the slime in {slime} cannot train {model} with its vision tower: take slime {TEXT_COMMIT}, with megatron"
+        ]
     if trains_qwen3_vl(slime):
         return []
     other = " or one that it can: SLIME_SCRIPT_MODEL_NAME=Qwen3.5-4B" if trains_qwen3_5_vl(slime) else ""
@@ -230,11 +232,11 @@ def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
     script = settings.slime / "scripts" / "models" / f"{shape_of(settings.kind, settings.model)}.sh"
     cut = next(at for at, word in enumerate(train) if word.startswith("--"))
     head, tail = shlex.join(train[:cut]), shlex.join([*_other_rotary_base(settings), *train[cut:]])
-    line = f'source {shlex.quote(str(script))} && {_eyes(settings)}exec {head} "${{MODEL_ARGS[@]}}" {tail}'
+    line = f'source {shlex.quote(str(script))} && {_vision_tower(settings)}exec {head} "${{MODEL_ARGS[@]}}" {tail}'
     return ["bash", "-c", line]
 
 
-def _eyes(settings: LaunchSettings) -> str:
+def _vision_tower(settings: LaunchSettings) -> str:
     """Puts the vision tower before a language model that slime builds itself: its shape begins with ``--spec A B``."""
     if not settings.kind.is_android or not vision_model(settings.model).native:
         return ""

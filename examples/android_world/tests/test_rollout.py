@@ -23,7 +23,7 @@ async def main(model: str, host: str, port: int) -> int:
     """Plays one episode in each mode and looks at what came of it; returns 1 when an episode failed."""
     from examples.android_world import rollout, rollout_history
     from slime.utils.types import Sample
-    from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_workshop
+    from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 
     args = Namespace(
         hf_checkpoint=model, sglang_router_ip=host, sglang_router_port=port, max_turns=3, n_samples_per_prompt=1
@@ -37,7 +37,7 @@ async def main(model: str, host: str, port: int) -> int:
             well = well and not sample.remove_sample and sum(mask) > 0 and len(mask) == sample.response_length
             facts = (name, sample.status.value, len(sample.tokens), sum(mask), sample.reward)
             logging.info("%s: %s, %d tokens, %d trained, reward %s", *facts)
-    await close_workshop()
+    await close_resources()
     return 0 if well else 1
 
 

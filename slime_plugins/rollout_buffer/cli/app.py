@@ -81,7 +81,7 @@ class RolloutModeName(StrEnum):
     HISTORY = "history"
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         import importlib.metadata
 
@@ -96,7 +96,7 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def _before_any_command(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which version this is.")
     ] = False,
 ) -> None: ...
 
@@ -154,7 +154,7 @@ def status(
 
     with report_errors():
         if as_json:
-            _tell_in_json(read, watch=watch)
+            _print_json(read, watch=watch)
         elif watch:
             _watch(read)
         else:
@@ -168,7 +168,7 @@ def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [job for job, still in zip(jobs, is_open, strict=True) if still] + ended[:1]
 
 
-def _tell_in_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
+def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
     """Prints it once, or again every second as one line each."""
     while watch:
         typer.echo(orjson.dumps({"jobs": read()}))
@@ -391,8 +391,8 @@ def demo(
     try:
         from slime_plugins.rollout_buffer.cli.demo import DemoSettings, run_demo
     except ImportError as error:
-        says = f"the demo needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
-        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+        message = f"the demo needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed

@@ -175,7 +175,7 @@ def evaluate_policy(
         )
         report = _measure(settings, _checked_ks(pass_k, samples_per_task), as_json=as_json)
         comparison = None if earlier is None else _compared(report, earlier)
-        _tell(report, comparison, output, as_json=as_json)
+        _print_report(report, comparison, output, as_json=as_json)
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
@@ -186,7 +186,7 @@ def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) 
         with _stopped_by_sigterm(), _shown() as watch:
             return evaluate(settings, ks, watch)
     except EvaluationStoppedError as stopped:
-        _tell(stopped.report, None, settings.output, as_json=as_json)
+        _print_report(stopped.report, None, settings.output, as_json=as_json)
         raise
 
 
@@ -284,7 +284,7 @@ class _Notes:
 # --- what came out ---------------------------------------------------------------------------------------------------
 
 
-def _tell(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:
+def _print_report(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:
     from slime_plugins.rollout_buffer.evaluation.evaluation import REPORT_FILE
 
     if as_json:

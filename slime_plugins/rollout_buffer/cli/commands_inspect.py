@@ -288,14 +288,14 @@ def _numbers(found: Mapping[str, Any]) -> RenderableType:
     for title, values in (("reward breakdown", info.get("reward_breakdown")), ("timings", found.get("timings_s"))):
         if values:
             unit = " s" if title == "timings" else ""
-            said = "  ".join(f"{name} {_number(value)}{unit}" for name, value in values.items())
-            grid.add_row(Text(title, style="bold"), Text(said))
+            summary = "  ".join(f"{name} {_number(value)}{unit}" for name, value in values.items())
+            grid.add_row(Text(title, style="bold"), Text(summary))
     generations: Sequence[Mapping[str, Any]] = found.get("generations") or []
     if generations:
         sampled = sum(len(one["output_ids"]) for one in generations)
         versions = ", ".join(sorted({str(one.get("weight_version")) for one in generations}))
-        said = f"{len(generations)} generations, {sampled} sampled tokens, weight version {versions}"
-        grid.add_row(Text("engine", style="bold"), Text(said))
+        summary = f"{len(generations)} generations, {sampled} sampled tokens, weight version {versions}"
+        grid.add_row(Text("engine", style="bold"), Text(summary))
     return grid
 
 

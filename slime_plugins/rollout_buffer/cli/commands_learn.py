@@ -167,25 +167,25 @@ def _make_policy_or_learn(settings: LearnSettings, only_model: Path | None) -> b
     from slime_plugins.rollout_buffer.learning import run
 
     if only_model is not None:
-        run.make_policy(settings, only_model, _tell)
+        run.make_policy(settings, only_model, _print_message)
         return True
     with _StepTable() as table:
-        outcome = run.learn(settings, _tell, table.add)
+        outcome = run.learn(settings, _print_message, table.add)
     _print_outcome(outcome, settings.folder / "run")
     return outcome.rose
 
 
 def _print_outcome(outcome: Outcome, folder: Path) -> None:
     if outcome.stopped:
-        _tell(f"The run ended early: {outcome.stopped}.")
+        _print_message(f"The run ended early: {outcome.stopped}.")
     if outcome.steps:
-        _tell(f"curve {folder / 'curve.svg'}, metrics {folder / 'metrics.jsonl'}")
+        _print_message(f"curve {folder / 'curve.svg'}, metrics {folder / 'metrics.jsonl'}")
     verdict = outcome.verdict
     sentence = verdict.sentence if verdict else "The reward did not rise: too few steps were trained to tell."
     console.print(sentence, style="green" if outcome.rose else "red", highlight=False, markup=False, soft_wrap=True)
 
 
-def _tell(text: str) -> None:
+def _print_message(text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -246,8 +246,8 @@ class _StepTable:
         widths = [max(len(name), 8) for name in self.COLUMNS]
         lines = [self.COLUMNS, self._rows[-1]] if len(self._rows) == 1 else [self._rows[-1]]
         for line in lines:
-            says = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            console.print(says, highlight=False, markup=False, soft_wrap=True)
+            row_text = "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            console.print(row_text, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table(title="groups: trained / played", title_justify="left")

@@ -266,8 +266,8 @@ def serve(
             scoring_hosts=tuple(scoring_hosts or ()),
         )
         set_android_settings(android_config, android)
-        _tell(f"settings: {settings.model_dump_json()}", log_format)
-        Supervisor(settings, on_ready=lambda url: _tell(f"rollout buffer serving on {url}", log_format)).run()
+        _print_ready(f"settings: {settings.model_dump_json()}", log_format)
+        Supervisor(settings, on_ready=lambda url: _print_ready(f"rollout buffer serving on {url}", log_format)).run()
 
 
 def gateway(
@@ -307,7 +307,7 @@ def gateway(
             max_body_bytes=max_body_bytes,
             max_data_bytes=max_data_bytes,
         )
-        gateway_main.serve(settings, on_ready=lambda url: _tell(f"gateway serving on {url}", log_format))
+        gateway_main.serve(settings, on_ready=lambda url: _print_ready(f"gateway serving on {url}", log_format))
 
 
 def remote_rollout(
@@ -359,7 +359,7 @@ def remote_rollout(
             tools=tools,
             **({"callback_hosts": tuple(callback_hosts)} if callback_hosts else {}),
         )
-        remote.serve(settings, on_ready=lambda url: _tell(f"remote rollout serving on {url}", log_format))
+        remote.serve(settings, on_ready=lambda url: _print_ready(f"remote rollout serving on {url}", log_format))
 
 
 def engine(
@@ -401,8 +401,10 @@ def engine(
         from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
         from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
     except ImportError as error:
-        says = f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
-        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False)
+        message = (
+            f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        )
+        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     set_up_logging(log_format)
     with report_errors():
@@ -432,7 +434,9 @@ def mask_tests(file: TestFile, engine_url: TestEngine = None, tokenizer: TestTok
             file,
             engine_url,
             tokenizer,
-            lambda said, passed: console.print(said, style=None if passed else "red", highlight=False, markup=False),
+            lambda message, passed: console.print(
+                message, style=None if passed else "red", highlight=False, markup=False
+            ),
         )
     if failed:
         raise typer.Exit(1)
@@ -444,11 +448,11 @@ def _serve_model(log_format: LogFormat, **settings: Any) -> None:
         from slime_plugins.rollout_buffer.embedded_engine import server as embedded
         from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
     except ImportError as error:
-        says = (
+        message = (
             f"the embedded engine needs the extra 'embedded-engine' ({error}): "
             "pip install 'slime-rollout-buffer[embedded-engine]'"
         )
-        errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     set_up_logging(log_format)
     with report_errors():
@@ -462,7 +466,7 @@ def set_android_settings(config: Path | None, assignments: list[str] | None) -> 
     os.environ.update(environment_for(config, assignments or []))
 
 
-def _tell(text: str, log_format: LogFormat) -> None:
+def _print_ready(text: str, log_format: LogFormat) -> None:
     """Says something at a server's start, as a line of its log where that is JSON."""
     if log_format is LogFormat.JSON:
         logger.info("%s", text)

@@ -75,8 +75,8 @@ def export_list(
         return
     if output is None:
         _show(ids)
-    said = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing consumed yet"
-    console.print(f"{ids.total()} entries of {len(ids)} instances ({said}){f' in {output}' if output else ''}")
+    summary = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing consumed yet"
+    console.print(f"{ids.total()} entries of {len(ids)} instances ({summary}){f' in {output}' if output else ''}")
 
 
 @skip_list.command("edit")
@@ -136,7 +136,7 @@ def import_list(
         if output is not None:
             refuse_existing(output, overwrite=False)
             output.write_text(json.dumps(start, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            _tell_payload(ids.total(), output, as_json=as_json)
+            _print_payload(ids.total(), output, as_json=as_json)
             return
         if not yes:
             errors.print(
@@ -154,7 +154,7 @@ def import_list(
     console.print(f"groups: {', '.join(changes)}")
 
 
-def _tell_payload(entries: int, output: Path, *, as_json: bool) -> None:
+def _print_payload(entries: int, output: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"entries": entries, "output": str(output)})
     else:
@@ -220,8 +220,8 @@ def read_skip_list(file: Path) -> Counter[str]:
 
 def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
     if file is None:
-        told = {key: value for key, value in job["settings"].items() if value is not None}
-        start = told if job["engine_url"] is None else {**told, "remote_engine_url": job["engine_url"]}
+        given = {key: value for key, value in job["settings"].items() if value is not None}
+        start = given if job["engine_url"] is None else {**given, "remote_engine_url": job["engine_url"]}
         if holds_masked_address(start):
             raise ConfigError(
                 "the job has an address with a password, which no reply shows: give its start with --payload"

@@ -163,14 +163,14 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     if isinstance(error, wrong.InvalidURL | wrong.MissingSchema | wrong.InvalidSchema):
         return ConfigError(f"--url is no address: give one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
-        says = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
-        return _NoAnswerError(says), ExitCode.OUT_OF_REACH
+        explanation = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
+        return _NoAnswerError(explanation), ExitCode.OUT_OF_REACH
     if isinstance(error, ValueError):
-        says = f"what answers there is no rollout buffer ({error}): look at --url"
-        return _NoBufferError(says), ExitCode.NO
+        explanation = f"what answers there is no rollout buffer ({error}): look at --url"
+        return _NoBufferError(explanation), ExitCode.NO
     assert isinstance(error, OSError)
-    says = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    return ConfigError(says), ExitCode.WRONG_CALL
+    explanation = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return ConfigError(explanation), ExitCode.WRONG_CALL
 
 
 class _NoAnswerError(RolloutBufferError):
@@ -192,9 +192,9 @@ def answer_in_json(wanted: bool) -> None:
 
 def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
     """Says what went wrong; returns what ends the command with that code."""
-    says = _with_commands(error.message)
-    _print_error(error.code, says, error.detail)
-    errors.print(f"rollout-buffer: {says}", style="red", highlight=False, markup=False, soft_wrap=True)
+    explanation = _with_commands(error.message)
+    _print_error(error.code, explanation, error.detail)
+    errors.print(f"rollout-buffer: {explanation}", style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code.value)
 
 
@@ -212,11 +212,11 @@ _ROUTES_AS_COMMANDS = {
 }
 
 
-def _with_commands(says: str) -> str:
+def _with_commands(explanation: str) -> str:
     """Names the command where the buffer names its route."""
     for route, command in _ROUTES_AS_COMMANDS.items():
-        says = says.replace(route, command)
-    return says
+        explanation = explanation.replace(route, command)
+    return explanation
 
 
 def connect(url: str) -> RolloutBufferClient:

@@ -132,7 +132,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     _check(trainer, job)
     console.print(f"[green]All well[/]: {_count(trainer.records)} in "
                   f"{time.monotonic() - started:.0f} s; masks decode to exactly what the policy said.")  # fmt: skip
-    _say_where(console, folder, run, result_file)
+    _print_paths(console, folder, run, result_file)
 
 
 def _what_is_played(settings: DemoSettings) -> str:
@@ -329,7 +329,7 @@ def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> No
     Of ``statelm`` that is what it said behind its last deletion (``train_before_deletion``).
     """
     tokenizer = load_tokenizer(DEMO_TOKENIZER_PATH)
-    expected = _what_the_policy_said(settings.folder.resolve() / "run")
+    expected = _policy_replies(settings.folder.resolve() / "run")
     for rows in trajectories:
         if rows[0].remove_sample:
             continue
@@ -346,7 +346,7 @@ def _trained_ids(sample: Sample) -> list[int]:
     return [token for token, flag in zip(sample.tokens, mask, strict=True) if flag]
 
 
-def _what_the_policy_said(run: Path) -> dict[str, str]:
+def _policy_replies(run: Path) -> dict[str, str]:
     """Reads the assistant's turns of every trajectory from the stopped server's store, by uid."""
     store = Store(run / "data")
     buffer = Buffer(store)
@@ -382,7 +382,7 @@ def _write_results(records: list[RolloutRecord], run: Path) -> Path:
     return path
 
 
-def _say_where(console: Console, folder: Path, run: Path, result_file: Path) -> None:
+def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_row("samples", str(result_file))
     if (run / "documents.jsonl").exists():

@@ -133,12 +133,12 @@ def check_launch(kind: str, *, quietly: bool = False) -> tuple[int, list[str]]:
     """
     program = Path(__file__).resolve().parents[3] / "tools" / "launch_training.py"
     if not program.is_file():
-        says = f"doctor --launch: there is no {program}: run it in a checkout of this project, or of slime overlaid"
-        sys.stderr.write(f"{says}\n")
-        return 2, [says]
-    said = subprocess.PIPE if quietly else None
+        problem = f"doctor --launch: there is no {program}: run it in a checkout of this project, or of slime overlaid"
+        sys.stderr.write(f"{problem}\n")
+        return 2, [problem]
+    output = subprocess.PIPE if quietly else None
     done = subprocess.run(
-        [sys.executable, str(program), kind, "--check"], stdout=said, stderr=subprocess.STDOUT if quietly else None,
+        [sys.executable, str(program), kind, "--check"], stdout=output, stderr=subprocess.STDOUT if quietly else None,
         text=True, check=False,
     )  # fmt: skip
     return done.returncode, (done.stdout or "").splitlines()
@@ -204,10 +204,10 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
         answer = subprocess.run(
             [*command, examination.ray_address], capture_output=True, text=True, timeout=_CLUSTER_S, check=False
         )
-        there, said = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
+        there, output = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
     except subprocess.TimeoutExpired:
-        there, said = False, f"no answer within {_CLUSTER_S:.0f} s"
-    lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+        there, output = False, f"no answer within {_CLUSTER_S:.0f} s"
+    lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
     remedy = "start it, or give the address of its head; both sides need one Ray and one Python"
     return _found("Ray cluster", there, lines[-1], remedy, needed=True)
 

@@ -35,7 +35,7 @@ ROLLOUT_ID: Final = "test-3"
 TEST_TIMEOUT_S: Final = 300.0
 ASKED: Final = [{"role": "user", "content": "Calculate 15 * 23"}]
 
-Tell = Callable[[str, bool], None]
+OnResult = Callable[[str, bool], None]
 
 
 class RolloutResponse(dict[str, Any]):
@@ -99,7 +99,7 @@ class TestedServer:
         }
 
 
-def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, tell: Tell) -> int:
+def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, on_result: OnResult) -> int:
     """Runs the tests in a file, tells how each ended, and returns how many failed.
 
     Args:
@@ -111,7 +111,7 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, t
     Raises:
         ConfigError: the file is no Python or holds no test, or the stand-in cannot run here.
     """
-    return asyncio.run(_run(_compiled(file), engine_url, tokenizer, tell))
+    return asyncio.run(_run(_compiled(file), engine_url, tokenizer, on_result))
 
 
 def _compiled(file: Path) -> Any:
@@ -134,7 +134,7 @@ def _compile(text: str, file: Path) -> Any:
     return compile(text, str(file), "exec", dont_inherit=True)
 
 
-async def _run(code: Any, engine_url: str | None, tokenizer: Path | None, tell: Tell) -> int:
+async def _run(code: Any, engine_url: str | None, tokenizer: Path | None, on_result: OnResult) -> int:
     """Runs every test and says how each ended; returns how many failed."""
     async with _engine(engine_url) as url, _served(url, tokenizer) as server:
         module: dict[str, Any] = {"__name__": "mask_tests", **server.names()}
@@ -142,10 +142,10 @@ async def _run(code: Any, engine_url: str | None, tokenizer: Path | None, tell: 
         tests = {name: test for name, test in module.items() if name.startswith("test_") and callable(test)}
         if not tests:
             raise ConfigError("the file has no function whose name begins with test_")
-        return sum([not await _passes(name, test, tell) for name, test in tests.items()])
+        return sum([not await _passes(name, test, on_result) for name, test in tests.items()])
 
 
-async def _passes(name: str, test: Callable[[], Any], tell: Tell) -> bool:
+async def _passes(name: str, test: Callable[[], Any], on_result: OnResult) -> bool:
     try:
         async with asyncio.timeout(TEST_TIMEOUT_S):
             if inspect.iscoroutinefunction(test):
@@ -153,10 +153,10 @@ async def _passes(name: str, test: Callable[[], Any], tell: Tell) -> bool:
             else:
                 await asyncio.to_thread(test)
     except Exception as error:  # noqa: BLE001 - somebody's test: that it raises is the answer
-        said = "".join(traceback.format_exception(error, limit=-2)).rstrip()
-        tell(f"FAILED {name}\n{said}", False)
+        trace = "".join(traceback.format_exception(error, limit=-2)).rstrip()
+        on_result(f"FAILED {name}\n{trace}", False)
         return False
-    tell(f"passed {name}", True)
+    on_result(f"passed {name}", True)
     return True
 
 

@@ -27,9 +27,9 @@ from slime_plugins.rollout_buffer.devices.boot_schedule import BootSchedule, ret
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant, FairShare, Purpose
 from slime_plugins.rollout_buffer.devices.health_policy import (
-    Care,
-    CareRules,
     DeviceState,
+    HealthAction,
+    HealthPolicy,
     HealthRecord,
     may_recycle,
     may_rest,
@@ -313,9 +313,9 @@ class DeviceManager:
     def _devices_wanted(self) -> int:
         return self._current().num_workers + self._current().spare_devices
 
-    def _rules(self) -> CareRules:
+    def _rules(self) -> HealthPolicy:
         settings = self._current()
-        return CareRules(
+        return HealthPolicy(
             max_consecutive_faults=settings.max_consecutive_faults,
             quarantine_s=settings.quarantine_s,
             recycle_after_episodes=settings.recycle_after_episodes,
@@ -336,23 +336,23 @@ class DeviceManager:
     async def _look_after(self, slot: _Slot) -> None:
         """Makes a device ready that came back, or is yet to come up; drops it when it is surplus."""
         while slot.index < self._devices_wanted():
-            care = self._what_it_needs(slot)
-            if care is Care.QUARANTINE:
+            action = self._what_it_needs(slot)
+            if action is HealthAction.QUARANTINE:
                 slot.counters.count_quarantine()
                 await self._rest(slot, self._current().quarantine_s)
                 slot.health = slot.health.after_rest()
-                care = Care.LEND
-            if care is Care.LEND and await self._is_well(slot):
+                action = HealthAction.LEND
+            if action is HealthAction.LEND and await self._is_well(slot):
                 self._make_ready(slot)
                 return
-            await self._retire(slot, care)
+            await self._retire(slot, action)
             await self._bring_up(slot)
         self._kill(slot)
         del self._slots[slot.device_id]
 
-    def _what_it_needs(self, slot: _Slot) -> Care:
+    def _what_it_needs(self, slot: _Slot) -> HealthAction:
         if slot.worker is None or slot.settings != self._settings:
-            return Care.REPLACE
+            return HealthAction.REPLACE
         recycling = self._count(DeviceState.RECYCLING)
         return self._rules().decide(
             slot.health,
@@ -384,15 +384,15 @@ class DeviceManager:
             return False
         return slot.settings == self._settings
 
-    async def _retire(self, slot: _Slot, care: Care) -> None:
+    async def _retire(self, slot: _Slot, action: HealthAction) -> None:
         """Ends the worker; a device whose last worker was no good either rests before it gets another."""
         if slot.worker is None:
             return
-        trouble = slot.settings == self._settings and care is not Care.RECYCLE
+        trouble = slot.settings == self._settings and action is not HealthAction.RECYCLE
         rest_s = self._rules().rest_before_new_worker_s(slot.health) if trouble and self._may_rest() else 0.0
         self._kill(slot)
         slot.health = slot.health.with_new_worker(because_of_trouble=trouble)
-        if care is Care.RECYCLE:
+        if action is HealthAction.RECYCLE:
             slot.state = DeviceState.RECYCLING
             slot.counters.count_recycling()
             logger.info("%s is recycled", slot.device_id)

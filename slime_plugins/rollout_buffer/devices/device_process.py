@@ -179,7 +179,7 @@ def main(words: Sequence[str]) -> int:
         try:
             if name == "create":
                 device = create_device(*arguments)
-                _tell_when_lost(device, int(words[0]))
+                _notify_when_lost(device, int(words[0]))
                 result: Any = None
             else:
                 result = getattr(device, name)(*arguments)
@@ -204,7 +204,7 @@ def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
         threading.Timer(_ORPHANED_S, os._exit, [1]).start()
 
 
-def _tell_when_lost(device: Device[Any], news: int) -> None:
+def _notify_when_lost(device: Device[Any], news: int) -> None:
     """Watches a device that knows when it has died, beside the calls, and says why it did, once."""
     os.set_inheritable(news, False)
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, HUNG, LeaseReport
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
-__all__ = ["Care", "CareRules", "DeviceState", "HealthRecord", "may_recycle", "may_rest"]
+__all__ = ["DeviceState", "HealthAction", "HealthPolicy", "HealthRecord", "may_recycle", "may_rest"]
 
 _LONGEST_REST = 16
 
@@ -36,7 +36,7 @@ class DeviceState(StrEnum):
     RECYCLING = "recycling"  # it has served its number of episodes and gets a fresh worker
 
 
-class Care(StrEnum):
+class HealthAction(StrEnum):
     """What a device needs."""
 
     LEND = "lend"  # nothing
@@ -84,23 +84,23 @@ class HealthRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CareRules:
+class HealthPolicy:
     """When a device is looked after. ``recycle_after_episodes`` None is never; ``quarantine_s`` is the first rest."""
 
     max_consecutive_faults: int
     quarantine_s: float
     recycle_after_episodes: int | None
 
-    def decide(self, record: HealthRecord, *, may_rest: bool, may_recycle: bool) -> Care:
+    def decide(self, record: HealthRecord, *, may_rest: bool, may_recycle: bool) -> HealthAction:
         """Returns what a device with this record needs; ``may_…`` say whether there are devices enough beside it."""
         if record.gone or (record.on_probation and record.faults_in_a_row > 0):
-            return Care.REPLACE
+            return HealthAction.REPLACE
         if record.faults_in_a_row >= self.max_consecutive_faults:
-            return Care.QUARANTINE if may_rest and record.replacements == 0 else Care.REPLACE
+            return HealthAction.QUARANTINE if may_rest and record.replacements == 0 else HealthAction.REPLACE
         limit = self.recycle_after_episodes
         if limit is not None and record.episodes >= limit and may_recycle:
-            return Care.RECYCLE
-        return Care.LEND
+            return HealthAction.RECYCLE
+        return HealthAction.LEND
 
     def rest_before_new_worker_s(self, record: HealthRecord) -> float:
         """Returns how long a device rests before its next worker: not at all the first time, then doubling to a cap."""

@@ -102,7 +102,7 @@ class ManagedDevicePool:
         self._manager = manager
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
-        self._lines = {purpose: _Line(purpose) for purpose in Purpose}
+        self._lines = {purpose: _WaitQueue(purpose) for purpose in Purpose}
         self._held: dict[int, LeasedDevice] = {}
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
@@ -134,7 +134,7 @@ class ManagedDevicePool:
                 states = Counter(str(device["state"]) for device in farm["devices"])
                 if farm["progress"] != seen or states["preparing"]:
                     seen, deadline = farm["progress"], now() + self._settings.boot_timeout_s
-                    logger.info("waiting for the first device: %s%s", _counted(states), _trouble_of(farm["devices"]))
+                    logger.info("waiting for the first device: %s%s", _counted(states), _commonest_error(farm["devices"]))
                 if now() >= deadline:
                     return why_not
             except DeviceError as error:
@@ -185,7 +185,7 @@ class ManagedDevicePool:
 
     # ---- waiting in line ---------------------------------------------------------------------------------------------
 
-    async def _hand_out(self, line: _Line) -> None:
+    async def _hand_out(self, line: _WaitQueue) -> None:
         """Asks for as many devices as episodes wait for, for ever."""
         while True:
             wanted = await line.somebody()
@@ -197,7 +197,7 @@ class ManagedDevicePool:
             for grant in grants:
                 self._hand_over(grant, line)
 
-    def _hand_over(self, grant: Grant, line: _Line) -> None:
+    def _hand_over(self, grant: Grant, line: _WaitQueue) -> None:
         held = LeasedDevice(
             lease_id=grant.lease_id,
             device_id=grant.device_id,
@@ -248,7 +248,7 @@ class ManagedDevicePool:
         if self._held.pop(held.lease_id, None) is None:
             return
         self._watches.pop(held.lease_id).cancel()
-        self._say(self._manager.release(held.lease_id, held.report()))
+        self._send_in_background(self._manager.release(held.lease_id, held.report()))
 
     async def _leave(self) -> None:
         """Leaves the line: what was asked for last would otherwise be lent to nobody, until its lease ends."""
@@ -260,7 +260,7 @@ class ManagedDevicePool:
                 "the device manager heard no goodbye, what it lends to this runner comes back late: %s", error
             )
 
-    def _say(self, farewell: Coroutine[Any, Any, None]) -> None:
+    def _send_in_background(self, farewell: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(farewell)
         self._farewells.add(task)
         task.add_done_callback(self._log_failure)
@@ -278,13 +278,13 @@ def _counted(states: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
-def _trouble_of(devices: Sequence[Mapping[str, Any]]) -> str:
+def _commonest_error(devices: Sequence[Mapping[str, Any]]) -> str:
     """Says what most of the devices that have failed so far have failed with; "" while none has."""
     errors = Counter(str(device["last_error"]) for device in devices if device["last_error"])
     return "".join(f"; {count} failed: {error}" for error, count in errors.most_common(1))
 
 
-class _Line:
+class _WaitQueue:
     """Episodes that wait for a device for one purpose, in the order in which they came. Every step is O(1) on average:
     thousands may wait."""
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from slime_plugins.rollout_buffer.embedded_engine.eyes import Sight
-from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, Stretch, WeightsError
+from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, SequenceChunk, WeightsError
 from slime_plugins.rollout_buffer.embedded_engine.prefix_cache import PrefixCache
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
 from slime_plugins.rollout_buffer.embedded_engine.token_choice import TokenChoice, choose
+from slime_plugins.rollout_buffer.embedded_engine.vision_inputs import ImagePrompt
 from slime_plugins.rollout_buffer.sglang_server.records import ABORTED, PauseMode
 from slime_plugins.rollout_buffer.sglang_server.sampling import Sampling
 
@@ -44,7 +44,7 @@ class Request:
     ids: list[int]
     sampling: Sampling
     on_finish: Callable[[Request], None]
-    sight: Sight | None = None
+    image_prompt: ImagePrompt | None = None
     prompt_length: int = 0
     filled: int = 0
     epoch: int = -1
@@ -66,12 +66,12 @@ class Request:
     @property
     def keys(self) -> list[int]:
         """What a prefix is found by: the ids, and the images themselves instead of their tokens."""
-        return self.ids if self.sight is None else [*self.sight.keys, *self.output_ids]
+        return self.ids if self.image_prompt is None else [*self.image_prompt.keys, *self.output_ids]
 
     @property
     def shows_images(self) -> bool:
         """Whether an image is still to be read."""
-        return self.sight is not None and self.sight.spans[-1][1] > self.filled
+        return self.image_prompt is not None and self.image_prompt.spans[-1][1] > self.filled
 
     def version_spans(self, current: str) -> list[tuple[str, int, int]]:
         """Version, start and end of each stretch of output; one empty stretch of ``current`` if there is none."""
@@ -141,15 +141,15 @@ class Decoder:
         if mode is PauseMode.ABORT:
             self.abort(None)
         elif mode is PauseMode.RETRACT:
-            self._end_those_who_cannot_be_read_again()
+            self._finish_unresumable()
             self._waiting.extendleft(reversed(self._rows))
             self._rows, self._ready = [], 0
 
-    def _end_those_who_cannot_be_read_again(self) -> None:
+    def _finish_unresumable(self) -> None:
         """A sampled image placeholder would be taken for an image of the prompt."""
-        eyes = self._model.eyes
+        vision = self._model.vision
         for request in list(self._rows):
-            if eyes is not None and request.sight is not None and eyes.placeholder_id in request.output_ids:
+            if vision is not None and request.image_prompt is not None and vision.placeholder_id in request.output_ids:
                 self._remove(request, ABORTED)
 
     def resume(self) -> None:
@@ -186,8 +186,8 @@ class Decoder:
                 continue
             self._rows.append(request)
             request.filled, stored = self._prefixes.find(request.keys)
-            if request.sight is not None:
-                request.filled = request.sight.start_of_cached(request.filled)
+            if request.image_prompt is not None:
+                request.filled = request.image_prompt.start_of_cached(request.filled)
             request.epoch = self._epoch
             if not request.log_probs:
                 request.cached_tokens = request.filled
@@ -252,7 +252,7 @@ class Decoder:
             self._take_tokens(batch, self._pass(0, batch, 1))
 
     def _pass(self, first: int, batch: Sequence[Request], most: int) -> torch.Tensor:
-        stretches = [Stretch(r.ids[r.filled : r.filled + most], r.filled, r.sight) for r in batch]
+        stretches = [SequenceChunk(r.ids[r.filled : r.filled + most], r.filled, r.image_prompt) for r in batch]
         logits = self._model.logits(first, stretches)
         for request, stretch in zip(batch, stretches, strict=True):
             request.filled += len(stretch.ids)
@@ -294,8 +294,8 @@ class Decoder:
         """The stop string that the last tokens complete; no more of them are decoded than it can span."""
         most = max(map(len, request.sampling.stop)) + 1
         tail = request.ids[max(request.prompt_length, len(request.ids) - most) :]
-        said = self._model.decode(tail, skip_special_tokens=False)
-        return next((stop for stop in request.sampling.stop if stop in said), None)
+        text = self._model.decode(tail, skip_special_tokens=False)
+        return next((stop for stop in request.sampling.stop if stop in text), None)
 
     # --- new weights -------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from slime_plugins.rollout_buffer.embedded_engine.eyes import Eyes, Sight, load_eyes
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
-from slime_plugins.rollout_buffer.embedded_engine.slot_cache import SlotCache
+from slime_plugins.rollout_buffer.embedded_engine.slot_cache import SlotKvCache
+from slime_plugins.rollout_buffer.embedded_engine.vision_inputs import ImagePrompt, VisionInputs, load_vision_inputs
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["LanguageModel", "Stretch", "WeightsError", "load_language_model"]
+__all__ = ["LanguageModel", "SequenceChunk", "WeightsError", "load_language_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class WeightsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SequenceChunk:
     """What one slot gets in a forward pass: ``ids``, to be written from place ``start`` on.
 
     With images in its prompt (``sight``) a token's position is not its place.
@@ -37,25 +37,25 @@ class Stretch:
 
     ids: Sequence[int]
     start: int
-    sight: Sight | None = None
+    image_prompt: ImagePrompt | None = None
 
 
 class LanguageModel:
     """The weights and the keys and values. Used from one thread."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, eyes: Eyes | None = None, context_length: int | None = None
+        self, model: Any, tokenizer: Any, *, vision: VisionInputs | None = None, context_length: int | None = None
     ) -> None:
         config = model.config.get_text_config()
         self.tokenizer = tokenizer
-        self.eyes = eyes
+        self.vision = vision
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         self.context_length = context_length or int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT))
         self.end_ids = frozenset(_end_ids(model, tokenizer))
-        self.cache = SlotCache(config.num_hidden_layers)
+        self.cache = SlotKvCache(config.num_hidden_layers)
         self._model = model
 
-    def logits(self, first: int, stretches: Sequence[Stretch]) -> torch.Tensor:
+    def logits(self, first: int, stretches: Sequence[SequenceChunk]) -> torch.Tensor:
         """Runs the model over one stretch per slot, from slot ``first`` on; returns the logits behind each one's end.
 
         Shorter stretches are filled up on the right: what that writes lies behind the slot's end, where no query of
@@ -132,19 +132,19 @@ def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
         model = _load_model(kind, path, getattr(torch, settings.dtype))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} holds no model that transformers can load: {error}") from error
-    eyes = load_eyes(model, path) if sees else None
+    vision = load_vision_inputs(model, path) if sees else None
     model = model.to(_device(settings.device)).eval()
-    return LanguageModel(model, tokenizer, eyes=eyes, context_length=settings.context_length)
+    return LanguageModel(model, tokenizer, vision=vision, context_length=settings.context_length)
 
 
-def _positions(stretches: Sequence[Stretch], places: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+def _positions(stretches: Sequence[SequenceChunk], places: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
     """The tokens' positions, and the images that a stretch shows."""
-    start, sight = stretches[0].start, stretches[0].sight
-    if len(stretches) == 1 and sight is not None and start < len(sight.ids):
-        later = torch.arange(len(sight.ids), start + places.shape[1]) + sight.delta
-        positions = torch.cat([sight.positions[:, start:], later.expand(3, -1)], dim=1)[:, : places.shape[1]]
-        return positions[:, None].to(places.device), sight.inputs_from(start)
-    deltas = [0 if stretch.sight is None else stretch.sight.delta for stretch in stretches]
+    start, image_prompt = stretches[0].start, stretches[0].image_prompt
+    if len(stretches) == 1 and image_prompt is not None and start < len(image_prompt.ids):
+        later = torch.arange(len(image_prompt.ids), start + places.shape[1]) + image_prompt.delta
+        positions = torch.cat([image_prompt.positions[:, start:], later.expand(3, -1)], dim=1)[:, : places.shape[1]]
+        return positions[:, None].to(places.device), image_prompt.inputs_from(start)
+    deltas = [0 if stretch.image_prompt is None else stretch.image_prompt.delta for stretch in stretches]
     return places + torch.tensor(deltas, device=places.device)[:, None], {}
 
 

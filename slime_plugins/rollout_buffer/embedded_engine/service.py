@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.embedded_engine.decoder import Decoder, Request, WeightUpdate
-from slime_plugins.rollout_buffer.embedded_engine.eyes import Sight
 from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, WeightsError
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
+from slime_plugins.rollout_buffer.embedded_engine.vision_inputs import ImagePrompt
 from slime_plugins.rollout_buffer.sglang_server.records import (
     EngineBreakError,
     GenerateCall,
@@ -74,7 +74,7 @@ class EmbeddedEngine:
             "served_model_name": path,
             "tokenizer_path": path,
             "is_generation": True,
-            "has_image_understanding": self._model.eyes is not None,
+            "has_image_understanding": self._model.vision is not None,
             "weight_version": self.weight_version,
             "embedded_engine": True,
         }
@@ -100,15 +100,15 @@ class EmbeddedEngine:
             EngineBreakError: fewer images than placeholders, or a forward pass failed.
         """
         ids = self._checked_ids(call)
-        sight = await asyncio.to_thread(self._seen, ids, call.images) if call.images else None
-        ids = ids if sight is None else list(sight.ids)
+        image_prompt = await asyncio.to_thread(self._seen, ids, call.images) if call.images else None
+        ids = ids if image_prompt is None else list(image_prompt.ids)
         check_length(len(ids), call.sampling.max_new_tokens, self._model.context_length)
         rid = call.rid or uuid.uuid4().hex
         if rid in self._rids:
             raise BadRequestError({"message": f"Duplicate request ID detected: {rid}"})
         self._rids.add(rid)
         try:
-            request = await self._played(rid, ids, sight, call.sampling)
+            request = await self._played(rid, ids, image_prompt, call.sampling)
         finally:
             self._rids.discard(rid)
         if request.error is not None:
@@ -165,7 +165,7 @@ class EmbeddedEngine:
         if call.sampling.not_computed:
             names = ", ".join(call.sampling.not_computed)
             raise BadRequestError({"message": f"the embedded engine does not compute {names}: leave it out."})
-        if call.images and self._model.eyes is None:
+        if call.images and self._model.vision is None:
             raise BadRequestError({"message": "the model that is served does not take images."})
         ids = self._model.encode(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
         if not ids:
@@ -176,16 +176,16 @@ class EmbeddedEngine:
                 raise BadRequestError({"message": f"{str(token_id)[:100]} is no id of this model ({size} ids)."})
         return ids
 
-    def _seen(self, ids: list[int], images: Sequence[bytes]) -> Sight | None:
-        return None if self._model.eyes is None else self._model.eyes.see(ids, images)
+    def _seen(self, ids: list[int], images: Sequence[bytes]) -> ImagePrompt | None:
+        return None if self._model.vision is None else self._model.vision.see(ids, images)
 
-    async def _played(self, rid: str, ids: list[int], sight: Sight | None, sampling: Sampling) -> Request:
+    async def _played(self, rid: str, ids: list[int], image_prompt: ImagePrompt | None, sampling: Sampling) -> Request:
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def finished(request: Request) -> None:
             loop.call_soon_threadsafe(_settle, done, request, None)
 
-        request = Request(rid=rid, ids=ids, sampling=sampling, on_finish=finished, sight=sight)
+        request = Request(rid=rid, ids=ids, sampling=sampling, on_finish=finished, image_prompt=image_prompt)
         self._tasks.put(lambda: self._decoder.submit(request))
         try:
             await done
@@ -207,7 +207,7 @@ class EmbeddedEngine:
             version_spans=request.version_spans(self.weight_version),
             prompt_ids=request.ids[: request.prompt_length],
             cached_tokens=request.cached_tokens,
-            image_tokens=sum(end - start for start, end in request.sight.spans) if request.sight else 0,
+            image_tokens=sum(end - start for start, end in request.image_prompt.spans) if request.image_prompt else 0,
         )
 
     def _text(self, ids: list[int], matched: Any, sampling: Sampling) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-__all__ = ["SlotCache", "StoredKeys"]
+__all__ = ["SlotKvCache", "StoredKeys"]
 
 StoredKeys = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one sequence, a pair per layer, each of shape (heads, tokens, size)."""
@@ -96,7 +96,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         return new
 
 
-class SlotCache:
+class SlotKvCache:
     """The slots of all layers. ``past_key_values`` is what a model of transformers takes."""
 
     def __init__(self, layer_count: int) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 
-__all__ = ["EngineWatch"]
+__all__ = ["CircuitBreaker"]
 
 AWAY_TIMEOUT_S: Final = 60.0
 FAILURES_IN_A_ROW: Final = 16
@@ -27,7 +27,7 @@ REFUSED_TIMEOUT_S: Final = 600.0
 """A trainer that loads weights or a server that is being set up may refuse for a while."""
 
 
-class EngineWatch:
+class CircuitBreaker:
     """Watches the engine of one job; ``trouble`` and ``has_recovered`` are to be asked again and again."""
 
     def __init__(self, engine: HttpEngine) -> None:

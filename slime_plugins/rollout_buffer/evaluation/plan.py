@@ -231,11 +231,11 @@ def _ask_sglang(settings: EvaluationSettings) -> EngineFacts:
     for route in ("/model_info", "/get_model_info"):
         answer = _get(f"{settings.engine_url}{route}", {})
         if answer.status_code == 200:
-            told = _object(answer)
+            fields = _object(answer)
             return EngineFacts(
-                model=_text(told.get("model_path")),
-                weight_version=_text(told.get("weight_version")),
-                tokenizer=_text(told.get("tokenizer_path")),
+                model=_text(fields.get("model_path")),
+                weight_version=_text(fields.get("weight_version")),
+                tokenizer=_text(fields.get("tokenizer_path")),
             )
     if _get(f"{settings.engine_url}/health", {}).status_code != 200:
         raise ConfigError(
@@ -268,10 +268,10 @@ def _get(url: str, headers: Mapping[str, str]) -> requests.Response:
 
 def _object(answer: requests.Response) -> dict[str, Any]:
     try:
-        told = answer.json()
+        fields = answer.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _text(value: Any) -> str | None:

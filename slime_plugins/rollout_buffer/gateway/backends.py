@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine
-from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
+from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.report_pacer import ReportPacer
@@ -59,7 +59,7 @@ class JobBackend:
     def __init__(self, job: JobRecord, engine: Engine, tokenizer: Any) -> None:
         settings = JobSettings.model_validate(dict(job.settings.kept))
         self.engine = engine
-        self._watch = EngineWatch(engine) if isinstance(engine, HttpEngine) else None
+        self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportPacer()
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()

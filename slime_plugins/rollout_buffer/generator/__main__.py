@@ -19,10 +19,10 @@ if __name__ == "__main__":
     options = parser.parse_args()
     progress = None if options.progress_fd is None else Heartbeat(options.progress_fd)
 
-    def tell(file: Path) -> None:
+    def print_file(file: Path) -> None:
         """Says which file is loaded next."""
         if progress is not None:
             progress.beat(file=str(file))
 
-    found = discover(options.folders, skip=options.skip, on_file=tell)
+    found = discover(options.folders, skip=options.skip, on_file=print_file)
     sys.stdout.write("\n" + describe(found) + "\n")

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logi
 from slime_plugins.rollout_buffer.learning.losses import token_log_probs
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
 
-__all__ = ["Arm", "spoiler"]
+__all__ = ["Arm", "corruption_of"]
 
 Trajectories = Sequence[RolloutTrajectory]
 
@@ -31,7 +31,7 @@ class Arm(StrEnum):
     FROZEN = "frozen"  # nothing is spoilt, and no new weights reach the engine
 
 
-def spoiler(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
+def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
     """Returns what the arm does to each batch. ``policy`` is the one that the run begins with."""
     rng = random.Random(seed)
     if arm is Arm.LATE_MASK:

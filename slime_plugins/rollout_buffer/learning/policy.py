@@ -95,7 +95,7 @@ def new_policy(tokenizer: Any, size: PolicySize, seed: int, *, patch_size: int |
         "mrope_interleaved": True,
         "mrope_section": [half - 2 * (half // 4), half // 4, half // 4],
     }
-    eyes = {
+    vision = {
         "depth": 2,
         "hidden_size": size.hidden,
         "intermediate_size": 2 * size.hidden,
@@ -109,7 +109,7 @@ def new_policy(tokenizer: Any, size: PolicySize, seed: int, *, patch_size: int |
     text["initializer_range"] = SPREAD
     named = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in VISION_TOKENS.items()}
     policy = Qwen3VLForConditionalGeneration(
-        Qwen3VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=True, **named)
+        Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **named)
     )
     torch.nn.init.normal_(policy.model.visual.pos_embed.weight, std=SPREAD_OF_PLACES)
     return policy

@@ -21,7 +21,7 @@ from transformers import AddedToken, AutoTokenizer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler
+from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of
 from slime_plugins.rollout_buffer.learning.curve import Curve, draw, name_of_run
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError, StepReport
 from slime_plugins.rollout_buffer.learning.policy import (
@@ -120,10 +120,10 @@ class Outcome:
         return self.verdict is not None and self.verdict.rose
 
 
-Tell = Callable[[str], None]
+OnMessage = Callable[[str], None]
 
 
-def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) -> Outcome:
+def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Step], None]) -> Outcome:
     """Runs it to its end, and writes ``metrics.jsonl`` and ``curve.svg`` into the folder's ``run``.
 
     Raises:
@@ -138,15 +138,15 @@ def learn(settings: LearnSettings, tell: Tell, on_step: Callable[[Step], None]) 
     task.check_generator()
     beside = [_curve_of(path) for path in settings.beside]  # one may lie in the folder that is emptied next
     run = _emptied(settings)
-    policy = _policy(settings, task, run / "model", tell)
+    policy = _policy(settings, task, run / "model", on_message)
     write_lines(run / "instances.jsonl", _instances(settings, task))
     options = ["--device", settings.device, "--seed", str(settings.seed)]
     options += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
-    tell("starting the buffer and the engine …")
+    on_message("starting the buffer and the engine …")
     with processes(
         run, run / "model", generator_dir=task.path.parent, engine_url=settings.engine_url, engine_options=options
     ) as (engine_url, buffer_url):
-        tell(f"engine {engine_url}, buffer {buffer_url} (its dashboard), logs in {run}")
+        on_message(f"engine {engine_url}, buffer {buffer_url} (its dashboard), logs in {run}")
         payload = {**_payload(settings, task, run, engine_url), **job_options}
         with RolloutFeed(
             buffer_url,
@@ -175,21 +175,21 @@ def _emptied(settings: LearnSettings) -> Path:
     return run
 
 
-def make_policy(settings: LearnSettings, folder: Path, tell: Tell) -> None:
+def make_policy(settings: LearnSettings, folder: Path, on_message: OnMessage) -> None:
     """Only makes the policy of step 0, into ``folder``: for an engine that is started by hand.
 
     Raises:
         ConfigError: the task cannot be used.
     """
     torch.manual_seed(settings.seed)
-    _new_policy(settings, find_task(settings.task, settings.generator_dir), folder, tell)
-    tell(f"the policy is in {folder}: serve it, and give --model {folder} --engine URL")
+    _new_policy(settings, find_task(settings.task, settings.generator_dir), folder, on_message)
+    on_message(f"the policy is in {folder}: serve it, and give --model {folder} --engine URL")
 
 
-def _policy(settings: LearnSettings, task: TaskFile, folder: Path, tell: Tell) -> Any:
+def _policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
     """The policy of step 0, also in ``folder``: the one that was given, or a new one, warmed up."""
     if settings.model is None:
-        return _new_policy(settings, task, folder, tell)
+        return _new_policy(settings, task, folder, on_message)
     if not (settings.model / "config.json").is_file():
         raise ConfigError(f"--model {settings.model} holds no config.json: give a model's folder")
     policy, tokenizer = load_policy(settings.model)
@@ -198,26 +198,30 @@ def _policy(settings: LearnSettings, task: TaskFile, folder: Path, tell: Tell) -
     return policy.to(settings.device)
 
 
-def _new_policy(settings: LearnSettings, task: TaskFile, folder: Path, tell: Tell) -> Any:
+def _new_policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in task.phrases])
     save_processors(tokenizer, folder, patch_size=task.patch_size)
     policy = new_policy(tokenizer, settings.size, settings.seed, patch_size=task.patch_size)
     policy.to(settings.device)
-    _warm_up(settings, task, policy, tokenizer, folder, tell)
+    _warm_up(settings, task, policy, tokenizer, folder, on_message)
     save_policy(policy, folder)
     return policy
 
 
-def _warm_up(settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: Any, folder: Path, tell: Tell) -> None:
+def _warm_up(
+    settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: Any, folder: Path, on_message: OnMessage
+) -> None:
     parameters = sum(each.numel() for each in policy.parameters())
     name = "Qwen3" if task.patch_size is None else "Qwen3-VL"
-    said = f"a {name} of {parameters / 1e6:.2f} million parameters, random"
+    description = f"a {name} of {parameters / 1e6:.2f} million parameters, random"
     rng = random.Random(f"warm-up {settings.seed}")
     plan = task.warm_up_plan
     warm_up = task.warm_up(tokenizer, rng, plan.episodes, task.options(settings.mode))
     if not warm_up.items:
-        tell(f"policy: {said}; {task.path.name} has no scripted_reply and no warm_up_traces to warm it up on")
+        on_message(
+            f"policy: {description}; {task.path.name} has no scripted_reply and no warm_up_traces to warm it up on"
+        )
         return
     rows = RowBuilder(_row_settings(1, folder, wants_log_probs=False))
     vision = load_vision(str(folder)) if warm_up.images else None
@@ -225,11 +229,11 @@ def _warm_up(settings: LearnSettings, task: TaskFile, policy: Any, tokenizer: An
     episodes = [each for group in groups for each in group.trajectories if not each.is_dummy]
     if not episodes:
         raise ConfigError(f"nothing of the warm-up of {task.path} can be trained")
-    tell(f"policy: {said}; warming it up on {len(episodes)} scripted episodes …")
+    on_message(f"policy: {description}; warming it up on {len(episodes)} scripted episodes …")
     if settings.warm_up_updates is not None:
         plan = replace(plan, updates=settings.warm_up_updates)
     loss = imitate(policy, episodes, plan, seed=settings.seed)
-    tell(f"warm-up: {loss:.3f} nats a token after {plan.updates} updates")
+    on_message(f"warm-up: {loss:.3f} nats a token after {plan.updates} updates")
 
 
 def _instances(settings: LearnSettings, task: TaskFile) -> list[Mapping[str, Any]]:
@@ -282,7 +286,7 @@ class _Training:
     ) -> None:
         self._settings, self._run, self._feed, self._client = settings, run, feed, client
         self._beside = beside
-        self._spoil = spoiler(settings.arm, policy, settings.seed)
+        self._spoil = corruption_of(settings.arm, policy, settings.seed)
         self._trainer = GrpoTrainer(policy, settings.grpo, seed=settings.seed)
         self._on_step = on_step
         self._steps: list[Step] = []

@@ -127,12 +127,12 @@ class TaskFile:
     ) -> WarmUp:
         lines = {str(number): line for number, line in enumerate(self.instances(rng, episodes))}
 
-        def say(request: GenerateRequest) -> str:
+        def answer(request: GenerateRequest) -> str:
             prompt = tokenizer.decode(list(request.input_ids), skip_special_tokens=False)
             return reply(prompt, lines[str(request.session_id)], rng)
 
         generator: Generator = self._module.create_generator()
-        engine = FakeEngine(say, tokenizer=tokenizer)
+        engine = FakeEngine(answer, tokenizer=tokenizer)
         await generator.start(
             GeneratorContext(job_id="warm-up", engine=engine, tokenizer=tokenizer, concurrency=AT_ONCE, options=options)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.rules.bias import Fate, OverGroup
+from slime_plugins.rollout_buffer.rules.bias import GroupOutcome, FinishedGroup
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState
@@ -23,18 +23,18 @@ _OVER = (
 )
 
 
-def groups_over(connection: Connection, job_key: int) -> list[OverGroup]:
+def groups_over(connection: Connection, job_key: int) -> list[FinishedGroup]:
     """Returns the newest groups that were handed out, filtered, or failed; those that wait or run may still be trained.
 
     ``seconds`` are from a group's first attempt to its verdict.
     """
     return [
-        OverGroup(fate=_fate(state, code), seconds=seconds, task=str(task), turns=turns, success=success)
+        FinishedGroup(fate=_fate(state, code), seconds=seconds, task=str(task), turns=turns, success=success)
         for state, code, seconds, task, turns, success in connection.execute(_OVER, (job_key, GROUPS_LOOKED_AT))
     ]
 
 
-def _fate(state: str, cause_code: str) -> Fate:
+def _fate(state: str, cause_code: str) -> GroupOutcome:
     if state in (GroupState.DELIVERED, GroupState.LEASED):
-        return Fate.TRAINED
-    return Fate.FILTERED if CauseCode(cause_code) in FOR_REWARDS else Fate.LOST
+        return GroupOutcome.TRAINED
+    return GroupOutcome.FILTERED if CauseCode(cause_code) in FOR_REWARDS else GroupOutcome.LOST

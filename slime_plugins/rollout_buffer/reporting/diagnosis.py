@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
-from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights, WhoStands
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights, StuckParty
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
 __all__ = ["Explanation", "Severity", "explain_group", "explain_job", "explain_service"]
@@ -267,7 +267,7 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
 def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
     bound = at.max_weight_version_lag
     kept = "" if bound is None else f" The lag of {bound} that the job asks for is not kept."
-    if stuck.who is WhoStands.ENGINE:
+    if stuck.who is StuckParty.ENGINE:
         message = (
             f"The engine's weight version stands still: the trainer is at {stuck.trainers_version}, and {stuck.count} "
             f"of the newest {stuck.looked_at} episodes were sampled by {stuck.version} or older, though they began "
@@ -278,7 +278,7 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
             "name the version (weight_version of the engine's update calls)? GET /model_info of the engine says what "
             "it has."
         )
-    elif stuck.who is WhoStands.TRAINER:
+    elif stuck.who is StuckParty.TRAINER:
         message = (
             f"The trainer's weight version stands still: it came back for groups {stuck.count} times after training, "
             f"and the only version is {stuck.version}."

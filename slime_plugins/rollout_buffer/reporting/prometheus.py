@@ -322,8 +322,12 @@ def _samples_of_device(this: tuple[str, str], device: Mapping[str, Any]) -> Iter
     yield DEVICE_STEPS, this, device["steps"]
     for kind, count in device["failures"].items():
         yield DEVICE_FAILURES, (*this, kind), count
-    for care, counted in (("quarantine", "quarantines"), ("replacement", "replacements"), ("recycling", "recyclings")):
-        yield DEVICE_CARE, (*this, care), device[counted]
+    for action, counted in (
+        ("quarantine", "quarantines"),
+        ("replacement", "replacements"),
+        ("recycling", "recyclings"),
+    ):
+        yield DEVICE_CARE, (*this, action), device[counted]
     for metric, measured in ((DEVICE_RESET, "reset_s"), (DEVICE_STEP, "step_s")):
         for quantile, suffix in (("0.5", "p50"), ("0.95", "p95")):
             if device[f"{measured}_{suffix}"] is not None:

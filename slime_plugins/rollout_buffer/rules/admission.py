@@ -4,7 +4,7 @@ With a bound on the lag of weight versions, a group that begins now is trained w
 
 * those ahead of it do not fill more versions than that: room is counted, in groups (``room_for_groups``);
 * it does not play for longer than that: expected from what was seen (``GroupTimes``) and the trainer's pace. While a
-  backlog makes the trainer quick, slow groups let quicker ones begin first (``should_let_others_first``);
+  backlog makes the trainer quick, slow groups let quicker ones begin first (``should_defer``);
 * what began before it is not overtaken: groups go out oldest first, and the trainer waits for a group that the next
   step would make too old, as long as that costs no device its work (``should_wait_for_the_slow``).
 
@@ -28,7 +28,7 @@ __all__ = [
     "VersionSeen",
     "pace_of",
     "room_for_groups",
-    "should_let_others_first",
+    "should_defer",
     "should_wait_for_the_slow",
     "version_at",
 ]
@@ -125,7 +125,7 @@ def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
     return max(0, room)
 
 
-def should_let_others_first(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | None) -> bool:
+def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | None) -> bool:
     """Tells whether a group should begin later, when the trainer has less to go on with and so gets less far meanwhile.
 
     False for one that would be too old even with an empty backlog: it is not helped by waiting.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["BiasRow", "Fate", "OverGroup", "SlowLoss", "bias_measures", "bias_table", "slow_loss"]
+__all__ = ["BiasRow", "GroupOutcome", "FinishedGroup", "SlowLoss", "bias_measures", "bias_table", "slow_loss"]
 
 FEWEST_GROUPS = 16
 """Of fewer groups nothing is said."""
@@ -26,7 +26,7 @@ SOLVED = ("none solved it", "some solved it", "all solved it")
 MOST_TASKS = 8
 
 
-class Fate(Enum):
+class GroupOutcome(Enum):
     """What became of a group that is over."""
 
     TRAINED = "trained"
@@ -35,10 +35,10 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverGroup:
+class FinishedGroup:
     """A group that is over. ``success`` and ``turns`` are means over its members, None where no one knows."""
 
-    fate: Fate
+    fate: GroupOutcome
     seconds: float
     task: str
     turns: float | None = None
@@ -66,10 +66,10 @@ class SlowLoss:
     p_value: float
 
 
-NameOf = Callable[[OverGroup], str | None]
+NameOf = Callable[[FinishedGroup], str | None]
 
 
-def bias_table(groups: Sequence[OverGroup]) -> list[BiasRow]:
+def bias_table(groups: Sequence[FinishedGroup]) -> list[BiasRow]:
     """Returns the rows of all kinds: by duration, turns and success, and the tasks that differ most.
 
     Empty while too few groups are over.
@@ -87,12 +87,12 @@ def bias_table(groups: Sequence[OverGroup]) -> list[BiasRow]:
     ]
 
 
-def bias_measures(groups: Sequence[OverGroup]) -> dict[str, float]:
+def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
     """Returns the total variation between trained and submitted groups, by kind; {} while too few are over or trained.
 
     0 is none, 1 all. ``slowest`` is the slowest quarter's share of the trained groups over its share of the submitted.
     """
-    trained = [group for group in groups if group.fate is Fate.TRAINED]
+    trained = [group for group in groups if group.fate is GroupOutcome.TRAINED]
     if len(groups) < FEWEST_GROUPS or not trained:
         return {}
     kinds = _kinds(groups)
@@ -104,10 +104,10 @@ def bias_measures(groups: Sequence[OverGroup]) -> dict[str, float]:
     return measures
 
 
-def slow_loss(groups: Sequence[OverGroup]) -> SlowLoss | None:
+def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
     """Returns what says that slow groups are lost more often, where a test at the level of 1 % says so; else None."""
-    lost = [group.seconds for group in groups if group.fate is Fate.LOST]
-    trained = [group.seconds for group in groups if group.fate is Fate.TRAINED]
+    lost = [group.seconds for group in groups if group.fate is GroupOutcome.LOST]
+    trained = [group.seconds for group in groups if group.fate is GroupOutcome.TRAINED]
     if len(lost) < FEWEST_LOST or len(lost) + len(trained) < FEWEST_GROUPS or not trained:
         return None
     p_value = larger_p_value(lost, trained)
@@ -137,7 +137,7 @@ def larger_p_value(these: Sequence[float], those: Sequence[float]) -> float:
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def _kinds(groups: Sequence[OverGroup]) -> dict[str, NameOf]:
+def _kinds(groups: Sequence[FinishedGroup]) -> dict[str, NameOf]:
     """What names the kind of a group, by what is looked at."""
     turns = [group.turns for group in groups if group.turns is not None]
     return {
@@ -148,38 +148,38 @@ def _kinds(groups: Sequence[OverGroup]) -> dict[str, NameOf]:
     }
 
 
-def _quarter(values: Sequence[float], names: Sequence[str], value_of: Callable[[OverGroup], float | None]) -> NameOf:
+def _quarter(values: Sequence[float], names: Sequence[str], value_of: Callable[[FinishedGroup], float | None]) -> NameOf:
     """Returns what names the quarter of a group; equal values share one."""
     edges = [sorted(values)[len(values) * quarter // 4] for quarter in (1, 2, 3)] if values else []
 
-    def name(group: OverGroup) -> str | None:
+    def name(group: FinishedGroup) -> str | None:
         value = value_of(group)
         return None if value is None else names[bisect.bisect_right(edges, value)]
 
     return name
 
 
-def _success(group: OverGroup) -> str | None:
+def _success(group: FinishedGroup) -> str | None:
     if group.success is None:
         return None
     return SOLVED[0] if group.success <= 0 else SOLVED[2] if group.success >= 1 else SOLVED[1]
 
 
-def _rows(by: str, groups: Sequence[OverGroup], name_of: NameOf, names: Sequence[str]) -> list[BiasRow]:
+def _rows(by: str, groups: Sequence[FinishedGroup], name_of: NameOf, names: Sequence[str]) -> list[BiasRow]:
     counted = Counter((name_of(group), group.fate) for group in groups)
     rows = [
         BiasRow(
             by=by,
             name=name,
-            submitted=sum(counted[name, fate] for fate in Fate),
-            trained=counted[name, Fate.TRAINED],
-            filtered=counted[name, Fate.FILTERED],
+            submitted=sum(counted[name, fate] for fate in GroupOutcome),
+            trained=counted[name, GroupOutcome.TRAINED],
+            filtered=counted[name, GroupOutcome.FILTERED],
         )
         for name in names
     ]
     return [row for row in rows if row.submitted]
 
 
-def _distance(groups: Sequence[OverGroup], trained: Sequence[OverGroup], name_of: NameOf) -> float:
+def _distance(groups: Sequence[FinishedGroup], trained: Sequence[FinishedGroup], name_of: NameOf) -> float:
     all_of, of_trained = Counter(map(name_of, groups)), Counter(map(name_of, trained))
     return sum(abs(all_of[name] / len(groups) - of_trained[name] / len(trained)) for name in all_of) / 2

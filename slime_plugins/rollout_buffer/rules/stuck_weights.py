@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from slime_plugins.rollout_buffer.rules.admission import VersionSeen, version_at
 
-__all__ = ["EPISODES_LOOKED_AT", "SampledEpisode", "StuckWeights", "WhoStands", "stuck_weights"]
+__all__ = ["EPISODES_LOOKED_AT", "SampledEpisode", "StuckWeights", "StuckParty", "stuck_weights"]
 
 EPISODES_LOOKED_AT = 32
 ENOUGH_EPISODES = 12
@@ -22,7 +22,7 @@ UNBOUNDED_LAG = 2
 """What is looked for in a job that has no bound."""
 
 
-class WhoStands(StrEnum):
+class StuckParty(StrEnum):
     """Whose weight version does not move."""
 
     ENGINE = "engine"  # the trainer goes on, and episodes that begin are sampled by what it had long before
@@ -43,7 +43,7 @@ class SampledEpisode:
 class StuckWeights:
     """What was seen in ``count`` of ``looked_at`` episodes, or of steps; ``version`` is where it stands."""
 
-    who: WhoStands
+    who: StuckParty
     count: int
     looked_at: int
     version: int | None = None
@@ -65,7 +65,7 @@ def stuck_weights(
     if _are_enough(behind) and len(behind) * 4 >= len(named) * 3:
         newest_of_them = max(one.oldest_version or 0 for one in behind)
         return StuckWeights(
-            who=WhoStands.ENGINE,
+            who=StuckParty.ENGINE,
             count=len(behind),
             looked_at=len(named),
             version=newest_of_them,
@@ -74,9 +74,9 @@ def stuck_weights(
     if lag is None:
         return None  # nobody asked for versions
     if not named and _are_enough(newest):
-        return StuckWeights(who=WhoStands.UNKNOWN, count=len(newest), looked_at=len(newest))
+        return StuckWeights(who=StuckParty.UNKNOWN, count=len(newest), looked_at=len(newest))
     if len(seen) == 1 and steps >= beyond:
-        return StuckWeights(who=WhoStands.TRAINER, count=steps, looked_at=steps, version=seen[0].version)
+        return StuckWeights(who=StuckParty.TRAINER, count=steps, looked_at=steps, version=seen[0].version)
     return None
 
 

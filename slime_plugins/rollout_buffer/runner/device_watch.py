@@ -49,23 +49,23 @@ class DeviceWatch:
                 farm = await self._generator.devices()
             self.newest = farm
             await self._keep(farm)
-            self._tell(farm)
+            self._log_farm(farm)
         except (DeviceError, TimeoutError) as error:
             logger.debug("job %s: the devices do not answer: %s", self._job_id, error)
         except Exception:
             # A generator's statistics must not cost the job anything.
             logger.exception("job %s: the generator's report of its devices cannot be used", self._job_id)
 
-    def _tell(self, farm: Mapping[str, Any]) -> None:
+    def _log_farm(self, farm: Mapping[str, Any]) -> None:
         devices = {str(device["device_id"]): device for device in farm["devices"]}
         for name, device in devices.items():
-            self._tell_changes(name, device, self._last.get(name))
+            self._log_changes(name, device, self._last.get(name))
         self._last = devices
         if self._since_summary_s >= SUMMARY_INTERVAL_S:
             self._since_summary_s = 0.0
             logger.info("job %s: devices of %s: %s", self._job_id, farm["pool"], _summary(farm))
 
-    def _tell_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+    def _log_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
         if before is None:
             return
         if device["state"] != before["state"] and device["state"] in _WORTH_A_LINE:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.rules.admission import GroupTimes, should_let_others_first
+from slime_plugins.rollout_buffer.rules.admission import GroupTimes, should_defer
 from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -104,7 +104,7 @@ class GroupAdmission:
 
     async def _is_too_slow_now(self, group: GroupRecord, outlook: Outlook) -> bool:
         expected_s = self._times.expected_s(group.instance_id, await self._task(group))
-        return should_let_others_first(outlook.lag, outlook.pace, outlook.ahead, expected_s)
+        return should_defer(outlook.lag, outlook.pace, outlook.ahead, expected_s)
 
     async def _task(self, group: GroupRecord) -> str:
         if group.position not in self._tasks:

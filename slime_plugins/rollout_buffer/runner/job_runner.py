@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
-from slime_plugins.rollout_buffer.engine.circuit_breaker import EngineWatch
+from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH
@@ -172,7 +172,7 @@ class JobRunner:
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         self._engine: HttpEngine | None = None
         self._engine_reports = ReportPacer()
-        self._engine_watch: EngineWatch | None = None
+        self._engine_watch: CircuitBreaker | None = None
         self._streak = _FailureStreak()
         self._admission = GroupAdmission(buffer, self._job, self._stored, self._count_played)
 
@@ -209,7 +209,7 @@ class JobRunner:
         try:
             tokenizer = await asyncio.to_thread(load_tokenizer, tokenizer_path) if tokenizer_path else None
             engine = self._engine = self._connect(tokenizer)
-            self._engine_watch = EngineWatch(engine)
+            self._engine_watch = CircuitBreaker(engine)
             generator = create_generator()
             devices = DeviceWatch(generator, self._job.job_id, self._keep_device_report)
             watching = asyncio.create_task(self._look_around(engine, devices))
@@ -386,7 +386,7 @@ class JobRunner:
         if number is None:
             return _Tried.SETTLED
         request = self._episode_request(record, slot, number, instance)
-        with _said_of(record, request):
+        with _log_fields_of(record, request):
             return await self._play(group, request, generator)
 
     async def _play(self, group: _RunningGroup, request: EpisodeRequest, generator: Generator) -> _Tried:
@@ -694,7 +694,7 @@ def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str,
     return future
 
 
-def _said_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
+def _log_fields_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
     """Everything that is logged inside is said of this attempt."""
     return log_fields(
         group=record.key, instance=record.instance_id, uid=request.uid, slot=request.slot, attempt=request.attempt
@@ -720,9 +720,9 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
             value is None or as_reward(value)
         except ValueError as error:
             raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
-    said = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
+    turn_level = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
     try:
-        wire.checked_turn_rewards(said, trajectory.messages, trajectory.generations)
+        wire.checked_turn_rewards(turn_level, trajectory.messages, trajectory.generations)
     except InvalidPayloadError as error:
         raise GeneratorError(f"play() returned rewards that do not fit its turns: {error.message}") from error
     if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:

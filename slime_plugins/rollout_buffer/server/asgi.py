@@ -133,12 +133,12 @@ class Exchange:
         closes = self._header("upgrade") != "" or not await self._discard_small_body()
         await self._begin(status, _with_size(status, headers, len(content)), closes=closes)
         if self._body_is_here:
-            await self._say(content, more=False)
+            await self._send_body(content, more=False)
             return
-        await self._say(content, more=True)
+        await self._send_body(content, more=True)
         self.connection.wait_for_body()
         await drain(self.receive, LINGER_S)
-        await self._say(b"", more=False)
+        await self._send_body(b"", more=False)
 
     async def send_pieces(
         self,
@@ -153,10 +153,10 @@ class Exchange:
         while piece is not None:
             following = asyncio.ensure_future(next_piece())
             try:
-                await self._say(piece, more=True)
+                await self._send_body(piece, more=True)
             finally:
                 piece = await following
-        await self._say(b"", more=False)
+        await self._send_body(b"", more=False)
 
     async def _discard_small_body(self) -> bool:
         """Returns whether the whole body is here, or was small enough to be received and dropped."""
@@ -172,7 +172,7 @@ class Exchange:
         close = [(b"connection", b"close")] if closes else []
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *close]})
 
-    async def _say(self, content: bytes, *, more: bool) -> None:
+    async def _send_body(self, content: bytes, *, more: bool) -> None:
         if self.connection.is_lost:
             raise ClientGoneError
         await self._send({"type": "http.response.body", "body": content, "more_body": more})

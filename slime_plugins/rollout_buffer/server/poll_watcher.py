@@ -66,7 +66,7 @@ class PollWatcher:
         """Answers everybody: the server stops."""
         self._stopping = True
         for waiting in self._waiting:
-            _tell(waiting, False)
+            _settle(waiting, False)
 
     def close(self) -> None:
         """Ends the thread."""
@@ -76,7 +76,7 @@ class PollWatcher:
         loop = asyncio.get_running_loop()
         while self._waiting:
             for waiting, news in await loop.run_in_executor(self._thread, self._look):
-                _tell(waiting, news)
+                _settle(waiting, news)
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def _look(self) -> list[tuple[_Waiting, bool]]:
@@ -92,6 +92,6 @@ class PollWatcher:
         return [(waiting, news) for waiting, news in looks if news is not None]
 
 
-def _tell(waiting: _Waiting, news: bool) -> None:
+def _settle(waiting: _Waiting, news: bool) -> None:
     if not waiting.news.done():
         waiting.news.set_result(news)

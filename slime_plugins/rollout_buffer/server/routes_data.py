@@ -148,7 +148,7 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
         buffer.polled(job)
     delivery = buffer.take(job, payload)
     if delivery is None:
-        buffer.polled_in_vain(job)
+        buffer.empty_poll(job)
     attended = buffer.heartbeat(SUPERVISOR.name) is not None
     return Poll(payload=payload, job=job, acknowledged=acknowledged, delivery=delivery, attended=attended)
 

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, JobState, Trajectory, WriteStatus
 
 __all__ = [
-    "Brought",
+    "AttemptResult",
     "add_trajectory",
     "begin_attempt",
     "check_fence",
@@ -33,7 +33,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Brought:
+class AttemptResult:
     """A trajectory, and the attempt of a runner (by its fencing number) that brings it."""
 
     fence: int
@@ -88,7 +88,7 @@ def end_running_attempt(
         attempt_rows.keep_transcript(connection, group.job_key, group.key, slot, attempt, transcript, now)
 
 
-def is_duplicate(connection: Connection, brought: Brought) -> bool:
+def is_duplicate(connection: Connection, brought: AttemptResult) -> bool:
     """Tells whether a trajectory is there already; that it comes again changes nothing.
 
     Raises:
@@ -111,7 +111,7 @@ def pending_payload(trajectory: Trajectory) -> PendingPayload:
     return PendingPayload(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)
 
 
-def add_trajectory(connection: Connection, now: float, brought: Brought, payload: StoredPayload) -> WriteResult:
+def add_trajectory(connection: Connection, now: float, brought: AttemptResult, payload: StoredPayload) -> WriteResult:
     """Adds the row of a trajectory whose payload is durable, and ends its attempt; see ``Buffer.add_trajectory``."""
     group, slot, attempt, uid = brought.group, brought.slot, brought.attempt, brought.trajectory.uid
     if is_duplicate(connection, brought):

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.state.staleness import (
     note_trainers_version,
     policy_of,
     stale_groups,
-    waits_for_the_slow,
+    waits_for_stragglers,
 )
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -106,7 +106,7 @@ def _new_delivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
 ) -> Delivery | None:
     ready = delivery_rows.ready_groups(connection, job.key, limit, oldest_first=admits(job))
-    if not ready or waits_for_the_slow(connection, now, job):
+    if not ready or waits_for_stragglers(connection, now, job):
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
         # Part of a delivery that had come back goes out in another one: what it reported is reported anew.

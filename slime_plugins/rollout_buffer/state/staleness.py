@@ -38,7 +38,7 @@ __all__ = [
     "policy_of",
     "stale_groups",
     "stuck_weights_of",
-    "waits_for_the_slow",
+    "waits_for_stragglers",
 ]
 
 STEP_S = 30.0
@@ -139,7 +139,7 @@ def outlook(connection: Connection, now: float, job: JobRecord, *, running: int 
     return _outlook(connection, job, lag, _versions_seen(connection, now, job), running)
 
 
-def waits_for_the_slow(connection: Connection, now: float, job: JobRecord) -> bool:
+def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> bool:
     """Tells whether ready groups are not handed out yet, because an older one would be too old after the next step."""
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:

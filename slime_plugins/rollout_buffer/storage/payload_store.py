@@ -109,7 +109,7 @@ class PayloadStore:
         packed = [_goes_into_a_pack(one, names) for one, names in zip(pending, missing, strict=True)]
         blobs: list[Blob] = []
         for one, names, is_packed in zip(pending, missing, packed, strict=True):
-            blobs += _shots(one, names)
+            blobs += _screenshot_blobs(one, names)
             blobs += [Blob(one.body, owner=one.uid)] if is_packed else []
         places = iter(self._store.append(blobs))
         return [
@@ -242,7 +242,7 @@ def _must_have(one: PendingPayload, sha256: str) -> bool:
     return True
 
 
-def _shots(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
+def _screenshot_blobs(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
     return [Blob(one.images[sha256].data, bytes.fromhex(sha256)) for sha256 in hashes]
 
 

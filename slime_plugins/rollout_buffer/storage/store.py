@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 )
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors
-from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner, WriterTurns
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLocks
 
 __all__ = ["Store"]
 
@@ -90,7 +90,7 @@ class Store:
             self.packs_dir.mkdir(exist_ok=True, mode=0o700)
             self._reserve = DiskReserve(self.data_dir)
             self._reserve.is_used()  # on a full disk: makes room for what is opened now
-            self._turns = WriterTurns(self.data_dir)
+            self._turns = WriteLocks(self.data_dir)
             self.clock = SharedClock(self.data_dir)
         self._writer = PackWriter(
             self.packs_dir, disk=disk, limit_bytes=self._pack_bytes(), next_number=self._next_pack
@@ -258,7 +258,7 @@ class Store:
         with self._errors:
             return self._reserve.keep()
 
-    def turn_owner(self) -> TurnOwner | None:
+    def turn_owner(self) -> WriteLockOwner | None:
         """Returns the living process that holds the writers' turn; None when nobody does."""
         return self._turns.owner()
 

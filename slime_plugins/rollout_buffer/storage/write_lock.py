@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
-__all__ = ["TURN_TIMEOUT_S", "TurnOwner", "WriterTurns"]
+__all__ = ["TURN_TIMEOUT_S", "WriteLockOwner", "WriteLocks"]
 
 TURN_TIMEOUT_S = 8.0
 """How long a writer waits for its turn. No transaction of ours takes that long."""
@@ -31,7 +31,7 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for the d
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TurnOwner:
+class WriteLockOwner:
     """The living process that holds the turn."""
 
     pid: int
@@ -46,7 +46,7 @@ class TurnOwner:
         return f"process {self.pid}{doing} has held the writers' turn for {self.held_s:.0f} s"
 
 
-class WriterTurns:
+class WriteLocks:
     """Lets one process after the other write. One thread of a process waits for the others, its siblings for it."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class WriterTurns:
         finally:
             self._thread_lock.release()
 
-    def owner(self) -> TurnOwner | None:
+    def owner(self) -> WriteLockOwner | None:
         """Returns who holds the turn; None when nobody does."""
         try:
             pid, started, since = os.pread(self._active, _RECORD_BYTES, 0).decode("ascii").split()
@@ -85,7 +85,7 @@ class WriterTurns:
         if status is None or status.started != int(started):
             return None  # it died, and the kernel took the turn from it
         held_s = max(0.0, time.monotonic() - float(since))
-        return TurnOwner(pid=int(pid), started=int(started), held_s=held_s, state=status.state)
+        return WriteLockOwner(pid=int(pid), started=int(started), held_s=held_s, state=status.state)
 
     def close(self) -> None:
         """Closes the lock files; a second call does nothing."""

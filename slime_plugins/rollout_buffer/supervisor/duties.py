@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 from slime_plugins.rollout_buffer.errors import DamagedError, RolloutBufferError, StorageFullError, UnavailableError
 
-__all__ = ["PUT_OFF", "Duties", "DutyThread"]
+__all__ = ["POSTPONED", "PeriodicTasks", "PeriodicThread"]
 
-PUT_OFF = (StorageFullError, UnavailableError, DamagedError, sqlite3.OperationalError, OSError)
+POSTPONED = (StorageFullError, UnavailableError, DamagedError, sqlite3.OperationalError, OSError)
 """What a full, busy, read-only or broken disk does. Anything else is a defect, and is not hidden."""
 STUCK_AFTER_S = 15.0
 
@@ -21,7 +21,7 @@ Duty = Callable[[], None]
 logger = logging.getLogger(__name__)
 
 
-class Duties:
+class PeriodicTasks:
     """Calls each duty once its interval is over, one after the other."""
 
     def __init__(self, intervals: Mapping[Duty, float], *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,7 +48,7 @@ class Duties:
         self._current = (duty, self._clock())
         try:
             duty()
-        except PUT_OFF as error:
+        except POSTPONED as error:
             self._note(duty, error.message if isinstance(error, RolloutBufferError) else str(error))
         else:
             if self._put_off.pop(duty, None) is not None:
@@ -75,10 +75,10 @@ def _name(duty: Duty) -> str:
     return duty.__name__.strip("_").replace("_", " ")
 
 
-class DutyThread:
+class PeriodicThread:
     """Does duties in a thread of its own: those that may have to wait, for the store or the disk."""
 
-    def __init__(self, name: str, duties: Duties, *, tick_s: float) -> None:
+    def __init__(self, name: str, duties: PeriodicTasks, *, tick_s: float) -> None:
         self.duties = duties
         self._tick_s = tick_s
         self._stopping = threading.Event()

@@ -58,12 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cluster until told to stop; returns 0, or 1 if Ray does not start."""
     options = _parse(arguments)
     set_up_logging()
-    _fall_with(os.getppid())
+    _die_with(os.getppid())
     temp_dir = Path(tempfile.mkdtemp(prefix="rb-ray-", dir=options.temp_root))
     try:
         signal.signal(signal.SIGTERM, _ask_to_stop)
         signal.signal(signal.SIGINT, _ask_to_stop)
-        return _run(options.num_cpus, temp_dir, lambda address: _tell(options, address))
+        return _run(options.num_cpus, temp_dir, lambda address: _report_address(options, address))
     except _StopAskedError:
         return 0
     finally:
@@ -92,7 +92,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(num_cpus: int, temp_dir: Path, tell: Callable[[str], None]) -> int:
+def _run(num_cpus: int, temp_dir: Path, on_address: Callable[[str], None]) -> int:
     for attempt in range(_STARTS):
         address, folder = f"127.0.0.1:{_free_port()}", temp_dir / str(attempt)
         folder.mkdir()
@@ -103,13 +103,13 @@ def _run(num_cpus: int, temp_dir: Path, tell: Callable[[str], None]) -> int:
         _end_descendants()
     else:
         return 1
-    tell(address)
+    on_address(address)
     logger.info("Ray is up at %s with %d CPUs, files in %s", address, num_cpus, folder)
-    logger.error("Ray ended by itself with code %d", _wait_and_bury(head))
+    logger.error("Ray ended by itself with code %d", _wait_and_reap(head))
     return 1
 
 
-def _wait_and_bury(head: subprocess.Popen[bytes]) -> int:
+def _wait_and_reap(head: subprocess.Popen[bytes]) -> int:
     """Returns the head's exit code once it has ended; meanwhile buries what killed workers leave to this process."""
     while True:
         dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
@@ -132,7 +132,7 @@ def _start_head(num_cpus: int, temp_dir: Path, address: str) -> subprocess.Popen
             stderr=subprocess.STDOUT,
             env=os.environ | {"RAY_AUTH_MODE": "token"},
             start_new_session=True,
-            preexec_fn=_fall_with_me(os.getpid()),
+            preexec_fn=_die_with_parent(os.getpid()),
         )
 
 
@@ -151,7 +151,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _tell(options: argparse.Namespace, address: str) -> None:
+def _report_address(options: argparse.Namespace, address: str) -> None:
     if options.address_file is not None:
         _write_whole(options.address_file, address)
     else:
@@ -172,7 +172,7 @@ def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
     raise _StopAskedError
 
 
-def _fall_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """Asks the kernel for SIGTERM when the parent dies, and to hand over descendants whose own parents die."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
@@ -180,7 +180,7 @@ def _fall_with(parent: int) -> None:
         raise SystemExit("the parent process is gone")
 
 
-def _fall_with_me(me: int) -> Callable[[], None]:
+def _die_with_parent(me: int) -> Callable[[], None]:
     """Returns what the head does before it starts: SIGTERM for it too, should this program be killed."""
 
     def before_exec() -> None:

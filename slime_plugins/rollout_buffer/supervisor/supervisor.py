@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import child_commands
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
-from slime_plugins.rollout_buffer.supervisor.duties import PUT_OFF, Duties, DutyThread
+from slime_plugins.rollout_buffer.supervisor.duties import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
 from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     gateway_policy,
@@ -42,7 +42,7 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     server_policy,
 )
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
-from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
+from slime_plugins.rollout_buffer.supervisor.turn_watch import WriteLockWatch
 
 __all__ = ["Supervisor"]
 
@@ -96,9 +96,9 @@ class Supervisor:
     _runners: dict[int, _Runner] = field(init=False, default_factory=dict)
     _to_fail: dict[int, str] = field(init=False, default_factory=dict)
     """Jobs that are to fail, and why: the thread that writes sees to it."""
-    _duties: Duties = field(init=False)
-    _writing: DutyThread = field(init=False)
-    _turn_watch: TurnWatch = field(init=False)
+    _duties: PeriodicTasks = field(init=False)
+    _writing: PeriodicThread = field(init=False)
+    _turn_watch: WriteLockWatch = field(init=False)
     _records: ChildRecords = field(init=False)
     _recorded: list[ProcessMark] | None = field(init=False, default=None)
     _orphans: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
@@ -109,14 +109,14 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
-        self._turn_watch = TurnWatch(self.settings.writer_turn_limit_s)
+        self._turn_watch = WriteLockWatch(self.settings.writer_turn_limit_s)
         policy = server_policy(self.settings)
         self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
         if self.settings.gateway_port is not None:
             policy = gateway_policy(self.settings)
             spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
             self._gateway = SupervisedChild(spec)
-        self._duties = Duties(
+        self._duties = PeriodicTasks(
             {
                 self._beat: SUPERVISOR.beats_every_s / 2,
                 self._tend_services: 0.0,
@@ -128,7 +128,7 @@ class Supervisor:
                 self._announce: 0.0,
             }
         )
-        writing = Duties(
+        writing = PeriodicTasks(
             {
                 self._store_heartbeat: SUPERVISOR.beats_every_s,
                 self._store_catalog: 0.0,
@@ -138,7 +138,7 @@ class Supervisor:
                 self._purge: RETENTION_INTERVAL_S,
             }
         )
-        self._writing = DutyThread("store duties", writing, tick_s=TICK_S)
+        self._writing = PeriodicThread("store duties", writing, tick_s=TICK_S)
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then ends every process it started.
@@ -169,7 +169,7 @@ class Supervisor:
         self._take_over()
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
         self._duties.run(self._keep_reserve)
-        self._duties.run(self._mend)
+        self._duties.run(self._recover_store)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -194,7 +194,7 @@ class Supervisor:
         if self.settings.gateway_port is not None:
             _wait_for_port(self.settings.host, self.settings.gateway_port, timeout_s)
 
-    def _mend(self) -> None:
+    def _recover_store(self) -> None:
         recover(self._buffer.store)
 
     def _loop(self) -> None:
@@ -228,7 +228,7 @@ class Supervisor:
             self._tend_runner(job)
         wanted = {job.key for job in self._jobs}
         for key in [key for key in self._runners if key not in wanted]:
-            self._let_go(key)
+            self._release_runner(key)
 
     def _tend_runner(self, job: JobRecord) -> None:
         if job.task_type not in self._task_types():
@@ -242,7 +242,7 @@ class Supervisor:
             times = runner.child.crashes
             self._to_fail[job.key] = f"its runner ended {times} times in a row: {runner.child.cause}"
 
-    def _let_go(self, key: int) -> None:
+    def _release_runner(self, key: int) -> None:
         """Its job is over: a runner notices by itself and is only collected here. One that hangs is killed."""
         child = self._runners[key].child
         child.stop("its job is over", within_s=JOB_OVER_TIMEOUT_S, for_good=True, ask=False)
@@ -337,7 +337,7 @@ class Supervisor:
                     start=self._start_ray,
                     policy=ray_policy(self.settings),
                     may_start=lambda: self._ray_is_wanted,
-                    is_ready=self._hear_ray_address,
+                    is_ready=self._read_ray_address,
                 )
             )
         if self._ray is None:
@@ -356,7 +356,7 @@ class Supervisor:
     def _local_ray_address(self) -> str | None:
         return self._ray_address if self._ray is not None and self._ray.ready else None
 
-    def _hear_ray_address(self) -> bool:
+    def _read_ray_address(self) -> bool:
         beat = self._ray_heartbeat.last()
         self._ray_address = None if beat is None else beat.detail.get("address")
         return self._ray_address is not None
@@ -429,7 +429,7 @@ class Supervisor:
     def _count_trajectories(self, job_key: int) -> int | None:
         try:
             return self._buffer.count_trajectories(job_key)
-        except PUT_OFF as error:
+        except POSTPONED as error:
             logger.warning("the trajectories of job %d cannot be counted: %s", job_key, error)
             return None
 
@@ -461,7 +461,7 @@ class Supervisor:
         self._discovery.stop()
         idle = self._writing.stop(WRITE_TIMEOUT_S)
         if idle:
-            self._duties.run(self._say_goodbye)
+            self._duties.run(self._remove_heartbeat)
         processes = [child.process for child in self._children() if child.process is not None]
         for process in processes:
             if self._ray is None or process is not self._ray.process:
@@ -476,7 +476,7 @@ class Supervisor:
         self._lock.close()
         logger.info("stopped")
 
-    def _say_goodbye(self) -> None:
+    def _remove_heartbeat(self) -> None:
         self._buffer.remove_heartbeat(SUPERVISOR.name)
 
 

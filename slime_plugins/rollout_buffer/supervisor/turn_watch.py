@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner
 from slime_plugins.rollout_buffer.supervisor.child_processes import cpu_ticks
 
-__all__ = ["TurnWatch"]
+__all__ = ["WriteLockWatch"]
 
 WAITS_FOR_DISK = "D"
 
 
-class TurnWatch:
+class WriteLockWatch:
     """Looks at the holder again and again. One that computes, or waits for the disk, may hold the turn for long."""
 
     def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,7 +22,7 @@ class TurnWatch:
         self._seen: tuple[int, int, int | None] | None = None
         self._since = 0.0
 
-    def is_stuck(self, owner: TurnOwner | None) -> bool:
+    def is_stuck(self, owner: WriteLockOwner | None) -> bool:
         """Tells whether this holder has had the turn, and has not moved, for longer than the limit."""
         if owner is None or owner.state == WAITS_FOR_DISK:
             self._seen = None

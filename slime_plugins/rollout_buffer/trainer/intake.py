@@ -1,4 +1,4 @@
-"""Deliveries become groups of rows beside the event loop, with their screenshots where the model has eyes."""
+"""Deliveries become groups of rows beside the event loop, with their screenshots where the model takes images."""
 
 from __future__ import annotations
 

@@ -94,12 +94,12 @@ class TrainingReporter:
             try:
                 reply = self._client.report_training(job_id, [row.body() for row in rows], step=step)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
-                self._say("what the trainer computed could not be reported to job %s: %r", job_id, error)
+                self._log("what the trainer computed could not be reported to job %s: %r", job_id, error)
             else:
                 for refused in reply["refused"][:1]:
-                    self._say("job %s took no report of %s: %s", job_id, refused["uid"], refused["reason"])
+                    self._log("job %s took no report of %s: %s", job_id, refused["uid"], refused["reason"])
 
-    def _say(self, text: str, *values: Any) -> None:
+    def _log(self, text: str, *values: Any) -> None:
         if not self._has_warned:
             logger.warning(text, *values)
         self._has_warned = True

@@ -82,8 +82,8 @@ class Tracker:
     """Sends to every sink what it should get. A failure, or a sink that hangs, is said once and costs nothing else."""
 
     def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
-        self._before_filter = [_Carrier(sink) for sink in before_filter]
-        self._everything = [_Carrier(sink) for sink in everything]
+        self._before_filter = [_SinkThread(sink) for sink in before_filter]
+        self._everything = [_SinkThread(sink) for sink in everything]
 
     def log_before_filter(self, metrics: Mapping[str, float], step: int) -> None:
         """Logs what slime does not see: the buffer's numbers before any filter."""
@@ -98,12 +98,12 @@ class Tracker:
         if examples:
             self._send([*self._before_filter, *self._everything], lambda sink: sink.log_examples(examples, step))
 
-    def _send(self, carriers: Sequence[_Carrier], send: Callable[[MetricSink], None]) -> None:
+    def _send(self, carriers: Sequence[_SinkThread], send: Callable[[MetricSink], None]) -> None:
         for carrier in carriers:
             carrier.carry(send)
 
 
-class _Carrier:
+class _SinkThread:
     """Brings one sink its metrics, on a thread of its own: one that hangs holds up no rollout, and no process."""
 
     def __init__(self, sink: MetricSink) -> None:

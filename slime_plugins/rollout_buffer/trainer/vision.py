@@ -174,7 +174,7 @@ FAMILIES: Mapping[str, Callable[..., VisionFamily]] = {
 
 @functools.lru_cache(maxsize=2)
 def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily | None:
-    """Returns how the model of ``checkpoint`` sees, loaded once per process; None, with a warning, if it has no eyes.
+    """Returns how the model of ``checkpoint`` sees, loaded once per process; None, with a warning, if it takes none.
 
     ``pixel_dtype`` (``bfloat16``, for instance) changes the type of the pixels; None leaves them as the processor
     made them.

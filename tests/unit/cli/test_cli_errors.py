@@ -171,7 +171,7 @@ def test_watching_in_json_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr("slime_plugins.rollout_buffer.cli.app.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
-        cli._tell_in_json(lambda: [{"job_id": "j"}], watch=True)
+        cli._print_json(lambda: [{"job_id": "j"}], watch=True)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [{"jobs": [{"job_id": "j"}]}] * 3
     assert ticks == [1.0] * 3
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
 from slime_plugins.rollout_buffer.devices.health_policy import (
-    Care,
-    CareRules,
+    HealthAction,
+    HealthPolicy,
     HealthRecord,
     may_recycle,
     may_rest,
@@ -25,18 +25,18 @@ UNCALLED = LeaseReport(called=False)
 
 reports = st.sampled_from([CLEAN, FAULT, HUNG, DIED, BAD_TASK, UNCALLED])
 rules_of_any_kind = st.builds(
-    CareRules,
+    HealthPolicy,
     max_consecutive_faults=st.integers(1, 4),
     quarantine_s=st.floats(0.1, 100),
     recycle_after_episodes=st.none() | st.integers(1, 20),
 )
 
 
-def rules(*, faults: int = 2, recycle: int | None = None) -> CareRules:
-    return CareRules(max_consecutive_faults=faults, quarantine_s=10, recycle_after_episodes=recycle)
+def rules(*, faults: int = 2, recycle: int | None = None) -> HealthPolicy:
+    return HealthPolicy(max_consecutive_faults=faults, quarantine_s=10, recycle_after_episodes=recycle)
 
 
-def decided(record: HealthRecord, by: CareRules, *, may_rest: bool = True, may_recycle: bool = True) -> Care:
+def decided(record: HealthRecord, by: HealthPolicy, *, may_rest: bool = True, may_recycle: bool = True) -> HealthAction:
     return by.decide(record, may_rest=may_rest, may_recycle=may_recycle)
 
 
@@ -47,18 +47,18 @@ def after(*history: LeaseReport, record: HealthRecord | None = None) -> HealthRe
     return record
 
 
-def looked_after(record: HealthRecord, care: Care) -> HealthRecord:
+def looked_after(record: HealthRecord, care: HealthAction) -> HealthRecord:
     """What the manager makes of a record once the device got what it needs."""
-    if care is Care.QUARANTINE:
+    if care is HealthAction.QUARANTINE:
         return record.after_rest()
-    if care is Care.LEND:
+    if care is HealthAction.LEND:
         return record
-    return record.with_new_worker(because_of_trouble=care is Care.REPLACE)
+    return record.with_new_worker(because_of_trouble=care is HealthAction.REPLACE)
 
 
 @given(rules_of_any_kind, st.lists(reports, max_size=60), st.booleans())
 def test_no_device_fails_more_often_in_a_row_than_it_may_before_something_is_done(
-    by: CareRules, history: list[LeaseReport], resting_allowed: bool
+    by: HealthPolicy, history: list[LeaseReport], resting_allowed: bool
 ) -> None:
     record, lent_with_faults = HealthRecord(), 0
     for report in history:
@@ -68,23 +68,23 @@ def test_no_device_fails_more_often_in_a_row_than_it_may_before_something_is_don
         elif report is CLEAN:
             lent_with_faults = 0
         care = decided(record, by, may_rest=resting_allowed)
-        if care is Care.LEND:
+        if care is HealthAction.LEND:
             assert lent_with_faults < by.max_consecutive_faults
             assert not record.gone
         else:
             lent_with_faults = 0
-        assert care is not Care.QUARANTINE or resting_allowed
+        assert care is not HealthAction.QUARANTINE or resting_allowed
         record = looked_after(record, care)
 
 
 @given(rules_of_any_kind, st.lists(reports, max_size=60))
-def test_a_device_that_hung_or_died_is_never_lent_as_it_is(by: CareRules, history: list[LeaseReport]) -> None:
+def test_a_device_that_hung_or_died_is_never_lent_as_it_is(by: HealthPolicy, history: list[LeaseReport]) -> None:
     for last in (HUNG, DIED):
-        assert decided(after(*history, last), by) is Care.REPLACE
+        assert decided(after(*history, last), by) is HealthAction.REPLACE
 
 
 @given(rules_of_any_kind, st.lists(reports, max_size=60))
-def test_one_clean_episode_makes_everything_good(by: CareRules, history: list[LeaseReport]) -> None:
+def test_one_clean_episode_makes_everything_good(by: HealthPolicy, history: list[LeaseReport]) -> None:
     record = HealthRecord()
     for report in history:
         record = record.after(report)
@@ -92,11 +92,11 @@ def test_one_clean_episode_makes_everything_good(by: CareRules, history: list[Le
     good = record.after(CLEAN)
     assert good == HealthRecord(episodes=good.episodes)
     assert by.rest_before_new_worker_s(good) == 0
-    assert decided(good, by) in (Care.LEND, Care.RECYCLE)
+    assert decided(good, by) in (HealthAction.LEND, HealthAction.RECYCLE)
 
 
 @given(rules_of_any_kind, st.lists(reports, max_size=80))
-def test_rests_grow_with_trouble_but_have_an_end(by: CareRules, history: list[LeaseReport]) -> None:
+def test_rests_grow_with_trouble_but_have_an_end(by: HealthPolicy, history: list[LeaseReport]) -> None:
     record, longest = HealthRecord(), 0.0
     for report in history:
         record = record.after(report)
@@ -109,12 +109,12 @@ def test_rests_grow_with_trouble_but_have_an_end(by: CareRules, history: list[Le
 
 
 @given(rules_of_any_kind, st.lists(st.sampled_from([CLEAN, BAD_TASK, UNCALLED]), max_size=60))
-def test_a_device_without_faults_is_never_punished(by: CareRules, history: list[LeaseReport]) -> None:
+def test_a_device_without_faults_is_never_punished(by: HealthPolicy, history: list[LeaseReport]) -> None:
     record = HealthRecord()
     for report in history:
         record = record.after(report)
         care = decided(record, by)
-        assert care in (Care.LEND, Care.RECYCLE)
+        assert care in (HealthAction.LEND, HealthAction.RECYCLE)
         record = looked_after(record, care)
 
 
@@ -132,33 +132,33 @@ def test_recycling_goes_one_at_a_time_or_as_many_as_spares_stand_in_for() -> Non
 def test_first_quarantine_then_probation_then_a_new_worker_then_rests_that_double() -> None:
     by = rules(faults=2)
     record = after(FAULT)
-    assert decided(record, by) is Care.LEND
+    assert decided(record, by) is HealthAction.LEND
     record = after(FAULT, record=record)
-    assert decided(record, by) is Care.QUARANTINE
+    assert decided(record, by) is HealthAction.QUARANTINE
     record = record.after_rest()
-    assert decided(record, by) is Care.LEND
+    assert decided(record, by) is HealthAction.LEND
     record = after(FAULT, record=record)
-    assert decided(record, by) is Care.REPLACE
+    assert decided(record, by) is HealthAction.REPLACE
     rests = []
     for _ in range(7):
         rests.append(by.rest_before_new_worker_s(record))
         record = after(FAULT, FAULT, record=record.with_new_worker(because_of_trouble=True))
-        assert decided(record, by) is Care.REPLACE
+        assert decided(record, by) is HealthAction.REPLACE
     assert rests == [0, 10, 20, 40, 80, 160, 160]
 
 
 def test_where_nothing_may_rest_a_faulty_device_gets_a_new_worker_instead() -> None:
-    assert decided(after(FAULT, FAULT), rules(faults=2), may_rest=False) is Care.REPLACE
+    assert decided(after(FAULT, FAULT), rules(faults=2), may_rest=False) is HealthAction.REPLACE
 
 
 def test_a_device_is_recycled_by_its_number_of_episodes_as_soon_as_it_may() -> None:
     by = rules(recycle=3)
     record = after(CLEAN, CLEAN, UNCALLED)
-    assert decided(record, by) is Care.LEND
+    assert decided(record, by) is HealthAction.LEND
     record = after(BAD_TASK, record=record)
-    assert decided(record, by, may_recycle=False) is Care.LEND
+    assert decided(record, by, may_recycle=False) is HealthAction.LEND
     record = after(CLEAN, record=record)
-    assert decided(record, by) is Care.RECYCLE
+    assert decided(record, by) is HealthAction.RECYCLE
     assert record.with_new_worker(because_of_trouble=False) == HealthRecord()
 
 

@@ -169,7 +169,7 @@ async def test_an_engine_that_is_out_of_reach_in_between_is_given_its_time_anew(
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.0)
     monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.0)
     engine = Silent()
-    watch = circuit_breaker.EngineWatch(engine)
+    watch = circuit_breaker.CircuitBreaker(engine)
 
     async def asked_once(refusal: str) -> str:
         engine.said = refusal

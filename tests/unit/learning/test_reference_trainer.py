@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM  # noqa: E
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
 from slime_plugins.rollout_buffer.learning import grpo  # noqa: E402
-from slime_plugins.rollout_buffer.learning.arms import Arm, spoiler  # noqa: E402
+from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of  # noqa: E402
 from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logits  # noqa: E402
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402
 from slime_plugins.rollout_buffer.learning.losses import token_log_probs  # noqa: E402
@@ -233,19 +233,19 @@ BATCH = [
 
 
 def test_the_true_arm_changes_nothing() -> None:
-    assert spoiler(Arm.TRUE, policy(), 0)(BATCH) == BATCH
-    assert spoiler(Arm.FROZEN, policy(), 0)(BATCH) == BATCH
+    assert corruption_of(Arm.TRUE, policy(), 0)(BATCH) == BATCH
+    assert corruption_of(Arm.FROZEN, policy(), 0)(BATCH) == BATCH
 
 
 def test_a_late_mask_trains_the_token_after_each_sampled_one() -> None:
-    (late, _) = spoiler(Arm.LATE_MASK, policy(), 0)(BATCH)
+    (late, _) = corruption_of(Arm.LATE_MASK, policy(), 0)(BATCH)
 
     assert late.rows[0].loss_mask == [0, 0, 1, 0, 1]
     assert late.rows[0].log_probs == [0.0, 0.0, -1.0, 0.0, -2.0]
 
 
 def test_the_environments_tokens_are_trained_in_their_arm() -> None:
-    (whole, _) = spoiler(Arm.ENVIRONMENT, policy(), 0)(BATCH)
+    (whole, _) = corruption_of(Arm.ENVIRONMENT, policy(), 0)(BATCH)
 
     assert whole.rows[0].loss_mask == [0, 1, 1, 1, 1]
 
@@ -253,7 +253,7 @@ def test_the_environments_tokens_are_trained_in_their_arm() -> None:
 def test_shuffled_rewards_are_the_same_rewards_elsewhere() -> None:
     many = [replace(BATCH[0], reward=float(number), group_index=number // 4) for number in range(40)]
 
-    shuffled = spoiler(Arm.SHUFFLED_REWARDS, policy(), 0)(many)
+    shuffled = corruption_of(Arm.SHUFFLED_REWARDS, policy(), 0)(many)
 
     assert sorted(each.reward for each in shuffled) == [each.reward for each in many]
     assert [each.reward for each in shuffled] != [each.reward for each in many]
@@ -261,7 +261,7 @@ def test_shuffled_rewards_are_the_same_rewards_elsewhere() -> None:
 
 def test_log_probs_of_another_version_are_those_of_the_first_weights() -> None:
     model = policy()
-    spoil = spoiler(Arm.OTHER_VERSION, model, 0)
+    spoil = corruption_of(Arm.OTHER_VERSION, model, 0)
     first = policy()
     with torch.no_grad():
         for parameter in model.parameters():

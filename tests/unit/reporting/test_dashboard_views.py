@@ -142,7 +142,7 @@ def test_a_series_says_how_long_the_trainer_waited(
     views: Views, buffer: Buffer, job: JobRecord, clock: SettableClock
 ) -> None:
     buffer.polled(job)
-    buffer.polled_in_vain(buffer.job(job.job_id))
+    buffer.empty_poll(buffer.job(job.job_id))
     clock.advance(7.0)
     assert poll(buffer, buffer.job(job.job_id)) is not None
     columns = views.series(job.job_id, asked(width_s=60))["columns"]

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.rules.admission import (
     VersionSeen,
     pace_of,
     room_for_groups,
-    should_let_others_first,
+    should_defer,
     should_wait_for_the_slow,
     version_at,
 )
@@ -47,7 +47,7 @@ def test_a_lag_of_two_leaves_room_for_three_versions_groups() -> None:
 @given(LAGS, AHEAD)
 def test_as_long_as_nobody_knows_what_a_version_takes_nothing_is_forbidden(lag: int, now: GroupsAhead) -> None:
     assert room_for_groups(lag, Pace(), now) is None
-    assert not should_let_others_first(lag, Pace(), now, 1e9)
+    assert not should_defer(lag, Pace(), now, 1e9)
     assert not should_wait_for_the_slow(lag, Pace(), now, oldest_is_behind=lag, waited_s=0.0)
 
 
@@ -91,14 +91,14 @@ def test_a_trainer_whose_steps_have_become_larger_is_not_left_waiting() -> None:
 
 
 def test_a_slow_group_lets_others_first_only_while_a_backlog_makes_the_trainer_quick() -> None:
-    assert not should_let_others_first(4, PACE, ahead(), 390.0)
-    assert should_let_others_first(4, PACE, ahead(taken=8, ready=8), 390.0)
-    assert not should_let_others_first(4, PACE, ahead(taken=8, ready=8), 90.0)
+    assert not should_defer(4, PACE, ahead(), 390.0)
+    assert should_defer(4, PACE, ahead(taken=8, ready=8), 390.0)
+    assert not should_defer(4, PACE, ahead(taken=8, ready=8), 90.0)
 
 
 @given(LAGS, AHEAD)
 def test_a_group_that_takes_longer_than_the_whole_lag_is_not_put_off(lag: int, now: GroupsAhead) -> None:
-    assert not should_let_others_first(lag, PACE, now, (lag + 1) * 100.0)
+    assert not should_defer(lag, PACE, now, (lag + 1) * 100.0)
 
 
 @given(LAGS, PACES, AHEAD, st.none() | st.integers(0, 99), st.floats(0, 1e7))

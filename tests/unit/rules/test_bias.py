@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.rules.bias import (
-    Fate,
-    OverGroup,
+    GroupOutcome,
+    FinishedGroup,
     bias_measures,
     bias_table,
     larger_p_value,
@@ -20,8 +20,8 @@ from slime_plugins.rollout_buffer.rules.bias import (
 
 GROUPS = st.lists(
     st.builds(
-        OverGroup,
-        fate=st.sampled_from(Fate),
+        FinishedGroup,
+        fate=st.sampled_from(GroupOutcome),
         seconds=st.floats(0, 1e6),
         task=st.sampled_from(["a", "b", "c"]),
         turns=st.none() | st.floats(0, 100),
@@ -32,18 +32,18 @@ GROUPS = st.lists(
 )
 
 
-def group(seconds: float, fate: Fate = Fate.TRAINED, task: str = "t") -> OverGroup:
-    return OverGroup(fate=fate, seconds=seconds, task=task, turns=seconds, success=0.5)
+def group(seconds: float, fate: GroupOutcome = GroupOutcome.TRAINED, task: str = "t") -> FinishedGroup:
+    return FinishedGroup(fate=fate, seconds=seconds, task=task, turns=seconds, success=0.5)
 
 
-def dropping_from(limit_s: float, seed: int = 0) -> list[OverGroup]:
+def dropping_from(limit_s: float, seed: int = 0) -> list[FinishedGroup]:
     rng = random.Random(seed)
     times = [rng.lognormvariate(0, 1) for _ in range(200)]
-    return [group(seconds, Fate.LOST if seconds > limit_s else Fate.TRAINED) for seconds in times]
+    return [group(seconds, GroupOutcome.LOST if seconds > limit_s else GroupOutcome.TRAINED) for seconds in times]
 
 
 @given(GROUPS)
-def test_each_kind_counts_every_group_of_which_it_is_known_once(groups: list[OverGroup]) -> None:
+def test_each_kind_counts_every_group_of_which_it_is_known_once(groups: list[FinishedGroup]) -> None:
     rows = bias_table(groups)
     for by, known in (
         ("duration", len(groups)),
@@ -56,10 +56,10 @@ def test_each_kind_counts_every_group_of_which_it_is_known_once(groups: list[Ove
 
 
 @given(GROUPS)
-def test_distances_are_shares_and_none_where_everything_is_trained(groups: list[OverGroup]) -> None:
+def test_distances_are_shares_and_none_where_everything_is_trained(groups: list[FinishedGroup]) -> None:
     measures = bias_measures(groups)
     assert all(0 <= value <= 1 + 1e-9 for name, value in measures.items() if name != "slowest")
-    everything = [OverGroup(fate=Fate.TRAINED, seconds=one.seconds, task=one.task) for one in groups]
+    everything = [FinishedGroup(fate=GroupOutcome.TRAINED, seconds=one.seconds, task=one.task) for one in groups]
     assert bias_measures(everything)["duration"] == 0
 
 
@@ -78,12 +78,12 @@ def test_losing_groups_of_any_length_is_no_bias_against_slow_ones() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         times = [rng.paretovariate(1.2) for _ in range(100)]
-        said += slow_loss([group(s, Fate.LOST if rng.random() < 0.2 else Fate.TRAINED) for s in times]) is not None
+        said += slow_loss([group(s, GroupOutcome.LOST if rng.random() < 0.2 else GroupOutcome.TRAINED) for s in times]) is not None
     assert said <= 8, "at the level of 1 % about two of 200"
 
 
 def test_groups_that_were_filtered_for_their_rewards_are_no_loss() -> None:
-    groups = [group(seconds, Fate.FILTERED if seconds > 50 else Fate.TRAINED) for seconds in range(100)]
+    groups = [group(seconds, GroupOutcome.FILTERED if seconds > 50 else GroupOutcome.TRAINED) for seconds in range(100)]
     assert slow_loss(groups) is None
     assert bias_measures(groups)["slowest"] == 0
 
@@ -92,8 +92,8 @@ def test_of_a_few_groups_nothing_is_said() -> None:
     few = [group(1.0)] * 15
     assert bias_table(few) == []
     assert bias_measures(few) == {}
-    assert slow_loss([group(9.0, Fate.LOST)] * 4 + [group(1.0)] * 50) is None
-    assert bias_measures([group(1.0, Fate.LOST)] * 20) == {}
+    assert slow_loss([group(9.0, GroupOutcome.LOST)] * 4 + [group(1.0)] * 50) is None
+    assert bias_measures([group(1.0, GroupOutcome.LOST)] * 20) == {}
 
 
 def test_groups_of_one_length_make_no_test() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import Look, first_turn_message
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import PromptObservation, first_turn_message
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation, Turn
 from slime_plugins.rollout_buffer.simulation.engine.policy import reply_to
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
@@ -18,7 +18,7 @@ FIELD = '1. input text id="tt" value="{value}"{state} [100, 300, 900, 400]\n2. b
 
 
 def conversation(goal: str, elements: str) -> Conversation:
-    content = first_turn_message(goal, Look(elements=elements))["content"]
+    content = first_turn_message(goal, PromptObservation(elements=elements))["content"]
     return Conversation(turns=(Turn(role="user", text="".join(part["text"] for part in content)),))
 
 

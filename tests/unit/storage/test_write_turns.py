@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.observability.process_status import ProcessStatus
 from slime_plugins.rollout_buffer.storage import write_lock
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner, WriterTurns
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, WriteLocks
 
 HOLDER = """
 import os, signal, sys
@@ -49,8 +49,8 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def turns(tmp_path: Path) -> Iterator[WriterTurns]:
-    found = WriterTurns(tmp_path)
+def turns(tmp_path: Path) -> Iterator[WriteLocks]:
+    found = WriteLocks(tmp_path)
     yield found
     found.close()
 
@@ -60,17 +60,17 @@ def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_lock, "TURN_TIMEOUT_S", 0.3)
 
 
-def test_the_owner_is_the_process_whose_turn_it_is_and_nobody_in_between(turns: WriterTurns) -> None:
+def test_the_owner_is_the_process_whose_turn_it_is_and_nobody_in_between(turns: WriteLocks) -> None:
     assert turns.owner() is None
     with turns.turn():
         owner = turns.owner()
-        assert isinstance(owner, TurnOwner)
+        assert isinstance(owner, WriteLockOwner)
         assert owner.pid == os.getpid()
     assert turns.owner() is None
 
 
 @pytest.mark.usefixtures("short_timeout")
-def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriterTurns, tmp_path: Path) -> None:
+def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriteLocks, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         os.kill(process.pid, signal.SIGSTOP)
         says = rf"process {process.pid} \(stopped\).*kill -CONT {process.pid}"
@@ -88,21 +88,21 @@ def test_a_stopped_holder_is_named_and_holds_nobody_up_for_ever(turns: WriterTur
 
 
 @pytest.mark.usefixtures("short_timeout")
-def test_who_gave_up_waiting_does_not_take_the_turn_later(turns: WriterTurns, tmp_path: Path) -> None:
+def test_who_gave_up_waiting_does_not_take_the_turn_later(turns: WriteLocks, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(UnavailableError), turns.turn():
             pass
         tell(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "let go\n"
-        other = WriterTurns(tmp_path)
+        other = WriteLocks(tmp_path)
         write_lock.TURN_TIMEOUT_S = 30.0  # restored by the fixture
         with other.turn():
             pass
         other.close()
 
 
-def test_who_waits_gets_the_turn_when_the_holder_dies(turns: WriterTurns, tmp_path: Path) -> None:
+def test_who_waits_gets_the_turn_when_the_holder_dies(turns: WriteLocks, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         threading.Timer(0.2, process.kill).start()
         with turns.turn():
@@ -112,7 +112,7 @@ def test_who_waits_gets_the_turn_when_the_holder_dies(turns: WriterTurns, tmp_pa
 
 
 @pytest.mark.usefixtures("short_timeout")
-def test_a_dead_holder_owns_nothing(turns: WriterTurns, tmp_path: Path) -> None:
+def test_a_dead_holder_owns_nothing(turns: WriteLocks, tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         assert turns.owner() is not None
         process.kill()
@@ -121,7 +121,7 @@ def test_a_dead_holder_owns_nothing(turns: WriterTurns, tmp_path: Path) -> None:
 
 
 def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(
-    turns: WriterTurns, monkeypatch: pytest.MonkeyPatch
+    turns: WriteLocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, leave = threading.Event(), threading.Event()
 
@@ -142,7 +142,7 @@ def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(
 
 @pytest.mark.usefixtures("short_timeout")
 def test_closing_while_something_still_waits_leaves_no_lock_behind(tmp_path: Path) -> None:
-    turns = WriterTurns(tmp_path)
+    turns = WriteLocks(tmp_path)
     with holder(tmp_path) as process:
         with pytest.raises(UnavailableError), turns.turn():
             pass
@@ -151,7 +151,7 @@ def test_closing_while_something_still_waits_leaves_no_lock_behind(tmp_path: Pat
         assert process.stdout is not None
         assert process.stdout.readline() == "let go\n"
         write_lock.TURN_TIMEOUT_S = 30.0  # restored by the fixture
-        later = WriterTurns(tmp_path)
+        later = WriteLocks(tmp_path)
         with later.turn():
             pass
         later.close()
@@ -190,7 +190,7 @@ def test_a_store_tells_who_holds_up_its_writers(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_later_process_with_the_same_id_owns_nothing(turns: WriterTurns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_process_with_the_same_id_owns_nothing(turns: WriteLocks, monkeypatch: pytest.MonkeyPatch) -> None:
     with turns.turn():
         another = ProcessStatus(state="R", session=1, started=1, cpu_ticks=0)
         monkeypatch.setattr(write_lock, "process_status", lambda pid: another)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.supervisor.duties import STUCK_AFTER_S, Duties, DutyThread
+from slime_plugins.rollout_buffer.supervisor.duties import STUCK_AFTER_S, PeriodicTasks, PeriodicThread
 
 
 class Clock:
@@ -44,7 +44,7 @@ ERRORS = [
 
 def test_each_duty_is_done_at_its_own_interval() -> None:
     often, seldom, clock = Disk(), Disk(), Clock()
-    duties = Duties({often.write_rows: 1.0, seldom.write_rows: 3.0}, clock=clock)
+    duties = PeriodicTasks({often.write_rows: 1.0, seldom.write_rows: 3.0}, clock=clock)
     for _ in range(6):
         duties.run_due()
         duties.run_due()
@@ -58,7 +58,7 @@ def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after
 ) -> None:
     caplog.set_level(logging.INFO)
     disk, other = Disk(), Disk()
-    duties = Duties({disk.write_rows: 0.0, other.write_rows: 0.0})
+    duties = PeriodicTasks({disk.write_rows: 0.0, other.write_rows: 0.0})
     disk.error = error
     for _ in range(100):
         duties.run_due()
@@ -77,13 +77,13 @@ def test_a_defect_is_not_hidden() -> None:
     disk = Disk()
     disk.error = KeyError("defect")
     with pytest.raises(KeyError):
-        Duties({disk.write_rows: 0.0}).run_due()
+        PeriodicTasks({disk.write_rows: 0.0}).run_due()
 
 
 def test_a_defect_in_the_thread_is_raised_to_whoever_checks() -> None:
     disk = Disk()
     disk.error = KeyError("defect")
-    thread = DutyThread("writes", Duties({disk.write_rows: 0.0}), tick_s=0.01)
+    thread = PeriodicThread("writes", PeriodicTasks({disk.write_rows: 0.0}), tick_s=0.01)
     thread.check()
     thread.start()
     assert thread.stop(30)
@@ -98,7 +98,7 @@ def test_a_duty_that_hangs_is_named_and_holds_up_only_its_thread() -> None:
         hanging.set()
         released.wait(60)
 
-    thread = DutyThread("writes", Duties({write_rows: 0.0}, clock=clock), tick_s=0.01)
+    thread = PeriodicThread("writes", PeriodicTasks({write_rows: 0.0}, clock=clock), tick_s=0.01)
     thread.start()
     assert hanging.wait(60)
     assert thread.duties.problem() is None

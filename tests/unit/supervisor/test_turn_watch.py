@@ -14,11 +14,11 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.config import ServeSettings
-from slime_plugins.rollout_buffer.storage.write_lock import TurnOwner
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from slime_plugins.rollout_buffer.supervisor.turn_watch import TurnWatch
+from slime_plugins.rollout_buffer.supervisor.turn_watch import WriteLockWatch
 
 
 class Clock:
@@ -30,13 +30,13 @@ class Clock:
         return self.now
 
 
-ASLEEP = TurnOwner(pid=1, started=1, held_s=100.0, state="T")
+ASLEEP = WriteLockOwner(pid=1, started=1, held_s=100.0, state="T")
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, owners: Sequence[tuple[TurnOwner | None, int]]) -> list[bool]:
+def watch(monkeypatch: pytest.MonkeyPatch, owners: Sequence[tuple[WriteLockOwner | None, int]]) -> list[bool]:
     """What a watch of 10 s says of holders that it sees 6 s apart, each with the processor time it has used."""
     clock = Clock()
-    found = TurnWatch(10.0, clock=clock)
+    found = WriteLockWatch(10.0, clock=clock)
     said = []
     for owner, ticks in owners:
         monkeypatch.setattr(

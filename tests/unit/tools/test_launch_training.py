@@ -1000,7 +1000,7 @@ class TestParsers:
     def test_the_shape_of_each_model_with_eyes_of_its_own_is_slimes_and_takes_them(self, model: str) -> None:
         """What the launch line does to slime's shape is what slime's own script for such a model does."""
         if not trains_qwen3_5_vl(Path(SLIME)):
-            pytest.skip("this slime trains no Qwen3.5 with its eyes")
+            pytest.skip("this slime trains no Qwen3.5 with its vision tower")
         shape = Path(SLIME) / "scripts" / "models" / f"{VISION_MODELS[model].shape}.sh"
         ours = shape_after(f"source {shape} && MODEL_ARGS[1]={NATIVE_SPEC[0]} && MODEL_ARGS[2]={NATIVE_SPEC[1]}")
         assert ours[:3] == ["--spec", *NATIVE_SPEC]

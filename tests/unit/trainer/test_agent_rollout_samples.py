@@ -405,7 +405,7 @@ def test_where_slime_wants_the_shape_of_log_probs_nobody_recorded_it_gets_no_num
 def test_rows_of_odd_length_get_an_untrained_token_where_slime_stops_at_them(
     model_type: str, is_even: bool, tmp_path: Path
 ) -> None:
-    """slime's own Qwen3.5 with eyes: "Packed sequence length 11 must be divisible by 2 * CP size 1"."""
+    """slime's own Qwen3.5 with vision: "Packed sequence length 11 must be divisible by 2 * CP size 1"."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vision_config": {}}))
     odd = item(generations=[Generation([1, 2], [3], [-0.5])])
     (group,) = converter(2).groups([odd, item(uid="b", generations=[Generation([1, 2], [3, 4], [-0.5, -0.25])])])

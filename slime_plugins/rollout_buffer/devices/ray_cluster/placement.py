@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["in_words", "why_no_node_fits"]
 
-_ALWAYS_TOLD = ("CPU", "memory")
+_ALWAYS_NAMED = ("CPU", "memory")
 _INTERNAL = ("node:", "object_store_memory")
 
 
@@ -27,4 +27,4 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def _is_worth_naming(name: str, wanted: Mapping[str, float]) -> bool:
-    return name in wanted or name in _ALWAYS_TOLD or not name.startswith(_INTERNAL)
+    return name in wanted or name in _ALWAYS_NAMED or not name.startswith(_INTERNAL)

@@ -61,7 +61,7 @@ from slime_plugins.rollout_buffer.types import (
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
-__all__ = ["build_env", "close_workshop", "generate_history", "generate_incremental"]
+__all__ = ["build_env", "close_resources", "generate_history", "generate_incremental"]
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ async def lend_device(args: Any) -> LeasedDevice:
     return await pool.acquire()
 
 
-async def close_workshop() -> None:
+async def close_resources() -> None:
     """Disconnects this event loop's devices and engines. For tests; a trainer's end does the same."""
     workshop = _workshops.pop(asyncio.get_running_loop(), None)
     if workshop is not None:
@@ -180,7 +180,7 @@ class _SharedPool:
         await self._pool.close()
 
 
-class _Workshop:
+class _LoopResources:
     """The devices, engines and generators of one event loop, each made once."""
 
     def __init__(self) -> None:
@@ -230,12 +230,12 @@ class _Workshop:
         return generator
 
 
-_workshops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Workshop] = weakref.WeakKeyDictionary()
+_workshops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopResources] = weakref.WeakKeyDictionary()
 
 
-def _workshop() -> _Workshop:
+def _workshop() -> _LoopResources:
     """Returns the running loop's workshop; slime has one loop for all rollouts."""
-    return _workshops.setdefault(asyncio.get_running_loop(), _Workshop())
+    return _workshops.setdefault(asyncio.get_running_loop(), _LoopResources())
 
 
 @functools.lru_cache(maxsize=4)

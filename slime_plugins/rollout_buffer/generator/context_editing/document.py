@@ -17,7 +17,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["ChunkIndex", "Document", "Hit", "Shelf", "require_search_library"]
+__all__ = ["ChunkIndex", "Document", "Hit", "DocumentCache", "require_search_library"]
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts that put no spaces between words
 _WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")
@@ -110,7 +110,7 @@ class Document:
             return self._indices[key]
 
 
-class Shelf:
+class DocumentCache:
     """The documents that were asked for last, up to ``max_characters`` together."""
 
     def __init__(self, max_characters: int = _SHELF_CHARACTERS) -> None:

@@ -138,7 +138,7 @@ class ContextEditingEpisode:
         while len(self._generations) < self._settings.max_turns:
             prompt_ids = self._view.prompt(self._history)
             if len(prompt_ids) + self._response_length > self._settings.max_model_length:
-                self._say_that_it_does_not_fit(len(prompt_ids))
+                self._log_prompt_too_long(len(prompt_ids))
                 return _OUT_OF_CONTEXT
             reply = await self._generate(prompt_ids)
             if not reply.output_ids:
@@ -235,9 +235,9 @@ class ContextEditingEpisode:
         forbidden = self._setup.chat.vision_ids
         return next((at for at, token in enumerate(output_ids) if token in forbidden), len(output_ids))
 
-    def _say_that_it_does_not_fit(self, prompt_length: int) -> None:
-        say = logger.info if self._generations else logger.warning
-        say("episode %s ends: %d tokens and %d of a turn do not fit max_model_length %d",
+    def _log_prompt_too_long(self, prompt_length: int) -> None:
+        log = logger.info if self._generations else logger.warning
+        log("episode %s ends: %d tokens and %d of a turn do not fit max_model_length %d",
             self._request.uid, prompt_length, self._response_length, self._settings.max_model_length)  # fmt: skip
 
     # ---- the end -----------------------------------------------------------------------------------------------------

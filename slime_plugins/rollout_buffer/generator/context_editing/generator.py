@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, read_calls
-from slime_plugins.rollout_buffer.generator.context_editing.document import Shelf, require_search_library
+from slime_plugins.rollout_buffer.generator.context_editing.document import DocumentCache, require_search_library
 from slime_plugins.rollout_buffer.generator.context_editing.episode import ContextEditingEpisode, EpisodeSetup
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult, stub_of
 from slime_plugins.rollout_buffer.generator.context_editing.instructions import with_instructions, with_tools_in_text
@@ -30,7 +30,7 @@ class ContextEditingGenerator:
 
     def __init__(self, read_calls: CallReader = read_calls) -> None:
         self._read_calls = read_calls
-        self._shelf = Shelf()
+        self._shelf = DocumentCache()
         self._setup: EpisodeSetup | None = None
 
     async def start(self, context: GeneratorContext) -> None:
@@ -77,7 +77,7 @@ class ContextEditingGenerator:
 
     async def close(self) -> None:
         """Forgets the documents."""
-        self._shelf = Shelf()
+        self._shelf = DocumentCache()
 
     def _prompt(self, prompt: Sequence[Message], setup: EpisodeSetup) -> list[Message]:
         settings = setup.settings

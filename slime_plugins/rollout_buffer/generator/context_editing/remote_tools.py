@@ -15,7 +15,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.generator.context_editing.document import Document, Shelf, require_search_library
+from slime_plugins.rollout_buffer.generator.context_editing.document import Document, DocumentCache, require_search_library
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, ToolName, schemas
@@ -92,7 +92,7 @@ class DocumentTools:
     def __init__(self) -> None:
         require_search_library()
         self._schemas = tuple(schemas(OFFERED))
-        self._shelves: OrderedDict[tuple[str | None, str | None], Shelf] = OrderedDict()
+        self._shelves: OrderedDict[tuple[str | None, str | None], DocumentCache] = OrderedDict()
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
@@ -107,10 +107,10 @@ class DocumentTools:
         """
         return DocumentBox(self._shelf(request).document(_document_of(request)), request)
 
-    def _shelf(self, request: RolloutBody) -> Shelf:
+    def _shelf(self, request: RolloutBody) -> DocumentCache:
         """A document's length in tokens is a tokenizer's own."""
         key = (request.tokenizer_name, request.tokenizer_revision)
-        shelf = self._shelves.pop(key, None) or Shelf(_SHELF_CHARACTERS)
+        shelf = self._shelves.pop(key, None) or DocumentCache(_SHELF_CHARACTERS)
         self._shelves[key] = shelf
         if len(self._shelves) > _MAX_SHELVES:
             self._shelves.popitem(last=False)

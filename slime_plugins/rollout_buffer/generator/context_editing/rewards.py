@@ -29,7 +29,7 @@ MAX_WORDS_AROUND = 60
 """An answer with more words than this hides the label rather than giving it."""
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w]|\.\d)")
-_NUMBER_DRESS = " \t\n$€£%"
+_NUMBER_FORMATTING = " \t\n$€£%"
 _ARTICLES = frozenset({"a", "an", "the"})
 _BETWEEN_ITEMS = re.compile(r"[,;\n]|\band\b", re.IGNORECASE)
 
@@ -110,7 +110,7 @@ def _score_items(answer: str, items: Sequence[str], partial_credit: float) -> Sc
 
 def _number(text: str) -> Decimal | None:
     """The number that a text is, whole; None when it is anything else."""
-    bare = unicodedata.normalize("NFKC", text).strip(_NUMBER_DRESS).rstrip(". ")
+    bare = unicodedata.normalize("NFKC", text).strip(_NUMBER_FORMATTING).rstrip(". ")
     if len(bare) > 64 or not _NUMBER.fullmatch(bare):
         return None
     try:

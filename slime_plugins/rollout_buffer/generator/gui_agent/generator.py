@@ -19,8 +19,8 @@ from slime_plugins.rollout_buffer.errors import DeviceError, GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.gui_agent.episode import Episode, read_task
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import Look, first_turn_message
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, Sight
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import PromptObservation, first_turn_message
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ObservationMode
 from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import RewardRule
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
@@ -73,7 +73,9 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         settings = self.settings_of(context.options)
         view = self.view_of(settings)
         chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
-        sample = Look(elements="a line") if view.sight is Sight.ELEMENTS else Look(screenshot="0" * 64)
+        sample = (
+            PromptObservation(elements="a line") if view.observation_mode is ObservationMode.ELEMENTS else PromptObservation(screenshot="0" * 64)
+        )
         chat.prompt([view.system(), first_turn_message("try the template", sample)])
         if self._pool is None:
             farm = settings.for_devices()

@@ -10,7 +10,7 @@ from pydantic import Field
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings
 from slime_plugins.rollout_buffer.engine.image_tokens import ImageFamily, family_with
 
-__all__ = ["GuiAgentSettings", "ImageFormat", "RolloutMode", "Sight"]
+__all__ = ["GuiAgentSettings", "ImageFormat", "ObservationMode", "RolloutMode"]
 
 
 class RolloutMode(StrEnum):
@@ -27,7 +27,7 @@ class ImageFormat(StrEnum):
     JPEG = "jpeg"
 
 
-class Sight(StrEnum):
+class ObservationMode(StrEnum):
     """What the agent is shown of the screen."""
 
     SCREENSHOT = "screenshot"  # a picture

@@ -30,17 +30,17 @@ def main() -> int:
     try:
         are_equal = _load_comparison()
     except ImportError as error:
-        _say({"error": str(error)})
+        _send({"error": str(error)})
         return 3
-    _be_the_first_to_be_killed()
+    _raise_oom_score()
     limit = _limit_memory()
-    _say({"ready": are_equal("4", "2 + 2")})
+    _send({"ready": are_equal("4", "2 + 2")})
     for line in sys.stdin:
         question = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         verdict = _verdict(are_equal, question["label"], question["answer"], limit)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say(verdict)
+        _send(verdict)
     return 0
 
 
@@ -98,13 +98,13 @@ def _bare(text: str) -> str:
     return inside[len("\\boxed{") : -1] if inside.startswith("\\boxed{") and inside.endswith("}") else inside
 
 
-def _be_the_first_to_be_killed() -> None:
+def _raise_oom_score() -> None:
     """When memory runs out, losing a judge costs a question asked twice, losing the runner all its episodes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def _say(message: dict[str, object]) -> None:
+def _send(message: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

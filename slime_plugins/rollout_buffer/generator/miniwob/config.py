@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, FarmSettings, PoolKind, WorkerResources
 from slime_plugins.rollout_buffer.generator import config_sources
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, Sight
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import GuiAgentSettings, ObservationMode
 
 __all__ = ["CONFIG_VARIABLE", "JOB_KEYS", "SETTING_PREFIX", "DataMode", "MiniWobSettings", "load_settings"]
 
@@ -42,7 +42,7 @@ class DataMode(StrEnum):
 class MiniWobSettings(GuiAgentSettings):
     """Everything the generator can be told; ``config.yaml`` beside this file explains each key."""
 
-    observation: Sight = Sight.SCREENSHOT
+    observation: ObservationMode = ObservationMode.SCREENSHOT
     max_turns: int | None = Field(default=15, ge=1)
 
     data_mode: DataMode = DataMode.TRAIN

@@ -25,8 +25,8 @@ def _line(element: Mapping[str, Any]) -> str:
     if element["text"]:
         facts = {"text": element["text"], **facts}
     states = [state for state in ("focused", "disabled") if element[state]]
-    told = [f"{name}={json.dumps(fact, ensure_ascii=False)}" for name, fact in facts.items()]
-    return " ".join([element["kind"], *told, *states, json.dumps(_scaled(element["box"]))])
+    attributes = [f"{name}={json.dumps(fact, ensure_ascii=False)}" for name, fact in facts.items()]
+    return " ".join([element["kind"], *attributes, *states, json.dumps(_scaled(element["box"]))])
 
 
 def _scaled(box: Iterable[float]) -> list[int]:

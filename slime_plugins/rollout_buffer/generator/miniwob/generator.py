@@ -28,4 +28,4 @@ class MiniWobGenerator(GuiAgentGenerator[MiniWobSettings]):
 
     def view_of(self, settings: MiniWobSettings) -> View:
         """As ``GuiAgentGenerator.view_of``."""
-        return View(tool=WEB_PAGE_TOOL, sight=settings.observation)
+        return View(tool=WEB_PAGE_TOOL, observation_mode=settings.observation)

@@ -31,10 +31,10 @@ def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng)
         call = {"name": "calculate", "arguments": {"expression": asked.expression}}
         return f"I'll use the calculator.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     randomness = rng.about("calculator", asked.expression)
-    said = results[-1]
-    if randomness.random() >= skill and re.fullmatch(r"-?\d+", said):
-        said = str(wrong_answer(Fraction(said), randomness))
-    return f"The result is {said}."
+    result = results[-1]
+    if randomness.random() >= skill and re.fullmatch(r"-?\d+", result):
+        result = str(wrong_answer(Fraction(result), randomness))
+    return f"The result is {result}."
 
 
 def _sum_asked(conversation: Conversation) -> MathQuestion | None:

@@ -56,8 +56,8 @@ def read_conversation(prompt: str, images: Sequence[bytes]) -> Conversation:
     turns: list[Turn] = []
     begun_reply = ""
     for block in prompt.split(START_OF_TURN)[1:]:
-        role, _, said = block.partition("\n")
-        text, closed, _ = said.partition(END_OF_TURN)
+        role, _, content = block.partition("\n")
+        text, closed, _ = content.partition(END_OF_TURN)
         if closed or role != "assistant":
             turns.append(_turn(role, text, left))
         else:

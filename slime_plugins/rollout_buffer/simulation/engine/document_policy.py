@@ -144,8 +144,8 @@ def _note_and_delete(result: Mapping[str, Any], task: _DocumentTask, failing: Fa
 
 
 def _answer(seen: _Seen, task: _DocumentTask, failing: Failing) -> str:
-    told = (seen.last_message_with("notes") or {}).get("notes")
-    notes = "\n".join(told.values()) if isinstance(told, dict) else "\n".join(seen.notes.values())
+    listed = (seen.last_message_with("notes") or {}).get("notes")
+    notes = "\n".join(listed.values()) if isinstance(listed, dict) else "\n".join(seen.notes.values())
     facts = {match.group(): match for match in task.fact.finditer(notes)}.values()  # overlaps show some twice
     if not facts:
         return "unknown"

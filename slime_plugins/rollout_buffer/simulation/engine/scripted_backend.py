@@ -262,8 +262,8 @@ class ScriptedBackend:
         for at, token_id in enumerate(ids[:most]):
             if token_id in stops:
                 return ids[: at + 1], {"type": "stop", "matched": token_id}
-            said = self._backend.decode(ids[: at + 1], skip_special_tokens=False) if sampling.stop else ""
-            matched = next((stop for stop in sampling.stop if stop in said), None)
+            so_far = self._backend.decode(ids[: at + 1], skip_special_tokens=False) if sampling.stop else ""
+            matched = next((stop for stop in sampling.stop if stop in so_far), None)
             if matched is not None:
                 return ids[: at + 1], {"type": "stop", "matched": matched}
         return ids[:most], {"type": "length", "length": most}

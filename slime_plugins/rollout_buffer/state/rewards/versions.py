@@ -196,17 +196,17 @@ def _asked(
 
 def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:
     """What a judge says within its time. One that never returns keeps its thread, which ends with the process."""
-    said: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            said.put((True, judge(trajectory)))
+            answers.put((True, judge(trajectory)))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is no reward
-            said.put((False, error))
+            answers.put((False, error))
 
     threading.Thread(target=ask, name="judging", daemon=True).start()
     try:
-        answered, found = said.get(timeout=timeout_s)
+        answered, found = answers.get(timeout=timeout_s)
     except queue.Empty:
         raise JudgeError(f"the judge did not answer within {timeout_s:g} s") from None
     if not answered:
@@ -220,11 +220,11 @@ def _score(answer: Any, trajectory: Mapping[str, Any]) -> Score:
     Raises:
         JudgeError: it is no reward, or does not fit the trajectory's turns.
     """
-    said = answer if isinstance(answer, Mapping) else {"reward": answer}
+    scores = answer if isinstance(answer, Mapping) else {"reward": answer}
     try:
         generations = wire.decode_generations(trajectory.get("generations"))
-        turns, tokens = wire.checked_turn_rewards(said, trajectory.get("messages") or [], generations)
-        return Score(reward=as_reward(said.get("reward")), turn_rewards=turns, token_rewards=tokens)
+        turns, tokens = wire.checked_turn_rewards(scores, trajectory.get("messages") or [], generations)
+        return Score(reward=as_reward(scores.get("reward")), turn_rewards=turns, token_rewards=tokens)
     except ValueError as error:
         raise JudgeError(f"the judge's reward {error}") from error
     except InvalidPayloadError as error:

@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.host import c
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package, task_seed
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import hold_ports
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
-    Look,
+    ScreenSample,
     Settled,
     SettleTimes,
     settle,
@@ -118,7 +118,7 @@ class Film:
         self._look_s = look_s
         self.time = 0.0
 
-    def look(self) -> Look:
+    def look(self) -> ScreenSample:
         seen = look_at([number for since, number in self._frames if since <= self.time][-1])
         self.time += self._look_s if self.time else 0.0
         return seen
@@ -126,14 +126,14 @@ class Film:
     def sleep(self, seconds: float) -> None:
         self.time += seconds
 
-    def settle(self, reference: Look | None) -> tuple[int, Settled]:
+    def settle(self, reference: ScreenSample | None) -> tuple[int, Settled]:
         times = SettleTimes(change_s=2.0, still_s=6.0, between_s=0.3)
         seen, settled = settle(reference, self.look, times, now=lambda: self.time, sleep=self.sleep)
         return int(seen.elements[0]), settled
 
 
-def look_at(number: int) -> Look:
-    return Look(pixels=np.full((40, 20, 3), number, np.uint8), elements=[number])
+def look_at(number: int) -> ScreenSample:
+    return ScreenSample(pixels=np.full((40, 20, 3), number, np.uint8), elements=[number])
 
 
 def test_a_screen_that_reacts_late_is_not_taken_for_a_settled_one() -> None:
@@ -157,7 +157,7 @@ def test_a_screen_that_goes_on_moving_is_cut_off() -> None:
 
 
 def test_a_change_in_pixels_alone_is_a_change() -> None:
-    still, moved = look_at(1), Look(pixels=np.full((40, 20, 3), 99, np.uint8), elements=[1])
+    still, moved = look_at(1), ScreenSample(pixels=np.full((40, 20, 3), 99, np.uint8), elements=[1])
     assert not still.same_as(moved)
     blinking = look_at(1)
     blinking.pixels[1, 1] = 255

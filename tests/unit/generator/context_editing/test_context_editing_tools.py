@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.calls import UNREADA
 from slime_plugins.rollout_buffer.generator.context_editing.document import (
     ChunkIndex,
     Document,
-    Shelf,
+    DocumentCache,
     require_search_library,
 )
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
@@ -42,7 +42,7 @@ BY_NAME = {tool.name: tool for tool in TOOLS}
 def toolbox(text: str = TEXT, *, used: int = 0, **settings: Any) -> Toolbox:
     budget = Budget(used=used, response_length=100, max_model_length=1000)
     return Toolbox(
-        Shelf().document(text),
+        DocumentCache().document(text),
         ContextEditingSettings(**settings),
         count=lambda said: len(said.split()),
         budget=lambda: budget,
@@ -213,7 +213,7 @@ def test_a_result_that_is_too_long_is_cut_and_says_so() -> None:
 
 
 async def test_siblings_share_one_document_and_one_index() -> None:
-    shelf = Shelf()
+    shelf = DocumentCache()
     first, second = shelf.document(TEXT), shelf.document(TEXT + "")
     assert first is second
     indices = await asyncio.gather(*(first.index(chunk_words=40, overlap=0) for _ in range(4)))
@@ -221,7 +221,7 @@ async def test_siblings_share_one_document_and_one_index() -> None:
 
 
 def test_a_shelf_forgets_the_oldest_documents() -> None:
-    shelf = Shelf(max_characters=100)
+    shelf = DocumentCache(max_characters=100)
     first = shelf.document("a" * 60)
     shelf.document("b" * 60)
     assert shelf.document("a" * 60) is not first

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     later_turn_message,
     system_message,
 )
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import Sight
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import ObservationMode
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
@@ -458,7 +458,9 @@ async def test_a_task_that_says_it_is_over_ends_the_episode_as_a_whole_one() -> 
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])
 async def test_a_language_only_policy_reads_the_screen_and_gets_no_image(mode: str) -> None:
-    played = await play([CLICK, CLICK], lease=TaskThatEnds(), view=View(sight=Sight.ELEMENTS), rollout_mode=mode)
+    played = await play(
+        [CLICK, CLICK], lease=TaskThatEnds(), view=View(observation_mode=ObservationMode.ELEMENTS), rollout_mode=mode
+    )
     prompts = [tokenizer.decode(request.input_ids) for request in played.engine.requests]
     assert all(not request.images for request in played.engine.requests)
     assert all(IMAGE_PAD not in request.input_ids for request in played.engine.requests)
@@ -470,7 +472,9 @@ async def test_a_language_only_policy_reads_the_screen_and_gets_no_image(mode: s
 
 
 async def test_a_policy_may_have_both_the_picture_and_the_words() -> None:
-    played = await play([CLICK, CLICK], lease=TaskThatEnds(), view=View(sight=Sight.BOTH), rollout_mode="history")
+    played = await play(
+        [CLICK, CLICK], lease=TaskThatEnds(), view=View(observation_mode=ObservationMode.BOTH), rollout_mode="history"
+    )
     text = tokenizer.decode(played.engine.requests[1].input_ids)
     assert text.index("<|image_pad|>") < text.index("1. p [0, 0, 9, 9]")
     info, messages = played.info, played.trajectory.messages

@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.adb_commands impor
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.exchanges import (
     Call,
     Exchange,
-    Remark,
+    Annotation,
     read_session,
 )
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
@@ -30,12 +30,12 @@ RECORD = Path(__file__).parents[3] / "data" / "device_session.jsonl"
 GESTURES = ("shell input ", "shell am start ")
 
 
-def session() -> list[Exchange | Call | Remark]:
+def session() -> list[Exchange | Call | Annotation]:
     return list(read_session(RECORD))
 
 
 def remarks(key: str) -> list[Any]:
-    return [entry.fields[key] for entry in session() if isinstance(entry, Remark) and key in entry.fields]
+    return [entry.fields[key] for entry in session() if isinstance(entry, Annotation) and key in entry.fields]
 
 
 # ---- the phone -------------------------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ def recorded_actions() -> Iterator[tuple[dict[str, Any], list[Exchange], str]]:
     fields: dict[str, Any] = {}
     commands: list[Exchange] = []
     for entry in session():
-        if isinstance(entry, Remark) and "action" in entry.fields:
+        if isinstance(entry, Annotation) and "action" in entry.fields:
             fields, commands = entry.fields["action"], []
-        elif isinstance(entry, Remark) and "note" in entry.fields:
+        elif isinstance(entry, Annotation) and "note" in entry.fields:
             yield fields, commands, entry.fields["note"]
         elif isinstance(entry, Exchange) and " ".join(entry.arguments).startswith(GESTURES):
             commands.append(entry)

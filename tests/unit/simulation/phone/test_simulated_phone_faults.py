@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import FaultPlan, Spell
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import FaultPlan, FaultTrigger
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
 
 WELL = Faults()
@@ -44,7 +44,7 @@ def test_each_of_the_next_boots_takes_its_own_fault_once(folder: Path) -> None:
 
 def test_only_the_word_itself_is_a_spell(folder: Path) -> None:
     plan = FaultPlan(folder)
-    spell = Spell(faults=Faults(hangs=True), for_s=2.0, next_boots=(Faults(exit_at_start=True),))
+    spell = FaultTrigger(faults=Faults(hangs=True), for_s=2.0, next_boots=(Faults(exit_at_start=True),))
     plan.set_spells({"abracadabra": spell})
     assert plan.spell("abracadabra") == spell
     assert plan.spell("abracadabr") is None
@@ -62,7 +62,7 @@ def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path
         port = int(probe.getsockname()[1])
     plan = FaultPlan(folder)
     later = Faults(exit_at_start=True)
-    plan.set_spells({"hush": Spell(faults=Faults(offline=True), for_s=1.0, next_boots=(later,))})
+    plan.set_spells({"hush": FaultTrigger(faults=Faults(offline=True), for_s=1.0, next_boots=(later,))})
     arguments = EmulatorArguments(folder=folder, avd_name="", console_port=5554, grpc_port=port)
     emulator = Emulator(arguments, WELL)
     try:

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.package impor
     check_package,
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import (
-    Look,
+    ScreenSample,
     Settled,
     SettleTimes,
     settle,
@@ -184,7 +184,7 @@ class AndroidWorldDevice:
             logger.info("%s: nothing of it is done yet: %s: %s", type(task).__name__, type(error).__name__, error)
             return 0.0
 
-    def _home(self) -> Look | None:
+    def _home(self) -> ScreenSample | None:
         """Goes home and returns what was there before: setting up and checking may have opened an app."""
         before = self._fresh_look() if self._task.start_on_home_screen else None
         self._package.drop_accessibility_trees()
@@ -199,7 +199,7 @@ class AndroidWorldDevice:
 
     # Looking
 
-    def _observe(self, reference: Look | None, note: str) -> Observation:
+    def _observe(self, reference: ScreenSample | None, note: str) -> Observation:
         seen, settled = settle(reference, self._look, self._times)
         if settled is Settled.TIMED_OUT:
             logger.info("the screen still moved when the time for it was over")
@@ -221,14 +221,14 @@ class AndroidWorldDevice:
             },
         )
 
-    def _fresh_look(self) -> Look:
+    def _fresh_look(self) -> ScreenSample:
         """What is there now, its elements with it."""
         self._package.await_fresh_tree()
         return self._look()
 
-    def _look(self) -> Look:
+    def _look(self) -> ScreenSample:
         state = self._package.env.get_state(wait_to_stabilize=False)
-        return Look(pixels=state.pixels, elements=state.ui_elements)
+        return ScreenSample(pixels=state.pixels, elements=state.ui_elements)
 
     def _running(self) -> Any:
         self._check_open()

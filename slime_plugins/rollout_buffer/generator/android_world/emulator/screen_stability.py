@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Look", "SettleTimes", "Settled", "settle"]
+__all__ = ["ScreenSample", "SettleTimes", "Settled", "settle"]
 
 _SAMPLED_EVERY = 4
 _MOVED_SHARE = 0.002
@@ -30,13 +30,13 @@ class Settled(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class ScreenSample:
     """One look at the device: its pixels (height, width, 3), and its elements, compared by equality."""
 
     pixels: np.ndarray[Any, Any]
     elements: Any
 
-    def same_as(self, other: Look) -> bool:
+    def same_as(self, other: ScreenSample) -> bool:
         """True when the elements are equal and hardly any pixel differs (a blinking cursor may)."""
         if self.pixels.shape != other.pixels.shape or self.elements != other.elements:
             return False
@@ -55,13 +55,13 @@ class SettleTimes:
 
 
 def settle(
-    reference: Look | None,
-    look: Callable[[], Look],
+    reference: ScreenSample | None,
+    look: Callable[[], ScreenSample],
     times: SettleTimes,
     *,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Look, Settled]:
+) -> tuple[ScreenSample, Settled]:
     """Returns the first look that follows an equal one, after the screen left ``reference`` (None: at once)."""
     begun = now()
     seen = look()

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import MOBILE_USE_TOOL
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import Look, system_message
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import PromptObservation, system_message
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedReply
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import Sight
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import ObservationMode
 from slime_plugins.rollout_buffer.types import Image, Message
 
 __all__ = ["Context", "LastTurn", "Prompt", "View"]
@@ -25,22 +25,22 @@ class View:
     """What a task tells its agents of tool and screen: the tool's description, and what prompts show of the screen."""
 
     tool: Mapping[str, Any] = field(default_factory=lambda: MOBILE_USE_TOOL)
-    sight: Sight = Sight.SCREENSHOT
+    observation_mode: ObservationMode = ObservationMode.SCREENSHOT
 
     def system(self) -> Message:
         """Returns the message every episode begins with."""
         return system_message(self.tool)
 
-    def look(self, seen: Observation) -> Look:
+    def look(self, seen: Observation) -> PromptObservation:
         """Returns what a prompt shows of ``seen``."""
-        return Look(
-            screenshot=seen.screenshot.sha256 if self.sight is not Sight.ELEMENTS else None,
-            elements=seen.elements if self.sight is not Sight.SCREENSHOT else "",
+        return PromptObservation(
+            screenshot=seen.screenshot.sha256 if self.observation_mode is not ObservationMode.ELEMENTS else None,
+            elements=seen.elements if self.observation_mode is not ObservationMode.SCREENSHOT else "",
         )
 
     def images(self, seen: Observation) -> tuple[Image, ...]:
         """Returns the images that stand in a prompt with that look."""
-        return () if self.sight is Sight.ELEMENTS else (seen.screenshot,)
+        return () if self.observation_mode is ObservationMode.ELEMENTS else (seen.screenshot,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

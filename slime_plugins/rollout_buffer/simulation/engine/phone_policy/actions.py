@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import (
     tap,
     type_text,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import Row, Situation
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import PolicyObservation, Row
 from slime_plugins.rollout_buffer.simulation.phone.screen_reader import Field, TextRole
 
 __all__ = [
@@ -41,84 +41,84 @@ _SCROLL_FROM: Final = (500, 750)
 _SCROLL_TO: Final = (500, 300)
 
 
-def app_opened(situation: Situation, name: str) -> Move | None:
+def app_opened(observation: PolicyObservation, name: str) -> Move | None:
     """Brings the app to the front."""
-    in_front = situation.recalled(r"Opened the app (.+?)\.(?: |$)")
-    if in_front == name and not situation.screen.is_home:
+    in_front = observation.recalled(r"Opened the app (.+?)\.(?: |$)")
+    if in_front == name and not observation.screen.is_home:
         return None
     return open_app(name, f"I need the app {name}. I open it.", f"Opened the app {name}.")
 
 
-def find_row(situation: Situation, text: str) -> Row | None:
+def find_row(observation: PolicyObservation, text: str) -> Row | None:
     """The list entry that says exactly this."""
-    return next((row for row in situation.rows if row.text == text), None)
+    return next((row for row in observation.rows if row.text == text), None)
 
 
-def titled(situation: Situation, *titles: str) -> bool:
+def titled(observation: PolicyObservation, *titles: str) -> bool:
     """Whether the page bears one of these titles; a long one ends in an ellipsis on the screen."""
-    shown = situation.screen.title
+    shown = observation.screen.title
     if shown.endswith("…"):
         return any(title.startswith(shown[:-1].rstrip()) for title in titles)
     return shown in titles
 
 
-def tapped_row(situation: Situation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
+def tapped_row(observation: PolicyObservation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
     """Taps the row; looks further down for it if it is not on the screen, and gives up at the end of the list."""
-    row = find_row(situation, text)
+    row = find_row(observation, text)
     if row is None:
-        return scrolled_to(situation, text)
+        return scrolled_to(observation, text)
     return tap(row.center, f'I see "{text}". I tap it.', conclusion or f'Tapped "{text}".', decisive=decisive)
 
 
-def held_row(situation: Situation, text: str) -> Move:
+def held_row(observation: PolicyObservation, text: str) -> Move:
     """Presses the row long, which picks it."""
-    row = find_row(situation, text)
+    row = find_row(observation, text)
     if row is None:
-        return scrolled_to(situation, text)
+        return scrolled_to(observation, text)
     thought = f'I see "{text}". A long press on it shows what can be done with it.'
     return long_press(row.center, thought, f'Pressed long on "{text}".')
 
 
-def scrolled_to(situation: Situation, text: str) -> Move:
+def scrolled_to(observation: PolicyObservation, text: str) -> Move:
     """Scrolls on towards a row that is not on the screen; the end of the list is where the last row stays the last."""
-    last = situation.rows[-1].text if situation.rows else "nothing"
+    last = observation.rows[-1].text if observation.rows else "nothing"
     conclusion = f'Scrolled down past "{last}".'
-    if situation.history and situation.history[-1].startswith(conclusion):
+    if observation.history and observation.history[-1].startswith(conclusion):
         return give_up(f'I have reached the end of the list, and there is no "{text}".')
     return swipe(_SCROLL_FROM, _SCROLL_TO, f'I do not see "{text}" yet. I scroll down.', conclusion)
 
 
-def icon_tapped(situation: Situation, name: str, purpose: str, *, decisive: bool = False) -> Move:
+def icon_tapped(observation: PolicyObservation, name: str, purpose: str, *, decisive: bool = False) -> Move:
     """Taps an icon; without it this is the wrong page, so one step back."""
-    icon = situation.screen.find_icon(name)
+    icon = observation.screen.find_icon(name)
     if icon is None:
-        return stepped_back(situation)
+        return stepped_back(observation)
     return tap(icon.center, f"I {purpose} with the {name} icon.", f"Tapped the {name} icon.", decisive=decisive)
 
 
-def button_tapped(situation: Situation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
+def button_tapped(observation: PolicyObservation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
     """Taps a button; without it this is the wrong page, so one step back."""
-    button = situation.screen.find_button(text)
+    button = observation.screen.find_button(text)
     if button is None:
-        return stepped_back(situation)
+        return stepped_back(observation)
     return tap(
         button.center, f"Now I tap the button {text}.", conclusion or f"Tapped the button {text}.", decisive=decisive
     )
 
 
-def stepped_back(situation: Situation) -> Move:
+def stepped_back(observation: PolicyObservation) -> Move:
     """Leaves a page that is of no use."""
-    where = f'the page "{situation.screen.title}"' if situation.screen.title else "this page"
+    where = f'the page "{observation.screen.title}"' if observation.screen.title else "this page"
     return press("Back", f"I need nothing more on {where}. I go back.", "Went back.")
 
 
-def field_filled(situation: Situation, label: str, text: str) -> Move | None:
+def field_filled(observation: PolicyObservation, label: str, text: str) -> Move | None:
     """Brings ``text`` into the field: focus, type; what stood there before is marked first, so that it is replaced."""
-    field = situation.screen.find_field(label)
-    if situation.screen.title == _FIELD_MENU:
-        return tapped_row(situation, "Clear")
+    field = observation.screen.find_field(label)
+    if observation.screen.title == _FIELD_MENU:
+        return tapped_row(observation, "Clear")
     if field is None:
-        return stepped_back(situation)
+        return stepped_back(observation)
     if same_words(field.text, text):
         return None
     if not field.focused:
@@ -128,13 +128,13 @@ def field_filled(situation: Situation, label: str, text: str) -> Move | None:
     return type_text(text, f"The field {label} has the focus. I type the text.", f"Typed into the field {label}.")
 
 
-def field_pasted(situation: Situation, label: str) -> Move | None:
+def field_pasted(observation: PolicyObservation, label: str) -> Move | None:
     """Pastes the clipboard into an empty field."""
-    field = situation.screen.find_field(label)
-    if situation.screen.title == _FIELD_MENU:
-        return tapped_row(situation, "Paste")
+    field = observation.screen.find_field(label)
+    if observation.screen.title == _FIELD_MENU:
+        return tapped_row(observation, "Paste")
     if field is None:
-        return stepped_back(situation)
+        return stepped_back(observation)
     return None if field.lines else _menu_opened(field, label)
 
 
@@ -143,11 +143,11 @@ def lines_joined(lines: tuple[str, ...] | list[str]) -> str:
     return " ".join(line.strip() for line in lines)
 
 
-def last_message(situation: Situation, *, sent: bool) -> str:
+def last_message(observation: PolicyObservation, *, sent: bool) -> str:
     """The latest message on the screen that one sent oneself, or received; empty if there is none."""
     messages: list[list[str]] = []
     new = True
-    for line in situation.screen.texts:
+    for line in observation.screen.texts:
         if line.role is TextRole.PRIMARY and line.sent is sent:
             if new:
                 messages.append([])

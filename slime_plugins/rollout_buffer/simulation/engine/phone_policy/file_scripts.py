@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import (
     tap,
     type_text,
 )
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import Row, Situation
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import PolicyObservation, Row
 from slime_plugins.rollout_buffer.simulation.phone.screen_reader import TextRole
 
 __all__ = [
@@ -52,17 +52,17 @@ class CreateNote:
     name: str
     text: str = ""
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Saved the note {self.name}."
-        if situation.did(done):
+        if observation.did(done):
             return None
-        return app_opened(situation, "Markor") or self._in_markor(situation, done)
+        return app_opened(observation, "Markor") or self._in_markor(observation, done)
 
-    def _in_markor(self, situation: Situation, done: str) -> Move:
-        if titled(situation, self.name, "Edit text"):
-            entered = field_filled(situation, "Note", self.text) if self.text else field_pasted(situation, "Note")
-            return entered or button_tapped(situation, "Save", done, decisive=True)
-        return _new_named(situation, self.name) or button_tapped(situation, "OK")
+    def _in_markor(self, observation: PolicyObservation, done: str) -> Move:
+        if titled(observation, self.name, "Edit text"):
+            entered = field_filled(observation, "Note", self.text) if self.text else field_pasted(observation, "Note")
+            return entered or button_tapped(observation, "Save", done, decisive=True)
+        return _new_named(observation, self.name) or button_tapped(observation, "OK")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,24 +72,24 @@ class CreateFolder:
     words: ClassVar[tuple[str, ...]] = ("name",)
     name: str
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Made the folder {self.name}."
-        if situation.did(done):
+        if observation.did(done):
             return None
         return (
-            app_opened(situation, "Markor")
-            or _new_named(situation, self.name)
-            or button_tapped(situation, "Folder", done, decisive=True)
+            app_opened(observation, "Markor")
+            or _new_named(observation, self.name)
+            or button_tapped(observation, "Folder", done, decisive=True)
         )
 
 
-def _new_named(situation: Situation, name: str) -> Move | None:
+def _new_named(observation: PolicyObservation, name: str) -> Move | None:
     """Opens Markor's dialog for something new and fills in its name."""
-    if situation.screen.find_field("Name") is not None:
-        return field_filled(situation, "Name", name)
-    if situation.screen.title == "Markor":
-        return icon_tapped(situation, "add", "make something new")
-    return stepped_back(situation)
+    if observation.screen.find_field("Name") is not None:
+        return field_filled(observation, "Name", name)
+    if observation.screen.title == "Markor":
+        return icon_tapped(observation, "add", "make something new")
+    return stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,20 +100,20 @@ class EditNote:
     name: str
     line: str
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Saved the note {self.name}."
-        if situation.did(done):
+        if observation.did(done):
             return None
-        return app_opened(situation, "Markor") or self._in_markor(situation, done)
+        return app_opened(observation, "Markor") or self._in_markor(observation, done)
 
-    def _in_markor(self, situation: Situation, done: str) -> Move:
-        note = situation.screen.find_field("Note")
-        if situation.screen.title == "Markor":
-            return tapped_row(situation, self.name)
-        if not titled(situation, self.name) or note is None:
-            return stepped_back(situation)
+    def _in_markor(self, observation: PolicyObservation, done: str) -> Move:
+        note = observation.screen.find_field("Note")
+        if observation.screen.title == "Markor":
+            return tapped_row(observation, self.name)
+        if not titled(observation, self.name) or note is None:
+            return stepped_back(observation)
         if ends_with_words(note.text, self.line):
-            return button_tapped(situation, "Save", done, decisive=True)
+            return button_tapped(observation, "Save", done, decisive=True)
         if not note.focused:
             return tap(note.center, "I tap the note, so that I can type at its end.", "Tapped the field Note.")
         return type_text(f"\n{self.line}", "I type the new line at the end.", "Typed into the field Note.")
@@ -129,56 +129,58 @@ class ChangeNote:
     text: str
     keep_old_text: bool
 
-    def next_move(self, situation: Situation) -> Move | None:
-        if situation.did(f"Renamed the note to {self.new_name}."):
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did(f"Renamed the note to {self.new_name}."):
             return None
-        if (opened := app_opened(situation, "Markor")) is not None:
+        if (opened := app_opened(observation, "Markor")) is not None:
             return opened
-        if situation.did(self._left):
-            return self._rename(situation)
-        return self._edit(situation)
+        if observation.did(self._left):
+            return self._rename(observation)
+        return self._edit(observation)
 
     @property
     def _left(self) -> str:
         return f"Left the note {self.name}, which saves it."
 
-    def _edit(self, situation: Situation) -> Move:
-        note = situation.screen.find_field("Note")
-        if situation.screen.title == "Markor":
-            return tapped_row(situation, self.name)
-        if not titled(situation, self.name) or note is None:
-            return stepped_back(situation)
-        old_text = situation.recalled(r'Marked the whole note, which said: "(.*)"\.$')
+    def _edit(self, observation: PolicyObservation) -> Move:
+        note = observation.screen.find_field("Note")
+        if observation.screen.title == "Markor":
+            return tapped_row(observation, self.name)
+        if not titled(observation, self.name) or note is None:
+            return stepped_back(observation)
+        old_text = observation.recalled(r'Marked the whole note, which said: "(.*)"\.$')
         if old_text is not None and same_words(note.text, self._wanted(old_text)):
-            return self._leave(situation)
+            return self._leave(observation)
         if note.selected and old_text is not None:
             thought = "The whole note is marked. What I type takes its place."
             return type_text(self._wanted(old_text), thought, "Typed the new text of the note.")
-        return self._mark(situation, lines_joined(note.lines) if old_text is None else old_text)
+        return self._mark(observation, lines_joined(note.lines) if old_text is None else old_text)
 
     def _wanted(self, old_text: str) -> str:
         return f"{self.text}\n\n{old_text}" if self.keep_old_text else self.text
 
-    def _mark(self, situation: Situation, old_text: str) -> Move:
-        icon = situation.screen.find_icon("select_all")
+    def _mark(self, observation: PolicyObservation, old_text: str) -> Move:
+        icon = observation.screen.find_icon("select_all")
         if icon is None:
-            return stepped_back(situation)
+            return stepped_back(observation)
         thought = f'The note says "{old_text}". I mark all of it with the select_all icon.'
         return tap(icon.center, thought, f'Marked the whole note, which said: "{old_text}".')
 
-    def _leave(self, situation: Situation) -> Move:
-        if situation.screen.keyboard_visible:
+    def _leave(self, observation: PolicyObservation) -> Move:
+        if observation.screen.keyboard_visible:
             return press("Back", "The note says what it should. I hide the keyboard.", "Hid the keyboard.")
         return press("Back", "The note says what it should. Leaving it saves it.", self._left)
 
-    def _rename(self, situation: Situation) -> Move:
-        title = situation.screen.title
-        if situation.screen.find_field("Name") is not None:
+    def _rename(self, observation: PolicyObservation) -> Move:
+        title = observation.screen.title
+        if observation.screen.find_field("Name") is not None:
             done = f"Renamed the note to {self.new_name}."
-            return field_filled(situation, "Name", self.new_name) or button_tapped(situation, "OK", done, decisive=True)
-        if title == "1 selected" and _picked(situation) == [self.name]:
-            return icon_tapped(situation, "rename", "rename the note")
-        return held_row(situation, self.name) if title == "Markor" else stepped_back(situation)
+            return field_filled(observation, "Name", self.new_name) or button_tapped(
+                observation, "OK", done, decisive=True
+            )
+        if title == "1 selected" and _picked(observation) == [self.name]:
+            return icon_tapped(observation, "rename", "rename the note")
+        return held_row(observation, self.name) if title == "Markor" else stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,22 +191,22 @@ class DeleteFile:
     name: str
     folder: str = ""
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Deleted {self.name}."
-        if situation.did(done):
+        if observation.did(done):
             return None
         app = "Files" if self.folder else "Markor"
-        return app_opened(situation, app) or self._in_list(situation, app, done)
+        return app_opened(observation, app) or self._in_list(observation, app, done)
 
-    def _in_list(self, situation: Situation, root: str, done: str) -> Move:
-        title = situation.screen.title
-        if situation.screen.is_dialog and situation.screen.find_button("Delete") is not None:
-            return button_tapped(situation, "Delete", done, decisive=True)
-        if title == "1 selected" and _picked(situation) == [self.name]:
-            return icon_tapped(situation, "delete", "delete it")
+    def _in_list(self, observation: PolicyObservation, root: str, done: str) -> Move:
+        title = observation.screen.title
+        if observation.screen.is_dialog and observation.screen.find_button("Delete") is not None:
+            return button_tapped(observation, "Delete", done, decisive=True)
+        if title == "1 selected" and _picked(observation) == [self.name]:
+            return icon_tapped(observation, "delete", "delete it")
         if title == (self.folder or root):
-            return held_row(situation, self.name)
-        return tapped_row(situation, self.folder) if title == root else stepped_back(situation)
+            return held_row(observation, self.name)
+        return tapped_row(observation, self.folder) if title == root else stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,12 +215,12 @@ class DeleteNewestNote:
 
     words: ClassVar[tuple[str, ...]] = ()
 
-    def next_move(self, situation: Situation) -> Move | None:
-        chosen = situation.recalled(r'Pressed long on "(.+)"\.$')
-        if chosen is None and situation.screen.title == "Markor":
-            newest = max(situation.rows, key=_changed_at, default=None)
-            return give_up("There are no notes.") if newest is None else held_row(situation, newest.text)
-        return DeleteFile(name=chosen or "").next_move(situation)
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        chosen = observation.recalled(r'Pressed long on "(.+)"\.$')
+        if chosen is None and observation.screen.title == "Markor":
+            newest = max(observation.rows, key=_changed_at, default=None)
+            return give_up("There are no notes.") if newest is None else held_row(observation, newest.text)
+        return DeleteFile(name=chosen or "").next_move(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,21 +229,21 @@ class DeleteAllNotes:
 
     words: ClassVar[tuple[str, ...]] = ()
 
-    def next_move(self, situation: Situation) -> Move | None:
-        if situation.did("Deleted all notes."):
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Deleted all notes."):
             return None
-        return app_opened(situation, "Markor") or self._in_markor(situation)
+        return app_opened(observation, "Markor") or self._in_markor(observation)
 
-    def _in_markor(self, situation: Situation) -> Move:
-        title = situation.screen.title
-        if situation.screen.is_dialog and situation.screen.find_button("Delete") is not None:
-            return button_tapped(situation, "Delete", "Deleted all notes.", decisive=True)
+    def _in_markor(self, observation: PolicyObservation) -> Move:
+        title = observation.screen.title
+        if observation.screen.is_dialog and observation.screen.find_button("Delete") is not None:
+            return button_tapped(observation, "Delete", "Deleted all notes.", decisive=True)
         if title.endswith(" selected"):
-            missing = len(_picked(situation)) < len(situation.rows)
-            return icon_tapped(situation, "select_all" if missing else "delete", "pick and delete all notes")
-        if title == "Markor" and situation.rows:
-            return held_row(situation, situation.rows[0].text)
-        return stepped_back(situation)
+            missing = len(_picked(observation)) < len(observation.rows)
+            return icon_tapped(observation, "select_all" if missing else "delete", "pick and delete all notes")
+        if title == "Markor" and observation.rows:
+            return held_row(observation, observation.rows[0].text)
+        return stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,27 +256,27 @@ class MoveFile:
     source: str
     destination: str
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Moved {self.name} to {self.destination}."
-        if situation.did(done):
+        if observation.did(done):
             return None
-        return app_opened(situation, self.app) or self._in_list(situation, done)
+        return app_opened(observation, self.app) or self._in_list(observation, done)
 
-    def _in_list(self, situation: Situation, done: str) -> Move:
-        title = situation.screen.title
+    def _in_list(self, observation: PolicyObservation, done: str) -> Move:
+        title = observation.screen.title
         if title == "Move to":
-            if situation.screen.find_text(self.destination, TextRole.SECONDARY) is not None:
-                return button_tapped(situation, "Move here", done, decisive=True)
-            return tapped_row(situation, self.destination)
-        if title == "1 selected" and _picked(situation) == [self.name]:
-            return icon_tapped(situation, "move", "move it")
+            if observation.screen.find_text(self.destination, TextRole.SECONDARY) is not None:
+                return button_tapped(observation, "Move here", done, decisive=True)
+            return tapped_row(observation, self.destination)
+        if title == "1 selected" and _picked(observation) == [self.name]:
+            return icon_tapped(observation, "move", "move it")
         if title == self.source:
-            return held_row(situation, self.name)
-        return tapped_row(situation, self.source) if title == self.app else stepped_back(situation)
+            return held_row(observation, self.name)
+        return tapped_row(observation, self.source) if title == self.app else stepped_back(observation)
 
 
-def _picked(situation: Situation) -> list[str]:
-    return [row.text for row in situation.rows if row.selected]
+def _picked(observation: PolicyObservation) -> list[str]:
+    return [row.text for row in observation.rows if row.selected]
 
 
 def _changed_at(row: Row) -> datetime:

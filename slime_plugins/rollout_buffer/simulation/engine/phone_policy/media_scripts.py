@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.simulation.engine.phone_policy.actions import 
     tapped_row,
 )
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import Move, answer, give_up
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import Row, Situation
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import PolicyObservation, Row
 from slime_plugins.rollout_buffer.simulation.phone.screen_reader import TextRole
 
 __all__ = ["AnswerAboutCalendar", "DeleteEvent", "RecordSound", "TakePhoto", "TakeVideo"]
@@ -31,15 +31,15 @@ class TakePhoto:
 
     words: ClassVar[tuple[str, ...]] = ()
 
-    def next_move(self, situation: Situation) -> Move | None:
-        if situation.did("Tapped the shutter icon."):
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Tapped the shutter icon."):
             return None
-        return app_opened(situation, "Camera") or self._in_camera(situation)
+        return app_opened(observation, "Camera") or self._in_camera(observation)
 
-    def _in_camera(self, situation: Situation) -> Move:
-        if situation.screen.find_icon("shutter") is None:
-            return button_tapped(situation, "Photo")
-        return icon_tapped(situation, "shutter", "take the photo", decisive=True)
+    def _in_camera(self, observation: PolicyObservation) -> Move:
+        if observation.screen.find_icon("shutter") is None:
+            return button_tapped(observation, "Photo")
+        return icon_tapped(observation, "shutter", "take the photo", decisive=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,17 +48,17 @@ class TakeVideo:
 
     words: ClassVar[tuple[str, ...]] = ()
 
-    def next_move(self, situation: Situation) -> Move | None:
-        if situation.did("Tapped the stop icon."):
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Tapped the stop icon."):
             return None
-        return app_opened(situation, "Camera") or self._in_camera(situation)
+        return app_opened(observation, "Camera") or self._in_camera(observation)
 
-    def _in_camera(self, situation: Situation) -> Move:
-        if situation.screen.find_icon("stop") is not None:
-            return icon_tapped(situation, "stop", "end the video", decisive=True)
-        if situation.screen.find_icon("record") is not None:
-            return icon_tapped(situation, "record", "start the video")
-        return button_tapped(situation, "Video")
+    def _in_camera(self, observation: PolicyObservation) -> Move:
+        if observation.screen.find_icon("stop") is not None:
+            return icon_tapped(observation, "stop", "end the video", decisive=True)
+        if observation.screen.find_icon("record") is not None:
+            return icon_tapped(observation, "record", "start the video")
+        return button_tapped(observation, "Video")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,18 +68,18 @@ class RecordSound:
     words: ClassVar[tuple[str, ...]] = ("name",)
     name: str = ""
 
-    def next_move(self, situation: Situation) -> Move | None:
-        if situation.did("Saved the record."):
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Saved the record."):
             return None
-        return app_opened(situation, RECORDER) or self._in_recorder(situation)
+        return app_opened(observation, RECORDER) or self._in_recorder(observation)
 
-    def _in_recorder(self, situation: Situation) -> Move:
-        if situation.screen.find_button("Save") is not None:
-            named = field_filled(situation, "Name", self.name) if self.name else None
-            return named or button_tapped(situation, "Save", "Saved the record.", decisive=True)
-        if situation.screen.find_icon("stop") is not None:
-            return icon_tapped(situation, "stop", "end the record", decisive=True)
-        return icon_tapped(situation, "record", "start the record")
+    def _in_recorder(self, observation: PolicyObservation) -> Move:
+        if observation.screen.find_button("Save") is not None:
+            named = field_filled(observation, "Name", self.name) if self.name else None
+            return named or button_tapped(observation, "Save", "Saved the record.", decisive=True)
+        if observation.screen.find_icon("stop") is not None:
+            return icon_tapped(observation, "stop", "end the record", decisive=True)
+        return icon_tapped(observation, "record", "start the record")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,38 +94,38 @@ class AnswerAboutCalendar:
     time: str = ""
     yes_or_no: bool = False
 
-    def next_move(self, situation: Situation) -> Move | None:
-        return app_opened(situation, CALENDAR) or self._in_calendar(situation)
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        return app_opened(observation, CALENDAR) or self._in_calendar(observation)
 
-    def _in_calendar(self, situation: Situation) -> Move:
-        if situation.screen.title == "Event" and self.title:
-            return self._location(situation)
-        if situation.screen.title != "Calendar":
-            return stepped_back(situation)
+    def _in_calendar(self, observation: PolicyObservation) -> Move:
+        if observation.screen.title == "Event" and self.title:
+            return self._location(observation)
+        if observation.screen.title != "Calendar":
+            return stepped_back(observation)
         if self.title:
-            return tapped_row(situation, self.title)
-        return self._from_agenda(situation)
+            return tapped_row(observation, self.title)
+        return self._from_agenda(observation)
 
-    def _location(self, situation: Situation) -> Move:
-        lines = [line.text for line in situation.screen.texts]
+    def _location(self, observation: PolicyObservation) -> Move:
+        lines = [line.text for line in observation.screen.texts]
         if "Location" not in lines[:-1]:
             return give_up("The event has no location.")
         location = lines[lines.index("Location") + 1]
         return answer(location, f"The event takes place here: {location}.")
 
-    def _from_agenda(self, situation: Situation) -> Move:
-        agenda = _agenda(situation)
+    def _from_agenda(self, observation: PolicyObservation) -> Move:
+        agenda = _agenda(observation)
         if self.yes_or_no:
-            return self._whether(situation, any(self.date in day for day, _ in agenda))
+            return self._whether(observation, any(self.date in day for day, _ in agenda))
         found = [row for day, row in agenda if self.date in day and row.detail.startswith(self.time)]
         if not found:
-            return scrolled_to(situation, self.date)
+            return scrolled_to(observation, self.date)
         return answer(found[0].text, f'The event I look for is "{found[0].text}".')
 
-    def _whether(self, situation: Situation, is_busy: bool) -> Move:
+    def _whether(self, observation: PolicyObservation, is_busy: bool) -> Move:
         if is_busy:
             return answer("yes", f"There is something on {self.date}.")
-        further = scrolled_to(situation, self.date)
+        further = scrolled_to(observation, self.date)
         if further.arguments["action"] == "swipe":
             return further
         return answer("no", f"I have seen the whole calendar, and there is nothing on {self.date}.")
@@ -138,26 +138,26 @@ class DeleteEvent:
     words: ClassVar[tuple[str, ...]] = ()
     title: str
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Deleted the event {self.title}."
-        if situation.did(done):
+        if observation.did(done):
             return None
-        return app_opened(situation, CALENDAR) or self._in_calendar(situation, done)
+        return app_opened(observation, CALENDAR) or self._in_calendar(observation, done)
 
-    def _in_calendar(self, situation: Situation, done: str) -> Move:
-        screen = situation.screen
+    def _in_calendar(self, observation: PolicyObservation, done: str) -> Move:
+        screen = observation.screen
         if screen.is_dialog and screen.find_button("Delete") is not None:
-            return button_tapped(situation, "Delete", done, decisive=True)
+            return button_tapped(observation, "Delete", done, decisive=True)
         if screen.title == "Event" and screen.find_text(self.title) is not None:
-            return icon_tapped(situation, "delete", "delete the event")
-        return tapped_row(situation, self.title) if screen.title == "Calendar" else stepped_back(situation)
+            return icon_tapped(observation, "delete", "delete the event")
+        return tapped_row(observation, self.title) if screen.title == "Calendar" else stepped_back(observation)
 
 
-def _agenda(situation: Situation) -> list[tuple[str, Row]]:
+def _agenda(observation: PolicyObservation) -> list[tuple[str, Row]]:
     """The events on the screen with the day they stand under."""
-    rows = {row.center: row for row in situation.rows}
+    rows = {row.center: row for row in observation.rows}
     day, found = "", []
-    for line in situation.screen.texts:
+    for line in observation.screen.texts:
         row = rows.get(line.center)
         if row is not None:
             found.append((day, row))

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.simulation.engine.phone_policy.actions import 
     titled,
 )
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import Move, give_up, press, tap
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import Situation
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import PolicyObservation
 
 __all__ = ["AddContact", "DraftContact", "ForwardReceived", "Reply", "SendAgain", "SendMessage"]
 
@@ -35,18 +35,18 @@ class AddContact:
     last: str
     phone: str
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Saved the contact {self.first} {self.last}."
-        if situation.did(done):
+        if observation.did(done):
             return None
-        return app_opened(situation, "Contacts") or self._in_contacts(situation, done)
+        return app_opened(observation, "Contacts") or self._in_contacts(observation, done)
 
-    def _in_contacts(self, situation: Situation, done: str) -> Move:
-        if situation.screen.title == "Create contact":
-            return _form_filled(situation, self.first, self.last, self.phone) or button_tapped(
-                situation, "Save", done, decisive=True
+    def _in_contacts(self, observation: PolicyObservation, done: str) -> Move:
+        if observation.screen.title == "Create contact":
+            return _form_filled(observation, self.first, self.last, self.phone) or button_tapped(
+                observation, "Save", done, decisive=True
             )
-        return _to_contact_form(situation)
+        return _to_contact_form(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,30 +59,30 @@ class DraftContact:
     phone: str
     label: str
 
-    def next_move(self, situation: Situation) -> Move | None:
-        return app_opened(situation, "Contacts") or self._in_contacts(situation)
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        return app_opened(observation, "Contacts") or self._in_contacts(observation)
 
-    def _in_contacts(self, situation: Situation) -> Move | None:
-        if situation.screen.title == "Phone label":
-            return tapped_row(situation, self.label, f"Chose the label {self.label}.", decisive=True)
-        if situation.screen.title != "Create contact":
-            return _to_contact_form(situation)
-        label = find_row(situation, "Phone label")
+    def _in_contacts(self, observation: PolicyObservation) -> Move | None:
+        if observation.screen.title == "Phone label":
+            return tapped_row(observation, self.label, f"Chose the label {self.label}.", decisive=True)
+        if observation.screen.title != "Create contact":
+            return _to_contact_form(observation)
+        label = find_row(observation, "Phone label")
         if label is not None and label.detail != self.label:
-            return tapped_row(situation, "Phone label")
-        return _form_filled(situation, self.first, self.last, self.phone)
+            return tapped_row(observation, "Phone label")
+        return _form_filled(observation, self.first, self.last, self.phone)
 
 
-def _form_filled(situation: Situation, first: str, last: str, phone: str) -> Move | None:
+def _form_filled(observation: PolicyObservation, first: str, last: str, phone: str) -> Move | None:
     values = {"First name": first, "Last name": last, "Phone": phone}
-    moves = (field_filled(situation, label, value) for label, value in values.items() if value)
+    moves = (field_filled(observation, label, value) for label, value in values.items() if value)
     return next((move for move in moves if move is not None), None)
 
 
-def _to_contact_form(situation: Situation) -> Move:
-    if situation.screen.title == "Contacts":
-        return icon_tapped(situation, "add", "add a contact")
-    return stepped_back(situation)
+def _to_contact_form(observation: PolicyObservation) -> Move:
+    if observation.screen.title == "Contacts":
+        return icon_tapped(observation, "add", "add a contact")
+    return stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,22 +93,22 @@ class SendMessage:
     number: str
     text: str = ""
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         done = f"Sent a message to {self.number}."
-        if situation.did(done):
+        if observation.did(done):
             return None
-        return app_opened(situation, MESSENGER) or self._in_messenger(situation, done)
+        return app_opened(observation, MESSENGER) or self._in_messenger(observation, done)
 
-    def _in_messenger(self, situation: Situation, done: str) -> Move:
-        if situation.screen.title == "Messages":
-            return icon_tapped(situation, "add", "start a conversation")
-        if situation.screen.title not in ("New conversation", "Edit text"):
-            return stepped_back(situation)
-        if situation.screen.title == "New conversation":
-            numbered = field_filled(situation, "Phone number", self.number)
+    def _in_messenger(self, observation: PolicyObservation, done: str) -> Move:
+        if observation.screen.title == "Messages":
+            return icon_tapped(observation, "add", "start a conversation")
+        if observation.screen.title not in ("New conversation", "Edit text"):
+            return stepped_back(observation)
+        if observation.screen.title == "New conversation":
+            numbered = field_filled(observation, "Phone number", self.number)
             if numbered is not None:
                 return numbered
-        return _message_entered(situation, self.text) or button_tapped(situation, "Send", done, decisive=True)
+        return _message_entered(observation, self.text) or button_tapped(observation, "Send", done, decisive=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,19 +119,19 @@ class Reply:
     name: str = ""
     text: str
 
-    def next_move(self, situation: Situation) -> Move | None:
-        if situation.did("Sent the reply."):
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        if observation.did("Sent the reply."):
             return None
-        return app_opened(situation, MESSENGER) or self._in_messenger(situation)
+        return app_opened(observation, MESSENGER) or self._in_messenger(observation)
 
-    def _in_messenger(self, situation: Situation) -> Move:
-        chosen = self.name or situation.recalled(r"Opened the conversation with (.+?)\.$")
-        if situation.screen.title == "Messages":
-            return _conversation_opened(situation, self.name)
-        if not titled(situation, chosen or "", "Edit text"):
-            return stepped_back(situation)
-        return _message_entered(situation, self.text) or button_tapped(
-            situation, "Send", "Sent the reply.", decisive=True
+    def _in_messenger(self, observation: PolicyObservation) -> Move:
+        chosen = self.name or observation.recalled(r"Opened the conversation with (.+?)\.$")
+        if observation.screen.title == "Messages":
+            return _conversation_opened(observation, self.name)
+        if not titled(observation, chosen or "", "Edit text"):
+            return stepped_back(observation)
+        return _message_entered(observation, self.text) or button_tapped(
+            observation, "Send", "Sent the reply.", decisive=True
         )
 
 
@@ -142,19 +142,19 @@ class SendAgain:
     words: ClassVar[tuple[str, ...]] = ()
     name: str
 
-    def next_move(self, situation: Situation) -> Move | None:
-        text = situation.recalled(r'Tapped the field Message, to send this again: "(.+)"\.$')
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        text = observation.recalled(r'Tapped the field Message, to send this again: "(.+)"\.$')
         if text is None:
-            return app_opened(situation, MESSENGER) or self._read(situation)
-        return Reply(name=self.name, text=text).next_move(situation)
+            return app_opened(observation, MESSENGER) or self._read(observation)
+        return Reply(name=self.name, text=text).next_move(observation)
 
-    def _read(self, situation: Situation) -> Move:
-        field = situation.screen.find_field("Message")
-        if situation.screen.title == "Messages":
-            return _conversation_opened(situation, self.name)
-        if not titled(situation, self.name) or field is None:
-            return stepped_back(situation)
-        text = last_message(situation, sent=True)
+    def _read(self, observation: PolicyObservation) -> Move:
+        field = observation.screen.find_field("Message")
+        if observation.screen.title == "Messages":
+            return _conversation_opened(observation, self.name)
+        if not titled(observation, self.name) or field is None:
+            return stepped_back(observation)
+        text = last_message(observation, sent=True)
         if not text:
             return give_up(f"I see no message of mine to {self.name}.")
         conclusion = f'Tapped the field Message, to send this again: "{text}".'
@@ -169,30 +169,30 @@ class ForwardReceived:
     from_name: str
     to_name: str
 
-    def next_move(self, situation: Situation) -> Move | None:
-        text = situation.recalled(rf'Read what {re.escape(self.from_name)} sent: "(.+)"\.$')
+    def next_move(self, observation: PolicyObservation) -> Move | None:
+        text = observation.recalled(rf'Read what {re.escape(self.from_name)} sent: "(.+)"\.$')
         if text is None:
-            return app_opened(situation, MESSENGER) or self._read(situation)
-        return Reply(name=self.to_name, text=text).next_move(situation)
+            return app_opened(observation, MESSENGER) or self._read(observation)
+        return Reply(name=self.to_name, text=text).next_move(observation)
 
-    def _read(self, situation: Situation) -> Move:
-        if situation.screen.title == "Messages":
-            return _conversation_opened(situation, self.from_name)
-        if not titled(situation, self.from_name):
-            return stepped_back(situation)
-        text = last_message(situation, sent=False)
+    def _read(self, observation: PolicyObservation) -> Move:
+        if observation.screen.title == "Messages":
+            return _conversation_opened(observation, self.from_name)
+        if not titled(observation, self.from_name):
+            return stepped_back(observation)
+        text = last_message(observation, sent=False)
         if not text:
             return give_up(f"I see no message from {self.from_name}.")
         thought = f'{self.from_name} wrote "{text}". I remember that and go back to the conversations.'
         return press("Back", thought, f'Read what {self.from_name} sent: "{text}".')
 
 
-def _conversation_opened(situation: Situation, name: str) -> Move:
-    if not name and not situation.rows:
+def _conversation_opened(observation: PolicyObservation, name: str) -> Move:
+    if not name and not observation.rows:
         return give_up("There are no conversations.")
-    chosen = name or situation.rows[0].text
-    return tapped_row(situation, chosen, f"Opened the conversation with {chosen}.")
+    chosen = name or observation.rows[0].text
+    return tapped_row(observation, chosen, f"Opened the conversation with {chosen}.")
 
 
-def _message_entered(situation: Situation, text: str) -> Move | None:
-    return field_filled(situation, "Message", text) if text else field_pasted(situation, "Message")
+def _message_entered(observation: PolicyObservation, text: str) -> Move | None:
+    return field_filled(observation, "Message", text) if text else field_pasted(observation, "Message")

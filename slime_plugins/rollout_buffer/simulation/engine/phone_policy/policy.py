@@ -9,10 +9,10 @@ from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversa
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.error_model import Mistakes, Slip, call_text
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.goals import scripts_for
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import Move, give_up, terminate
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import (
-    Situation,
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import (
+    PolicyObservation,
     read_goal,
-    read_situation,
+    read_observation,
     step_number,
 )
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.task_script import TaskScript, is_believed_done
@@ -49,17 +49,17 @@ def play_phone(conversation: Conversation, *, skill: float, rng: SessionRng) -> 
 
 def _move(conversation: Conversation, scripts: Sequence[TaskScript], step: int, mistakes: Mistakes) -> Move:
     try:
-        situation = read_situation(conversation)
+        observation = read_observation(conversation)
     except ValueError as error:
         return give_up(f"I cannot read the screenshot: {error}.")
-    return mistakes.ending(step) or _next_move(situation, scripts, mistakes, step)
+    return mistakes.ending(step) or _next_move(observation, scripts, mistakes, step)
 
 
-def _next_move(situation: Situation, scripts: Sequence[TaskScript], mistakes: Mistakes, step: int) -> Move:
+def _next_move(observation: PolicyObservation, scripts: Sequence[TaskScript], mistakes: Mistakes, step: int) -> Move:
     done = terminate("All that the user wanted is done.")
-    if mistakes.flaw is not None and is_believed_done(situation):
+    if mistakes.flaw is not None and is_believed_done(observation):
         return done
-    moves = (script.next_move(situation) for script in mistakes.misread(scripts))
+    moves = (script.next_move(observation) for script in mistakes.misread(scripts))
     move = next((move for move in moves if move is not None), done)
     return mistakes.spoiled(move, step)
 

@@ -1,6 +1,6 @@
 """What a script is: one kind of thing to do on the phone.
 
-A script looks at the situation and names the next move; None when it is finished. It keeps no state of its own: what
+A script looks at the observation and names the next move; None when it is finished. It keeps no state of its own: what
 was done shows on the screen or was concluded in an earlier turn. So it goes on sensibly from wherever a mistake has
 left it.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import BELIEF, Move
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import Situation
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import PolicyObservation
 
 __all__ = ["TaskScript", "is_believed_done"]
 
@@ -20,11 +20,11 @@ class TaskScript(Protocol):
 
     words: ClassVar[tuple[str, ...]]
 
-    def next_move(self, situation: Situation) -> Move | None:
+    def next_move(self, observation: PolicyObservation) -> Move | None:
         """The next move, None when there is nothing left to do."""
         ...
 
 
-def is_believed_done(situation: Situation) -> bool:
+def is_believed_done(observation: PolicyObservation) -> bool:
     """Whether the last turn ended in the belief that it had done it."""
-    return bool(situation.history) and situation.history[-1].endswith(BELIEF)
+    return bool(observation.history) and observation.history[-1].endswith(BELIEF)

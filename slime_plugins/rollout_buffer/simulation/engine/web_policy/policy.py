@@ -7,7 +7,7 @@ from random import Random
 from slime_plugins.rollout_buffer.simulation.engine.conversation import Conversation
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.error_model import call_text
 from slime_plugins.rollout_buffer.simulation.engine.phone_policy.moves import Move, give_up, tap
-from slime_plugins.rollout_buffer.simulation.engine.phone_policy.situation import read_goal, step_number
+from slime_plugins.rollout_buffer.simulation.engine.phone_policy.policy_observation import read_goal, step_number
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.simulation.engine.web_policy.screen import Screen, read_screen
 from slime_plugins.rollout_buffer.simulation.engine.web_policy.scripts import next_move
@@ -32,11 +32,11 @@ def play_page(conversation: Conversation, *, skill: float, rng: SessionRng) -> s
     careless = rng.about("web", goal).random() >= skill
     move = _stray_tap(screen, rng.about("web", goal, step)) if careless else next_move(goal, screen)
     randomness = rng.about("words", step)
-    told = move or give_up(f'I am a stand-in and know no way to do this: "{goal}".')
+    chosen = move or give_up(f'I am a stand-in and know no way to do this: "{goal}".')
     return (
-        f"<thinking>\n{randomness.choice(_LOOKS)} {told.thought}\n</thinking>\n"
-        f"{call_text(told, None)}"
-        f"<conclusion>\n{told.conclusion}\n</conclusion>"
+        f"<thinking>\n{randomness.choice(_LOOKS)} {chosen.thought}\n</thinking>\n"
+        f"{call_text(chosen, None)}"
+        f"<conclusion>\n{chosen.conclusion}\n</conclusion>"
     )
 
 

@@ -83,8 +83,8 @@ class Screen:
 
 def read_screen(conversation: Conversation) -> Screen | None:
     """The page that the newest user turn describes; None if it describes none."""
-    said = conversation.user_turns[-1].text if conversation.user_turns else ""
-    _, found, listed = said.rpartition(_HEADING)
+    prompt = conversation.user_turns[-1].text if conversation.user_turns else ""
+    _, found, listed = prompt.rpartition(_HEADING)
     if not found:
         return None
     lines = (_LINE.match(line) for line in listed.splitlines())

@@ -251,11 +251,11 @@ def _word(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _last_word(screen: Screen, _match: Match[str]) -> Move | None:
-    said = next((e.text for e in screen.of_kind("textarea")), "").split()
+    written = next((e.text for e in screen.of_kind("textarea")), "").split()
     field = next((e for e in screen.fields if e.kind != "textarea"), None)
-    if not said or field is None:
+    if not written or field is None:
         return None
-    return _filled(field, said[-1].strip(".,")) or _submit(screen)
+    return _filled(field, written[-1].strip(".,")) or _submit(screen)
 
 
 def _letters(screen: Screen, _match: Match[str]) -> Move | None:

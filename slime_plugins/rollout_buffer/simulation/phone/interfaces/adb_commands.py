@@ -35,8 +35,8 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language imp
     Command,
     Output,
     failed,
+    printed,
     run_script,
-    said,
 )
 
 __all__ = ["AdbShell"]
@@ -56,7 +56,7 @@ class AdbShell:
             "screencap": lambda arguments, piped: Output(text=png_of(handset)),
             "su": self._as_root,
             "sh": self._as_root,
-            "logcat": lambda arguments, piped: said(),
+            "logcat": lambda arguments, piped: printed(),
         }
         self._verbs: Mapping[str, Callable[[Sequence[str]], Output]] = {
             "shell": self._shell,
@@ -66,14 +66,14 @@ class AdbShell:
             "install": self._install,
             "uninstall": lambda words: self._shell(["pm", "uninstall", *words]),
             "emu": self._emu,
-            "logcat": lambda words: said(),
-            "root": lambda words: said("adbd is already running as root\n"),
-            "unroot": lambda words: said(),
-            "remount": lambda words: said("remount succeeded\n"),
-            "forward": lambda words: said(),
-            "reverse": lambda words: said(),
-            "wait-for-device": lambda words: said(),
-            "get-state": lambda words: said("device\n"),
+            "logcat": lambda words: printed(),
+            "root": lambda words: printed("adbd is already running as root\n"),
+            "unroot": lambda words: printed(),
+            "remount": lambda words: printed("remount succeeded\n"),
+            "forward": lambda words: printed(),
+            "reverse": lambda words: printed(),
+            "wait-for-device": lambda words: printed(),
+            "get-state": lambda words: printed("device\n"),
         }
 
     def run(self, arguments: Sequence[str]) -> Output:
@@ -108,7 +108,7 @@ class AdbShell:
                 return failed(f"adb: error: cannot stat '{source}': No such file or directory")
             into_folder = files.is_folder(target) or target.endswith("/")
             files.write(posixpath.join(target, path.name) if into_folder else target, path.read_bytes())
-        return said(f"{len(sources)} file pushed, 0 skipped.\n")
+        return printed(f"{len(sources)} file pushed, 0 skipped.\n")
 
     def _pull(self, words: Sequence[str]) -> Output:
         if len(words) < 2:
@@ -119,7 +119,7 @@ class AdbShell:
         except FileError:
             return failed(f"adb: error: failed to stat remote object '{source}': No such file or directory")
         (target / posixpath.basename(source) if target.is_dir() else target).write_bytes(data)
-        return said(f"{source}: 1 file pulled, 0 skipped.\n")
+        return printed(f"{source}: 1 file pulled, 0 skipped.\n")
 
     def _install(self, words: Sequence[str]) -> Output:
         """Notes the file's name as a package; there is nothing here that could run it."""
@@ -127,11 +127,11 @@ class AdbShell:
         if not names or not Path(names[-1]).is_file():
             return failed(f"adb: failed to stat {names[-1] if names else ''}: No such file or directory")
         self._handset.installed_later.add(Path(names[-1]).stem)
-        return said("Performing Streamed Install\nSuccess\n")
+        return printed("Performing Streamed Install\nSuccess\n")
 
     def _emu(self, words: Sequence[str]) -> Output:
         """The emulator's console: an incoming message; the rest is taken and does nothing."""
         if list(words[:2]) == ["sms", "send"] and len(words) > 2:
             insert_sms(self._handset.state, words[2], " ".join(words[3:]), sent=False)
             self._handset.state.clock.advance(1.0)  # so that the next message is a later one
-        return said("OK\n")
+        return printed("OK\n")

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language imp
     Command,
     Output,
     failed,
-    said,
+    printed,
 )
 
 __all__ = ["activity_commands"]
@@ -83,18 +83,18 @@ def _am(handset: Handset, arguments: Sequence[str]) -> Output:
         return _broadcast(handset, _intent(rest))
     if verb in ("force-stop", "kill"):
         handset.force_stop(rest[-1] if rest else "")
-        return said()
+        return printed()
     if verb == "stack":
         return _stack(handset, rest)
     if verb == "task":
-        return said()
+        return printed()
     return failed(f"Unknown command: {verb}", 255)
 
 
 def _start(handset: Handset, intent: _Intent) -> Output:
     app = _target(handset, intent)
     if app is None:
-        return said(
+        return printed(
             f"Starting: Intent {{ act={intent.action} dat={intent.data} cmp={intent.component} }}\n"
             "Error type 3\nError: Activity class does not exist.\n",
             1,
@@ -106,7 +106,7 @@ def _start(handset: Handset, intent: _Intent) -> Output:
         running.new_contact(intent.extras.get("name", ""), intent.extras.get("phone", ""))
     if intent.action == "android.intent.action.SENDTO" and isinstance(running, MessagesApp):
         running.compose(intent.data.partition(":")[2], intent.extras.get("sms_body", ""))
-    return said(
+    return printed(
         f"Starting: Intent {{ cmp={full_component(app)} }}\n"
         f"Status: ok\nLaunchState: COLD\nActivity: {full_component(app)}\nTotalTime: 1\nWaitTime: 1\nComplete\n"
     )
@@ -126,20 +126,20 @@ def _broadcast(handset: Handset, intent: _Intent) -> Output:
     begun = f"Broadcasting: Intent {{ act={intent.action} }}\n"
     if intent.action == "clipper.set":
         handset.state.clipboard = intent.extras.get("text", "")
-        return said(begun + 'Broadcast completed: result=-1, data="Text is copied into clipboard."\n')
+        return printed(begun + 'Broadcast completed: result=-1, data="Text is copied into clipboard."\n')
     if intent.action == "clipper.get":
-        return said(begun + f'Broadcast completed: result=-1, data="{handset.state.clipboard}"\n')
-    return said(begun + "Broadcast completed: result=0\n")
+        return printed(begun + f'Broadcast completed: result=-1, data="{handset.state.clipboard}"\n')
+    return printed(begun + "Broadcast completed: result=0\n")
 
 
 def _stack(handset: Handset, arguments: Sequence[str]) -> Output:
     if arguments[:1] == ["list"]:
-        return said("".join(_task_lines(handset)))
+        return printed("".join(_task_lines(handset)))
     if arguments[:1] == ["remove"]:
         task_id = arguments[1] if len(arguments) > 1 else ""
         if task_id.isdecimal():
             handset.remove_task(int(task_id))
-        return said()
+        return printed()
     return failed(f"Error: unknown command 'stack {' '.join(arguments)}'", 255)
 
 
@@ -157,20 +157,20 @@ def _pm(handset: Handset, arguments: Sequence[str]) -> Output:
     verb, rest = (arguments[0] if arguments else ""), [one for one in arguments[1:] if not one.startswith("-")]
     package = rest[0] if rest else ""
     if verb == "list":
-        return said("".join(f"package:{name}\n" for name in handset.packages()))
+        return printed("".join(f"package:{name}\n" for name in handset.packages()))
     if verb == "path" and package == "android":
-        return said("package:/system/framework/framework-res.apk\n")
+        return printed("package:/system/framework/framework-res.apk\n")
     if verb == "path":
         known = package in handset.packages()
-        return said(f"package:/data/app/{package}/base.apk\n" if known else "", 0 if known else 1)
+        return printed(f"package:/data/app/{package}/base.apk\n" if known else "", 0 if known else 1)
     if verb == "clear":
-        return said("Success\n") if handset.clear(package) else failed("Failed")
+        return printed("Success\n") if handset.clear(package) else failed("Failed")
     if verb in ("grant", "revoke", "enable", "disable"):
         known = package in handset.packages()
-        return said() if known else failed(f"java.lang.IllegalArgumentException: Unknown package: {package}", 255)
+        return printed() if known else failed(f"java.lang.IllegalArgumentException: Unknown package: {package}", 255)
     if verb == "uninstall":
         handset.installed_later.discard(package)
-        return said("Success\n")
+        return printed("Success\n")
     return failed(f"Unknown command: {verb}", 255)
 
 
@@ -180,25 +180,25 @@ def _monkey(handset: Handset, arguments: Sequence[str]) -> Output:
     if app is None:
         return failed("** No activities found to run, monkey aborted.", 252)
     handset.launch(app)
-    return said("Events injected: 1\n")
+    return printed("Events injected: 1\n")
 
 
 def _dumpsys(handset: Handset, arguments: Sequence[str]) -> Output:
     service = " ".join(arguments[:2])
     if service.startswith("input"):
-        return said(_INPUT_REPORT)
+        return printed(_INPUT_REPORT)
     if service.startswith("window"):
         focus = full_component(handset.shell.front)
-        return said(f"  mCurrentRotation=ROTATION_0\n  mCurrentFocus=Window{{1 u0 {focus}}}\n")
+        return printed(f"  mCurrentRotation=ROTATION_0\n  mCurrentFocus=Window{{1 u0 {focus}}}\n")
     if service == "activity recents":
         recents = [task for task in handset.tasks() if task[1] in handset.shell.running]
         lines = (f"  * Recent: {full_component(app)} id={task_id}\n" for task_id, app, _ in recents)
-        return said("ACTIVITY MANAGER RECENT TASKS (dumpsys activity recents)\n" + "".join(lines))
+        return printed("ACTIVITY MANAGER RECENT TASKS (dumpsys activity recents)\n" + "".join(lines))
     if service.startswith("activity"):
-        return said(f"  ResumedActivity: {full_component(handset.shell.front)}\n")
+        return printed(f"  ResumedActivity: {full_component(handset.shell.front)}\n")
     if service.startswith("telephony.registry"):
-        return said("  mCallState=0\n")
-    return said()
+        return printed("  mCallState=0\n")
+    return printed()
 
 
 _INPUT_REPORT = f"""  Viewport INTERNAL: displayId=0, uniqueId=local:0, orientation=0, \

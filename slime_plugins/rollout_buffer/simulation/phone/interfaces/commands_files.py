@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language imp
     Files,
     Output,
     failed,
-    said,
+    printed,
 )
 
 __all__ = ["file_commands", "shell_files"]
@@ -45,10 +45,10 @@ def file_commands(files: FileSystem) -> Mapping[str, Command]:
         "test": _test,
         "echo": _echo,
         "grep": _grep,
-        "true": lambda files, arguments, piped: said(),
-        "false": lambda files, arguments, piped: said("", 1),
-        "sync": lambda files, arguments, piped: said(),
-        "sleep": lambda files, arguments, piped: said(),
+        "true": lambda files, arguments, piped: printed(),
+        "false": lambda files, arguments, piped: printed("", 1),
+        "sync": lambda files, arguments, piped: printed(),
+        "sleep": lambda files, arguments, piped: printed(),
     }
     return {name: _command(files, handler) for name, handler in table.items()}
 
@@ -101,7 +101,7 @@ def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 def _echo(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     quiet = arguments[:1] == ["-n"]
-    return said(" ".join(arguments[1:] if quiet else arguments) + ("" if quiet else "\n"))
+    return printed(" ".join(arguments[1:] if quiet else arguments) + ("" if quiet else "\n"))
 
 
 def _missing(command: str, path: str) -> Output:
@@ -122,7 +122,7 @@ def _ls(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
             continue
         text += "total 0\n" if in_folder else ""
         text += "".join(_long_line(files, posixpath.join(path, name) if in_folder else path, name) for name in shown)
-    return said(text)
+    return printed(text)
 
 
 def _long_line(files: FileSystem, path: str, name: str) -> str:
@@ -143,8 +143,8 @@ def _find(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     if "-delete" in arguments:
         for path in reversed(paths):
             files.remove(path)
-        return said()
-    return said("".join(f"{path}\n" for path in paths))
+        return printed()
+    return printed("".join(f"{path}\n" for path in paths))
 
 
 def _find_values(arguments: Sequence[str]) -> dict[str, list[str]]:
@@ -204,7 +204,7 @@ def _rm(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
             return failed(f"rm: {path}: is directory")
         else:
             files.remove(path)
-    return said()
+    return printed()
 
 
 def _mkdir(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
@@ -213,13 +213,13 @@ def _mkdir(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
         if files.exists(path) and "p" not in options:
             return failed(f"mkdir: '{path}': File exists")
         files.make_folders(path)
-    return said()
+    return printed()
 
 
 def _touch(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     for path in _split(arguments)[1]:
         files.write(path, files.read(path) if files.exists(path) else b"")
-    return said()
+    return printed()
 
 
 def _cp(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
@@ -238,7 +238,7 @@ def _cp(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
             return failed(f"cp: cannot copy {path} into itself")
         into = target if whole or not files.is_folder(target) else posixpath.join(target, posixpath.basename(path))
         _copy(files, path, into, keep_time="a" in options or "p" in options)
-    return said()
+    return printed()
 
 
 def _copy(files: FileSystem, source: str, target: str, *, keep_time: bool) -> None:
@@ -260,7 +260,7 @@ def _mv(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     if files.exists(source) and files.exists(target) and not files.is_folder(target):
         files.remove(target)
     files.move(source, target)
-    return said()
+    return printed()
 
 
 def _stat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
@@ -271,14 +271,14 @@ def _stat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     kind = "directory" if files.is_folder(path) else "regular file"
     changed = datetime.fromtimestamp(files.modified_ms(path) / 1000, UTC)
     size = 4096 if files.is_folder(path) else len(files.read(path))
-    return said(f"  File: {path}\n  Size: {size}\t {kind}\nModify: {changed:%Y-%m-%d %H:%M:%S} +0000\n")
+    return printed(f"  File: {path}\n  Size: {size}\t {kind}\nModify: {changed:%Y-%m-%d %H:%M:%S} +0000\n")
 
 
 def _rights(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     """There are no rights here; the path must exist all the same."""
     paths = [one for one in arguments if one.startswith("/")]
     missing = [path for path in paths if not files.exists(path)]
-    return _missing("chmod", missing[0]) if missing else said()
+    return _missing("chmod", missing[0]) if missing else printed()
 
 
 def _test(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
@@ -293,7 +293,7 @@ def _test(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     }
     if flag not in holds:
         return failed(f"test: {flag} is not known", 2)
-    return said("", 0 if holds[flag] else 1)
+    return printed("", 0 if holds[flag] else 1)
 
 
 def _grep(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
@@ -307,4 +307,4 @@ def _grep(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
         return failed(f"grep: bad pattern {pattern}", 2)
     lines = text.decode("utf-8", "surrogateescape").splitlines()
     kept = [line for line in lines if (fits.search(line) is None) == ("v" in options)]
-    return said("".join(f"{line}\n" for line in kept), 0 if kept else 1)
+    return printed("".join(f"{line}\n" for line in kept), 0 if kept else 1)

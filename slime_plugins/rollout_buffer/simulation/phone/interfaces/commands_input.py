@@ -10,7 +10,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language imp
     Command,
     Output,
     failed,
-    said,
+    printed,
 )
 from slime_plugins.rollout_buffer.simulation.phone.shell import Shell
 
@@ -73,7 +73,7 @@ def _input(handset: Handset, arguments: Sequence[str]) -> Output:
     except (ValueError, IndexError, OverflowError):
         return failed(f"Error: Invalid arguments for command: {words[0]}", 255)
     handset.state.clock.advance(ACTION_S)
-    return said()
+    return printed()
 
 
 def _tap(shell: Shell, words: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language imp
     Command,
     Output,
     failed,
-    said,
+    printed,
 )
 
 __all__ = ["provider_commands"]
@@ -69,14 +69,14 @@ def _query(handset: Handset, address: str, projection: str) -> Output:
     if rows is None:
         return failed(f"Error while accessing provider: {address}")
     if not rows:
-        return said("No result found.\n")
+        return printed("No result found.\n")
     wanted = projection.split(":") if projection else None
     lines = []
     for number, row in enumerate(rows):
         columns = wanted or list(row)
         shown = ", ".join(f"{name}={'NULL' if row.get(name) is None else row[name]}" for name in columns)
         lines.append(f"Row: {number} {shown}\n")
-    return said("".join(lines))
+    return printed("".join(lines))
 
 
 def _rows(handset: Handset, address: str) -> Sequence[_Row] | None:
@@ -104,7 +104,7 @@ def _delete(handset: Handset, address: str) -> Output:
             state.files.remove(path)
     elif not address.startswith(("content://call_log/", "content://media/")):
         return failed(f"Error while accessing provider: {address}")
-    return said()
+    return printed()
 
 
 def _insert(handset: Handset, address: str, values: Mapping[str, str]) -> Output:
@@ -119,7 +119,7 @@ def _insert(handset: Handset, address: str, values: Mapping[str, str]) -> Output
         add_contact(state, first, last, values.get("number", ""))
     else:
         return failed(f"Error while accessing provider: {address}")
-    return said()
+    return printed()
 
 
 def _sqlite3(handset: Handset, arguments: Sequence[str], piped: bytes) -> Output:
@@ -139,4 +139,4 @@ def _sqlite3(handset: Handset, arguments: Sequence[str], piped: bytes) -> Output
         return failed(f"Error: in prepare, {error}")
     finally:
         scratch.close()
-    return said("".join("|".join("" if one is None else str(one) for one in row) + "\n" for row in rows))
+    return printed("".join("|".join("" if one is None else str(one) for one in row) + "\n" for row in rows))

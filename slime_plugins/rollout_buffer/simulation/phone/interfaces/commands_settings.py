@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language imp
     Command,
     Output,
     failed,
-    said,
+    printed,
 )
 
 __all__ = ["settings_commands"]
@@ -37,9 +37,9 @@ def settings_commands(handset: Handset) -> Mapping[str, Command]:
         "date": _date,
         "getprop": _getprop,
         "wm": _wm,
-        "whoami": lambda handset, arguments: said("root\n"),
-        "service": lambda handset, arguments: said("Result: Parcel(00000000 00000001   '........')\n"),
-        "cmd": lambda handset, arguments: said(),
+        "whoami": lambda handset, arguments: printed("root\n"),
+        "service": lambda handset, arguments: printed("Result: Parcel(00000000 00000001   '........')\n"),
+        "cmd": lambda handset, arguments: printed(),
     }
     return {name: _command(handset, handler) for name, handler in table.items()}
 
@@ -54,14 +54,14 @@ def _settings(handset: Handset, arguments: Sequence[str]) -> Output:
         return failed(f"Invalid namespace '{namespace}'", 255)
     settings = handset.state.settings
     if verb == "get":
-        return said(f"{settings.get(namespace, key) if settings.get(namespace, key) is not None else 'null'}\n")
+        return printed(f"{settings.get(namespace, key) if settings.get(namespace, key) is not None else 'null'}\n")
     if verb == "put":
         settings.put(namespace, key, value[0])
-        return said()
+        return printed()
     if verb == "delete":
-        return said(f"Deleted {int(settings.delete(namespace, key))} rows\n")
+        return printed(f"Deleted {int(settings.delete(namespace, key))} rows\n")
     if verb == "list":
-        return said("".join(f"{name}={text}\n" for name, text in sorted(settings.all(namespace).items())))
+        return printed("".join(f"{name}={text}\n" for name, text in sorted(settings.all(namespace).items())))
     return failed(f"Invalid command: {verb}", 255)
 
 
@@ -71,7 +71,7 @@ def _svc(handset: Handset, arguments: Sequence[str]) -> Output:
     if key is None or verb not in ("enable", "disable"):
         return failed(f"svc: {service} {verb} is not known", 1)
     handset.state.settings.put("global", key, "1" if verb == "enable" else "0")
-    return said("Success\n" if service == "bluetooth" else "")
+    return printed("Success\n" if service == "bluetooth" else "")
 
 
 def _date(handset: Handset, arguments: Sequence[str]) -> Output:
@@ -79,24 +79,24 @@ def _date(handset: Handset, arguments: Sequence[str]) -> Output:
     clock = handset.state.clock
     wanted = arguments[-1] if arguments else ""
     if wanted.startswith("+"):
-        return said(clock.now.strftime(wanted[1:].replace("%s", str(int(clock.now.timestamp())))) + "\n")
+        return printed(clock.now.strftime(wanted[1:].replace("%s", str(int(clock.now.timestamp())))) + "\n")
     if wanted:
         try:
             clock.now = datetime.strptime(wanted, "%m%d%H%M%y.%S").replace(tzinfo=UTC)
         except ValueError:
             return failed(f"date: bad date '{wanted}'")
-    return said(clock.now.strftime("%a %b %d %H:%M:%S UTC %Y") + "\n")
+    return printed(clock.now.strftime("%a %b %d %H:%M:%S UTC %Y") + "\n")
 
 
 def _getprop(handset: Handset, arguments: Sequence[str]) -> Output:
     if arguments:
-        return said(_PROPERTIES.get(arguments[0], "") + "\n")
-    return said("".join(f"[{name}]: [{value}]\n" for name, value in _PROPERTIES.items()))
+        return printed(_PROPERTIES.get(arguments[0], "") + "\n")
+    return printed("".join(f"[{name}]: [{value}]\n" for name, value in _PROPERTIES.items()))
 
 
 def _wm(handset: Handset, arguments: Sequence[str]) -> Output:
     if arguments[:1] == ["size"]:
-        return said(f"Physical size: {SCREEN_WIDTH}x{SCREEN_HEIGHT}\n")
+        return printed(f"Physical size: {SCREEN_WIDTH}x{SCREEN_HEIGHT}\n")
     if arguments[:1] == ["density"]:
-        return said("Physical density: 420\n")
+        return printed("Physical density: 420\n")
     return failed(f"unknown command 'wm {' '.join(arguments)}'", 255)

@@ -29,13 +29,13 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.emulator_controlle
     serve_emulator_controller,
 )
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.exchanges import ExchangeRecorder
-from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import FaultPlan, Spell
+from slime_plugins.rollout_buffer.simulation.phone.interfaces.fault_plan import FaultPlan, FaultTrigger
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.handset import Handset
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language import (
     Output,
     failed,
-    said,
+    printed,
 )
 
 __all__ = ["Emulator", "EmulatorArguments", "LateInputs", "main"]
@@ -113,18 +113,18 @@ class Emulator:
         if self._faults.offline:
             return failed("adb: device offline")
         if list(words[:2]) == ["shell", "getprop"] and not self._booted:
-            return said("\n")
+            return printed("\n")
         if list(words) == ["shell", "reboot", "-p"]:
             self._off.set()
-            return said()
+            return printed()
         is_input = list(words[:2]) == ["shell", "input"]
         if is_input:
             self._count_input()
         if spell is not None:
-            return said()
+            return printed()
         if is_input and (self._faults.slow_screen_s > 0 or self._late_inputs.pending):
             self._late_inputs.put(words, self._faults.slow_screen_s)
-            return said()
+            return printed()
         return self._run(words)
 
     def set_faults(self, faults: Faults) -> None:
@@ -140,7 +140,7 @@ class Emulator:
         self._forwarder.wake()
         return output
 
-    def _begin(self, spell: Spell) -> None:
+    def _begin(self, spell: FaultTrigger) -> None:
         self._plan.add_next_boots(spell.next_boots)
         self.set_faults(spell.faults)
         if self._spell_ends is not None:  # it was meant for the spell before
@@ -230,7 +230,7 @@ class _AdbRequest(socketserver.StreamRequestHandler):
         request: dict[str, Any] = json.loads(line)
         if "faults" in request:
             self.server.emulator.set_faults(Faults.from_json(request["faults"]))
-            self._reply(said(), stream=False)
+            self._reply(printed(), stream=False)
             return
         words = request["arguments"]
         stream = words[:1] == ["logcat"] and "-c" not in words and "-d" not in words

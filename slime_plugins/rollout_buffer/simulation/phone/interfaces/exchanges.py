@@ -16,7 +16,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language import Output
 
-__all__ = ["Call", "Exchange", "ExchangeRecorder", "Remark", "read_exchanges", "read_session"]
+__all__ = ["Call", "Exchange", "ExchangeRecorder", "Annotation", "read_exchanges", "read_session"]
 
 _PLACE_ON_HOST = "{host file}"
 
@@ -48,7 +48,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Remark:
+class Annotation:
     """A line of whoever drove the phone."""
 
     fields: Mapping[str, Any]
@@ -97,12 +97,12 @@ def read_exchanges(path: Path) -> Iterator[Exchange]:
     return (entry for entry in read_session(path) if isinstance(entry, Exchange))
 
 
-def read_session(path: Path) -> Iterator[Exchange | Call | Remark]:
+def read_session(path: Path) -> Iterator[Exchange | Call | Annotation]:
     """Yields everything that was recorded, in its order."""
     for line in path.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         if "remark" in entry:
-            yield Remark(fields=entry["remark"])
+            yield Annotation(fields=entry["remark"])
         elif "call" in entry:
             request, answer = base64.b64decode(entry["request"]), base64.b64decode(entry["answer"])
             yield Call(name=entry["call"], request=request, answer=answer)

@@ -16,11 +16,11 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
 
-__all__ = ["FaultPlan", "Spell"]
+__all__ = ["FaultPlan", "FaultTrigger"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spell:
+class FaultTrigger:
     """What a typed word brings about: faults, for how long (0: for good), and faults of the next boots anywhere."""
 
     faults: Faults
@@ -46,7 +46,7 @@ class FaultPlan:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.writelines(one.to_json() + "\n" for one in faults)
 
-    def set_spells(self, spells: Mapping[str, Spell]) -> None:
+    def set_spells(self, spells: Mapping[str, FaultTrigger]) -> None:
         """Says which words do what."""
         self._spells.write_text(
             json.dumps(
@@ -68,14 +68,14 @@ class FaultPlan:
             return Faults.from_json(line)
         return Faults.from_json(self._always.read_text()) if self._always.exists() else Faults()
 
-    def spell(self, word: str) -> Spell | None:
+    def spell(self, word: str) -> FaultTrigger | None:
         """What the word brings about; None for all other words."""
         if not self._spells.exists():
             return None
         entry: dict[str, Any] | None = json.loads(self._spells.read_text()).get(word)
         if entry is None:
             return None
-        return Spell(
+        return FaultTrigger(
             faults=Faults.from_json(entry["faults"]),
             for_s=float(entry["for_s"]),
             next_boots=tuple(map(Faults.from_json, entry["next_boots"])),

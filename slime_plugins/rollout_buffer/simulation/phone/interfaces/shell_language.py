@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["COMMAND_NOT_FOUND", "SYNTAX_ERROR", "Command", "Output", "failed", "run_script", "said"]
+__all__ = ["COMMAND_NOT_FOUND", "SYNTAX_ERROR", "Command", "Output", "failed", "printed", "run_script"]
 
 COMMAND_NOT_FOUND = 127
 SYNTAX_ERROR = 2
@@ -30,14 +30,14 @@ Command = Callable[[Sequence[str], bytes], Output]
 """Gets the arguments after the command's name, and what comes through the pipe."""
 
 
-def said(text: str = "", code: int = 0) -> Output:
+def printed(text: str = "", code: int = 0) -> Output:
     """The output of a command that wrote this text."""
     return Output(code=code, text=text.encode("utf-8", "surrogateescape"))
 
 
 def failed(text: str, code: int = 1) -> Output:
     """The output of a command that complained."""
-    return said(text + "\n", code)
+    return printed(text + "\n", code)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.simulation.phone.reading.pixels import (
     boxes,
 )
 
-__all__ = ["UNREADABLE", "Line", "Look", "line_boxes", "read_line", "sizes_on"]
+__all__ = ["UNREADABLE", "Line", "TextStyle", "line_boxes", "read_line", "sizes_on"]
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 _ROW_GAP = 5  # rows between two lines, in dots; the dot of an i is nearer
@@ -39,7 +39,7 @@ _COLUMN_GAP = 30  # columns between two texts side by side; a blank is narrower
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Look:
+class TextStyle:
     """How a line is set: its size, its colour, and the row where its cells begin."""
 
     size: TextSize
@@ -59,7 +59,7 @@ class Line:
     text: str
     box: Box
     surface: Surface
-    look: Look | None
+    look: TextStyle | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,19 +127,19 @@ def _cut_pieces(
         yield left, right, top, (right - left, bottom - top, shades[top:bottom, left:right].tobytes())
 
 
-def _common_look(pieces: Sequence[_Piece], surface: Surface) -> Look | None:
+def _common_look(pieces: Sequence[_Piece], surface: Surface) -> TextStyle | None:
     """The look that most pieces agree on; a single dot or dash alone fits several, then the smallest wins."""
     table = _letters(surface)
-    votes: Counter[Look] = Counter()
+    votes: Counter[TextStyle] = Counter()
     for piece in pieces:
-        votes.update({Look(one.size, one.color.name, piece.top - one.top) for one in table.get(piece.key, ())})
+        votes.update({TextStyle(one.size, one.color.name, piece.top - one.top) for one in table.get(piece.key, ())})
     if not votes:
         return None
     most = max(votes.values())
     return min(look for look, count in votes.items() if count == most)
 
 
-def _spell(pieces: Sequence[_Piece], surface: Surface, look: Look | None) -> str:
+def _spell(pieces: Sequence[_Piece], surface: Surface, look: TextStyle | None) -> str:
     if look is None:
         return UNREADABLE * len(pieces)
     text, cell_end, index = "", None, 0
@@ -156,7 +156,7 @@ def _spell(pieces: Sequence[_Piece], surface: Surface, look: Look | None) -> str
     return text
 
 
-def _letter_at(pieces: Sequence[_Piece], index: int, surface: Surface, look: Look) -> _Letter | None:
+def _letter_at(pieces: Sequence[_Piece], index: int, surface: Surface, look: TextStyle) -> _Letter | None:
     piece = pieces[index]
     for letter in _letters(surface).get(piece.key, ()):
         if (letter.size, letter.color, piece.top - letter.top) != (look.size, look.color, look.top):

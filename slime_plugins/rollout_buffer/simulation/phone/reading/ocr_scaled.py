@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.simulation.phone.palette import (
 from slime_plugins.rollout_buffer.simulation.phone.reading.ocr import (
     UNREADABLE,
     Line,
-    Look,
+    TextStyle,
     sizes_on,
 )
 from slime_plugins.rollout_buffer.simulation.phone.reading.pixels import (
@@ -43,7 +43,7 @@ from slime_plugins.rollout_buffer.simulation.phone.reading.pixels import (
 __all__ = ["read_faded_line"]
 
 _MARGIN = 2
-_DIRT = 2.2  # dots; the least letter, a full stop, covers more
+_NOISE_AREA = 2.2  # dots; the least letter, a full stop, covers more
 _ALPHABET = sorted(character for character in (*DRAWABLE, BOX) if character.isascii() or character == BOX)
 _COVERED = 0.3  # a dot covered less than this counts as empty
 _STRAY_COLOR = 45.0  # a dot this far from every blend of text and ground is not text (the cursor)
@@ -103,7 +103,7 @@ def read_faded_line(surfaces: SurfaceMap, box: Box) -> Line | None:
         text=text,
         box=Box(left=pieces[0].left, top=box.top, right=pieces[-1].right, bottom=box.bottom),
         surface=surface,
-        look=Look(size, _color_of(surface, size).name, top),
+        look=TextStyle(size, _color_of(surface, size).name, top),
     )
 
 
@@ -154,7 +154,7 @@ def _pieces(coverage: Coverage, box: Box) -> Iterator[_Piece]:
         rows = np.flatnonzero(coverage[:, left:right].max(axis=1) > _COVERED)
         top, bottom = int(rows[0]), int(rows[-1]) + 1
         part = coverage[top:bottom, left:right]
-        if right - left < _WIDEST and bottom - top < _TALLEST and part.sum() > _DIRT:
+        if right - left < _WIDEST and bottom - top < _TALLEST and part.sum() > _NOISE_AREA:
             yield _Piece(left=box.left + left, right=box.left + right, top=box.top + top, coverage=part)
 
 

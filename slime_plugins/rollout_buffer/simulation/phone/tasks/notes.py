@@ -45,7 +45,7 @@ def _all_exist(state: DeviceState, names: Sequence[str], folder: str = MARKOR_FO
     return all(state.files.exists(f"{folder}/{name}") for name in names)
 
 
-def _note_says(state: DeviceState, name: str, text: str) -> bool:
+def _note_contains(state: DeviceState, name: str, text: str) -> bool:
     path = f"{MARKOR_FOLDER}/{name}"
     return (
         state.files.exists(path)
@@ -67,7 +67,7 @@ def _draw_note(rng: random.Random) -> dict[str, object]:
 
 
 def _note_made(state: DeviceState, params: Params, answer: str | None) -> float:
-    return all_hold(_note_says(state, params["file_name"], params["text"]))
+    return all_hold(_note_contains(state, params["file_name"], params["text"]))
 
 
 def _draw_clipboard_note(rng: random.Random) -> Params:
@@ -176,7 +176,7 @@ def _set_up_edit(state: DeviceState, params: Params, rng: random.Random) -> None
 
 
 def _edited(state: DeviceState, params: Params, answer: str | None) -> float:
-    return all_hold(_note_says(state, params["file_name"], f"{params['original']}\n{params['footer']}"))
+    return all_hold(_note_contains(state, params["file_name"], f"{params['original']}\n{params['footer']}"))
 
 
 def _draw_change(rng: random.Random) -> Params:
@@ -199,7 +199,7 @@ def _set_up_change(state: DeviceState, params: Params, rng: random.Random) -> No
 
 def _renamed_with(state: DeviceState, params: Params, content: str) -> float:
     gone = not state.files.exists(f"{MARKOR_FOLDER}/{params['original_name']}")
-    return all_hold(gone, _note_says(state, params["new_name"], content))
+    return all_hold(gone, _note_contains(state, params["new_name"], content))
 
 
 _IN_MARKOR = "In Markor, "

@@ -19,11 +19,11 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.sglang_server.images import undecodable
 from slime_plugins.rollout_buffer.sglang_server.records import EngineBreakError
 
-__all__ = ["Eyes", "Sight", "load_eyes"]
+__all__ = ["ImagePrompt", "VisionInputs", "load_vision_inputs"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class ImagePrompt:
     """A prompt with its images. ``keys`` are its ids with each image's tokens replaced by a number of that image's own.
 
     ``spans`` are the images' places; ``positions`` those of all tokens in the model's three dimensions, and ``delta``
@@ -51,7 +51,7 @@ class Sight:
         return {name: torch.cat([tensors[at] for at in shown]) for name, tensors in names.items()}
 
 
-class Eyes:
+class VisionInputs:
     """Prepares the images of requests; safe for several threads."""
 
     def __init__(self, model: Any, image_processor: Any) -> None:
@@ -59,7 +59,7 @@ class Eyes:
         self._model = model.model
         self._processor = image_processor
 
-    def see(self, ids: Sequence[int], images: Sequence[bytes]) -> Sight | None:
+    def see(self, ids: Sequence[int], images: Sequence[bytes]) -> ImagePrompt | None:
         """The prompt ``ids`` with its images; None if it shows none. Surplus images are ignored, as in SGLang.
 
         Raises:
@@ -81,7 +81,7 @@ class Eyes:
             image_grid_thw=torch.cat(grids),
         )
         pixels = [pixel_values for pixel_values, _ in made]
-        return Sight(expanded, keys, spans, pixels, grids, positions[:, 0], int(delta[0, 0]))
+        return ImagePrompt(expanded, keys, spans, pixels, grids, positions[:, 0], int(delta[0, 0]))
 
     def _prepared(self, image: bytes) -> tuple[torch.Tensor, torch.Tensor]:
         from PIL import Image
@@ -109,7 +109,7 @@ class Eyes:
         return expanded, keys, spans
 
 
-def load_eyes(model: Any, path: Path) -> Eyes:
+def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
     """How a vision model sees, from its folder.
 
     Raises:
@@ -120,7 +120,7 @@ def load_eyes(model: Any, path: Path) -> Eyes:
     if not hasattr(model.model, "get_rope_index") or not hasattr(model.config, "image_token_id"):
         raise ConfigError(f"{path} is a {model.config.model_type}: of models that see, the Qwen-VL family is served")
     try:
-        return Eyes(model, AutoImageProcessor.from_pretrained(path, local_files_only=True))
+        return VisionInputs(model, AutoImageProcessor.from_pretrained(path, local_files_only=True))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"{path} is a vision model, but its image processor cannot be loaded: {error}") from error
 

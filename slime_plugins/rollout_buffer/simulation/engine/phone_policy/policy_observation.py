@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.simulation.phone.screen_reader import (
     read_screen,
 )
 
-__all__ = ["Row", "Situation", "read_goal", "read_history", "read_situation", "step_number"]
+__all__ = ["PolicyObservation", "Row", "read_goal", "read_history", "read_observation", "step_number"]
 
 _GOAL: Final = re.compile(
     r"The user query:\s*(.*?)\s*(?:\n\s*\n(?=First\b|Before\b|Task progress|Think\b)|\Z)", re.DOTALL
@@ -39,7 +39,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Situation:
+class PolicyObservation:
     """The present screen, and the conclusions of earlier turns, oldest first."""
 
     screen: ReadScreen
@@ -60,7 +60,7 @@ class Situation:
         return tuple(_rows(self.screen))
 
 
-def read_situation(conversation: Conversation) -> Situation:
+def read_observation(conversation: Conversation) -> PolicyObservation:
     """What the policy knows.
 
     Raises:
@@ -69,7 +69,7 @@ def read_situation(conversation: Conversation) -> Situation:
     screenshot = conversation.last_image
     if screenshot is None:
         raise ValueError("the conversation shows no screenshot")
-    return Situation(screen=_read(screenshot), history=read_history(conversation))
+    return PolicyObservation(screen=_read(screenshot), history=read_history(conversation))
 
 
 def read_goal(conversation: Conversation) -> str | None:
@@ -86,8 +86,8 @@ def read_history(conversation: Conversation) -> tuple[str, ...]:
     concluded = [_CONCLUSION.search(reply) for reply in conversation.replies]
     progress = _PROGRESS.search(conversation.user_turns[0].text) if conversation.user_turns else None
     listed = _DONE_STEP.findall(progress.group(1)) if progress else []
-    said = [match.group(1) if match else "" for match in concluded]
-    return tuple(conclusion.strip("\"' ") for conclusion in [*listed, *said])
+    conclusions = [match.group(1) if match else "" for match in concluded]
+    return tuple(conclusion.strip("\"' ") for conclusion in [*listed, *conclusions])
 
 
 def step_number(conversation: Conversation) -> int:
