@@ -127,7 +127,9 @@ class Lease:
 
     device_id = "clockwork"
 
-    def __init__(self, device: TimedFakeDevice, wait: Callable[[float], Any], give_back: Callable[[TimedFakeDevice], None]) -> None:
+    def __init__(
+        self, device: TimedFakeDevice, wait: Callable[[float], Any], give_back: Callable[[TimedFakeDevice], None]
+    ) -> None:
         self._device = device
         self._wait = wait
         self._give_back = give_back

@@ -134,7 +134,9 @@ class ManagedDevicePool:
                 states = Counter(str(device["state"]) for device in farm["devices"])
                 if farm["progress"] != seen or states["preparing"]:
                     seen, deadline = farm["progress"], now() + self._settings.boot_timeout_s
-                    logger.info("waiting for the first device: %s%s", _counted(states), _commonest_error(farm["devices"]))
+                    logger.info(
+                        "waiting for the first device: %s%s", _counted(states), _commonest_error(farm["devices"])
+                    )
                 if now() >= deadline:
                     return why_not
             except DeviceError as error:

@@ -23,7 +23,7 @@ import torch
 from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, SequenceChunk, WeightsError
 from slime_plugins.rollout_buffer.embedded_engine.prefix_cache import PrefixCache
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
-from slime_plugins.rollout_buffer.embedded_engine.token_choice import TokenChoice, choose
+from slime_plugins.rollout_buffer.embedded_engine.token_sampling import TokenChoice, choose
 from slime_plugins.rollout_buffer.embedded_engine.vision_inputs import ImagePrompt
 from slime_plugins.rollout_buffer.sglang_server.records import ABORTED, PauseMode
 from slime_plugins.rollout_buffer.sglang_server.sampling import Sampling
@@ -74,7 +74,7 @@ class Request:
         return self.image_prompt is not None and self.image_prompt.spans[-1][1] > self.filled
 
     def version_spans(self, current: str) -> list[tuple[str, int, int]]:
-        """Version, start and end of each stretch of output; one empty stretch of ``current`` if there is none."""
+        """Version, start and end of each chunk of output; one empty chunk of ``current`` if there is none."""
         starts = [*self.versions, ("", len(self.log_probs))]
         return [(version, start, end) for (version, start), (_, end) in pairwise(starts)] or [(current, 0, 0)]
 
@@ -252,10 +252,10 @@ class Decoder:
             self._take_tokens(batch, self._pass(0, batch, 1))
 
     def _pass(self, first: int, batch: Sequence[Request], most: int) -> torch.Tensor:
-        stretches = [SequenceChunk(r.ids[r.filled : r.filled + most], r.filled, r.image_prompt) for r in batch]
-        logits = self._model.logits(first, stretches)
-        for request, stretch in zip(batch, stretches, strict=True):
-            request.filled += len(stretch.ids)
+        chunks = [SequenceChunk(r.ids[r.filled : r.filled + most], r.filled, r.image_prompt) for r in batch]
+        logits = self._model.logits(first, chunks)
+        for request, chunk in zip(batch, chunks, strict=True):
+            request.filled += len(chunk.ids)
         return logits
 
     def _take_tokens(self, batch: Sequence[Request], logits: torch.Tensor) -> None:

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from slime_plugins.rollout_buffer.embedded_engine.kv_cache import SlotKvCache
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
-from slime_plugins.rollout_buffer.embedded_engine.slot_cache import SlotKvCache
 from slime_plugins.rollout_buffer.embedded_engine.vision_inputs import ImagePrompt, VisionInputs, load_vision_inputs
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -55,24 +55,22 @@ class LanguageModel:
         self.cache = SlotKvCache(config.num_hidden_layers)
         self._model = model
 
-    def logits(self, first: int, stretches: Sequence[SequenceChunk]) -> torch.Tensor:
-        """Runs the model over one stretch per slot, from slot ``first`` on; returns the logits behind each one's end.
+    def logits(self, first: int, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
+        """Runs the model over one chunk per slot, from slot ``first`` on; returns the logits behind each one's end.
 
-        Shorter stretches are filled up on the right: what that writes lies behind the slot's end, where no query of
-        its own looks before it is written over. A stretch that holds images comes alone and holds them whole.
+        Shorter chunks are filled up on the right: what that writes lies behind the slot's end, where no query of
+        its own looks before it is written over. A chunk that holds images comes alone and holds them whole.
         """
-        longest = max(len(stretch.ids) for stretch in stretches)
-        width = max(stretch.start for stretch in stretches) + longest
-        self.cache.reserve(first + len(stretches), width)
+        longest = max(len(chunk.ids) for chunk in chunks)
+        width = max(chunk.start for chunk in chunks) + longest
+        self.cache.reserve(first + len(chunks), width)
         device = self._model.device
-        ids = torch.tensor([[*s.ids, *[s.ids[-1]] * (longest - len(s.ids))] for s in stretches], device=device)
-        places = torch.tensor([s.start for s in stretches], device=device)[:, None] + torch.arange(
-            longest, device=device
-        )
+        ids = torch.tensor([[*s.ids, *[s.ids[-1]] * (longest - len(s.ids))] for s in chunks], device=device)
+        places = torch.tensor([s.start for s in chunks], device=device)[:, None] + torch.arange(longest, device=device)
         self.cache.look_at(first, places, width)
-        ends = [len(stretch.ids) - 1 for stretch in stretches]
+        ends = [len(chunk.ids) - 1 for chunk in chunks]
         kept = sorted(set(ends))
-        positions, images = _positions(stretches, places)
+        positions, images = _positions(chunks, places)
         with torch.no_grad():
             output = self._model(
                 input_ids=ids,
@@ -137,14 +135,16 @@ def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
     return LanguageModel(model, tokenizer, vision=vision, context_length=settings.context_length)
 
 
-def _positions(stretches: Sequence[SequenceChunk], places: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-    """The tokens' positions, and the images that a stretch shows."""
-    start, image_prompt = stretches[0].start, stretches[0].image_prompt
-    if len(stretches) == 1 and image_prompt is not None and start < len(image_prompt.ids):
+def _positions(
+    chunks: Sequence[SequenceChunk], places: torch.Tensor
+) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """The tokens' positions, and the images that a chunk shows."""
+    start, image_prompt = chunks[0].start, chunks[0].image_prompt
+    if len(chunks) == 1 and image_prompt is not None and start < len(image_prompt.ids):
         later = torch.arange(len(image_prompt.ids), start + places.shape[1]) + image_prompt.delta
         positions = torch.cat([image_prompt.positions[:, start:], later.expand(3, -1)], dim=1)[:, : places.shape[1]]
         return positions[:, None].to(places.device), image_prompt.inputs_from(start)
-    deltas = [0 if stretch.image_prompt is None else stretch.image_prompt.delta for stretch in stretches]
+    deltas = [0 if chunk.image_prompt is None else chunk.image_prompt.delta for chunk in chunks]
     return places + torch.tensor(deltas, device=places.device)[:, None], {}
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from slime_plugins.rollout_buffer.embedded_engine.slot_cache import StoredKeys
+from slime_plugins.rollout_buffer.embedded_engine.kv_cache import StoredKeys
 
 __all__ = ["PrefixCache"]
 

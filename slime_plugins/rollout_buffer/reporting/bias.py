@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.rules.bias import GroupOutcome, FinishedGroup
+from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, GroupOutcome
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import GroupState

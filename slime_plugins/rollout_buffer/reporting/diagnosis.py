@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
-from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights, StuckParty
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
 __all__ = ["Explanation", "Severity", "explain_group", "explain_job", "explain_service"]

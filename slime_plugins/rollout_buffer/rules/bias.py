@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["BiasRow", "GroupOutcome", "FinishedGroup", "SlowLoss", "bias_measures", "bias_table", "slow_loss"]
+__all__ = ["BiasRow", "FinishedGroup", "GroupOutcome", "SlowLoss", "bias_measures", "bias_table", "slow_loss"]
 
 FEWEST_GROUPS = 16
 """Of fewer groups nothing is said."""
@@ -148,7 +148,9 @@ def _kinds(groups: Sequence[FinishedGroup]) -> dict[str, NameOf]:
     }
 
 
-def _quarter(values: Sequence[float], names: Sequence[str], value_of: Callable[[FinishedGroup], float | None]) -> NameOf:
+def _quarter(
+    values: Sequence[float], names: Sequence[str], value_of: Callable[[FinishedGroup], float | None]
+) -> NameOf:
     """Returns what names the quarter of a group; equal values share one."""
     edges = [sorted(values)[len(values) * quarter // 4] for quarter in (1, 2, 3)] if values else []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.rules import jobs as job_rules
 from slime_plugins.rollout_buffer.rules.groups import summarize_rewards
-from slime_plugins.rollout_buffer.storage.tables import delivery_rows, portion_rows
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, reward_sum_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -26,8 +26,8 @@ def meta_info_of(
 
     Its statistics are of everything that was played since the last delivery, filtered groups too.
     """
-    ended = portion_rows.report_in(connection, job.key, key)
-    sums, outcomes = portion_rows.sum_unreported(connection, job.key, key)
+    ended = reward_sum_rows.report_in(connection, job.key, key)
+    sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
     statistics = summarize_rewards(
         samples=sums.samples,
         groups=sums.groups,

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
     delivery_rows,
     group_rows,
     job_rows,
-    portion_rows,
+    reward_sum_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -170,7 +170,7 @@ def _open_failed_groups(connection: Connection, now: float, job: JobRecord, sett
     """Begins anew with what failed; what the skip list names of it is skipped afterwards."""
     failed = group_rows.failed_groups(connection, job.key)
     group_rows.open_again(connection, failed, now)
-    portion_rows.report_again(connection, failed)
+    reward_sum_rows.report_again(connection, failed)
     _allow_more_attempts(connection, job.key, settings)
 
 
@@ -181,7 +181,7 @@ def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings
         if delivery is not None:
             delivery_rows.dissolve_delivery(connection, delivery)
     group_rows.open_again(connection, [group.key for group in short], now)
-    portion_rows.report_again(connection, [group.key for group in short])
+    reward_sum_rows.report_again(connection, [group.key for group in short])
     _allow_more_attempts(connection, job.key, settings)
     reopen_finished_job(connection, job.key)
 

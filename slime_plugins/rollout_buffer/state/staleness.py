@@ -22,10 +22,10 @@ from slime_plugins.rollout_buffer.rules.admission import (
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.stuck_weights import EPISODES_LOOKED_AT, StuckWeights, stuck_weights
 from slime_plugins.rollout_buffer.rules.weight_versions import Standing, standing_of, versions_of
-from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, pace_rows
+from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows, trainer_pace_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.storage.tables.pace_rows import TakenGroups
+from slime_plugins.rollout_buffer.storage.tables.trainer_pace_rows import TakenGroups
 from slime_plugins.rollout_buffer.types import Generation, GroupState, JobState
 
 __all__ = [
@@ -144,7 +144,7 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
         return False
-    began = pace_rows.oldest_being_played(connection, job.key)
+    began = trainer_pace_rows.oldest_being_played(connection, job.key)
     if began is None:
         return False
     seen = _versions_seen(connection, now, job)
@@ -176,8 +176,8 @@ def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> Stuc
     """Returns whose weight version stands still while the job is trained; None when nobody's does."""
     if job.settings.evaluation:
         return None
-    deliveries = pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
-    newest = pace_rows.newest_episodes(connection, job.key, job.trainer_run, EPISODES_LOOKED_AT)
+    deliveries = trainer_pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
+    newest = trainer_pace_rows.newest_episodes(connection, job.key, job.trainer_run, EPISODES_LOOKED_AT)
     steps = sum(after.at - after.waited_s - one.at >= STEP_S for one, after in pairwise(deliveries))
     return stuck_weights(job.settings.max_weight_version_lag, _versions_seen(connection, now, job), newest, steps=steps)
 
@@ -185,7 +185,7 @@ def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> Stuc
 def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[VersionSeen]:
     """The weight versions of the trainer's present run, oldest first, as far as deliveries tell of them."""
     seen: list[VersionSeen] = []
-    for taken in pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
+    for taken in trainer_pace_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
         if seen and taken.version <= seen[-1].version:
             seen[-1] = _with(seen[-1], taken)
         else:

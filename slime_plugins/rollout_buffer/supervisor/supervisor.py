@@ -33,8 +33,8 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.supervisor import child_commands
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessMark
-from slime_plugins.rollout_buffer.supervisor.duties import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
+from slime_plugins.rollout_buffer.supervisor.periodic_tasks import POSTPONED, PeriodicTasks, PeriodicThread
 from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     gateway_policy,
     ray_policy,
@@ -42,7 +42,7 @@ from slime_plugins.rollout_buffer.supervisor.restart_policies import (
     server_policy,
 )
 from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
-from slime_plugins.rollout_buffer.supervisor.turn_watch import WriteLockWatch
+from slime_plugins.rollout_buffer.supervisor.write_lock_watch import WriteLockWatch
 
 __all__ = ["Supervisor"]
 
@@ -96,7 +96,7 @@ class Supervisor:
     _runners: dict[int, _Runner] = field(init=False, default_factory=dict)
     _to_fail: dict[int, str] = field(init=False, default_factory=dict)
     """Jobs that are to fail, and why: the thread that writes sees to it."""
-    _duties: PeriodicTasks = field(init=False)
+    _tasks: PeriodicTasks = field(init=False)
     _writing: PeriodicThread = field(init=False)
     _turn_watch: WriteLockWatch = field(init=False)
     _records: ChildRecords = field(init=False)
@@ -116,7 +116,7 @@ class Supervisor:
             policy = gateway_policy(self.settings)
             spec = ChildSpec(name=GATEWAY_NAME, start=self._start_gateway, policy=policy, heartbeats=True)
             self._gateway = SupervisedChild(spec)
-        self._duties = PeriodicTasks(
+        self._tasks = PeriodicTasks(
             {
                 self._beat: SUPERVISOR.beats_every_s / 2,
                 self._tend_services: 0.0,
@@ -138,7 +138,7 @@ class Supervisor:
                 self._purge: RETENTION_INTERVAL_S,
             }
         )
-        self._writing = PeriodicThread("store duties", writing, tick_s=TICK_S)
+        self._writing = PeriodicThread("store tasks", writing, tick_s=TICK_S)
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT, then ends every process it started.
@@ -156,7 +156,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         try:
-            self._duties.run(self._buffer.restart_group_clocks)
+            self._tasks.run(self._buffer.restart_group_clocks)
             self._writing.start()
             self._loop()
         finally:
@@ -168,8 +168,8 @@ class Supervisor:
         self._records = ChildRecords(self.settings.data_dir / "children.json")
         self._take_over()
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
-        self._duties.run(self._keep_reserve)
-        self._duties.run(self._recover_store)
+        self._tasks.run(self._keep_reserve)
+        self._tasks.run(self._recover_store)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
@@ -199,15 +199,15 @@ class Supervisor:
 
     def _loop(self) -> None:
         while not self._stopping:
-            self._duties.run_due()
+            self._tasks.run_due()
             self._writing.check()
             time.sleep(TICK_S)
 
-    # --- duties of the main thread: none of them waits ---------------------------------------------------------------
+    # --- tasks of the main thread: none of them waits ---------------------------------------------------------------
 
     def _beat(self) -> None:
         """Tells the servers that this process lives, and what keeps it from its work."""
-        reason = self._writing.duties.problem() or self._duties.problem()
+        reason = self._writing.tasks.problem() or self._tasks.problem()
         self._heartbeat.beat(starting=self._discovery.activity(), reason=reason)
 
     def _tend_services(self) -> None:
@@ -283,13 +283,13 @@ class Supervisor:
         """Says once that requests are answered and jobs accepted; on a full disk, that requests are."""
         if self._announced or self.on_ready is None or self._discovery.catalog is None:
             return
-        accepts = self._catalog_is_stored or self._writing.duties.problem() is not None
+        accepts = self._catalog_is_stored or self._writing.tasks.problem() is not None
         if not accepts or not _answers(self.settings):
             return
         self._announced = True
         self.on_ready(self.settings.base_url)
 
-    # --- duties of the thread that writes ----------------------------------------------------------------------------
+    # --- tasks of the thread that writes ----------------------------------------------------------------------------
 
     def _store_heartbeat(self) -> None:
         catalog = self._discovery.catalog
@@ -421,7 +421,7 @@ class Supervisor:
 
     def _has_progressed(self, job_key: int) -> bool:
         """Whether a crash of a runner is not the job's: it brought a trajectory, or the disk lets nobody write."""
-        if self._writing.duties.problem() is not None:
+        if self._writing.tasks.problem() is not None:
             return True
         now, before = self._count_trajectories(job_key), self._runners[job_key].trajectories
         return now is None or before is None or now > before
@@ -461,7 +461,7 @@ class Supervisor:
         self._discovery.stop()
         idle = self._writing.stop(WRITE_TIMEOUT_S)
         if idle:
-            self._duties.run(self._remove_heartbeat)
+            self._tasks.run(self._remove_heartbeat)
         processes = [child.process for child in self._children() if child.process is not None]
         for process in processes:
             if self._ray is None or process is not self._ray.process:

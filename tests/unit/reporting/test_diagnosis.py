@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
-from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights, StuckParty
+from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
 AT_WORK = JobSnapshot(

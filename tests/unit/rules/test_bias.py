@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.rules.bias import (
-    GroupOutcome,
     FinishedGroup,
+    GroupOutcome,
     bias_measures,
     bias_table,
     larger_p_value,
@@ -78,7 +78,10 @@ def test_losing_groups_of_any_length_is_no_bias_against_slow_ones() -> None:
     for seed in range(200):
         rng = random.Random(seed)
         times = [rng.paretovariate(1.2) for _ in range(100)]
-        said += slow_loss([group(s, GroupOutcome.LOST if rng.random() < 0.2 else GroupOutcome.TRAINED) for s in times]) is not None
+        said += (
+            slow_loss([group(s, GroupOutcome.LOST if rng.random() < 0.2 else GroupOutcome.TRAINED) for s in times])
+            is not None
+        )
     assert said <= 8, "at the level of 1 % about two of 200"
 
 

@@ -108,7 +108,7 @@ def test_runners_that_cannot_write_on_a_full_disk_never_fail_their_job(
     def write_rows() -> None:
         raise StorageFullError("the disk is full")
 
-    supervisor._writing.duties.run(write_rows)
+    supervisor._writing.tasks.run(write_rows)
     job = start_played(buffer, task_type="math")
     for _ in range(3 * MAX_CRASHES):
         reconcile(supervisor)
@@ -212,7 +212,7 @@ def test_a_store_that_hangs_holds_up_no_child(
     supervisor._writing.start()
     assert hanging.wait(60)
     for _ in range(3):
-        supervisor._duties.run(supervisor._tend_services)
+        supervisor._tasks.run(supervisor._tend_services)
         for process in started.processes:
             process.code = -9
         supervisor._server._not_before = 0.0

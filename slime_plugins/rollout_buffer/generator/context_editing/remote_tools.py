@@ -15,7 +15,11 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.generator.context_editing.document import Document, DocumentCache, require_search_library
+from slime_plugins.rollout_buffer.generator.context_editing.document import (
+    Document,
+    DocumentCache,
+    require_search_library,
+)
 from slime_plugins.rollout_buffer.generator.context_editing.history import ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import TOOLS, ToolName, schemas

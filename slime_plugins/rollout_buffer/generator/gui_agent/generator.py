@@ -74,7 +74,9 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         view = self.view_of(settings)
         chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
         sample = (
-            PromptObservation(elements="a line") if view.observation_mode is ObservationMode.ELEMENTS else PromptObservation(screenshot="0" * 64)
+            PromptObservation(elements="a line")
+            if view.observation_mode is ObservationMode.ELEMENTS
+            else PromptObservation(screenshot="0" * 64)
         )
         chat.prompt([view.system(), first_turn_message("try the template", sample)])
         if self._pool is None:

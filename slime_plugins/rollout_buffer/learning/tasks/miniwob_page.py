@@ -18,8 +18,12 @@ from typing import Any
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
-from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import Look, first_turn_message, system_prompt
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import Sight
+from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
+    PromptObservation,
+    first_turn_message,
+    system_prompt,
+)
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import ObservationMode
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
@@ -44,7 +48,7 @@ RIGHT_AT_FIRST = 0.6
 """How often the scripted player taps the field that was asked for."""
 WARM_UP_EPISODES = 2000
 WARM_UP = {"updates": 400, "batch": 32, "learning_rate": 2e-3}
-MODES = {"elements": {"miniwob": {"observation": Sight.ELEMENTS.value, "max_turns": 1}}}
+MODES = {"elements": {"miniwob": {"observation": ObservationMode.ELEMENTS.value, "max_turns": 1}}}
 
 _CLICK = '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": ['
 _CLICK_END = "]}}\n</tool_call>"
@@ -53,7 +57,7 @@ _BOX = re.compile(r"\[(\d+), (\d+), (\d+), (\d+)\]")
 
 def _fixed_parts() -> list[str]:
     """What is the same in every first prompt, around the goal and the elements."""
-    (part,) = first_turn_message("@", Look(elements="@"))["content"]
+    (part,) = first_turn_message("@", PromptObservation(elements="@"))["content"]
     return [text for text in part["text"].split("@") if len(text) > 1]
 
 
@@ -109,6 +113,6 @@ def _trace(rng: random.Random) -> list[Message]:
     left, top, right, bottom = map(int, _BOX.findall(elements)[tapped])
     return [
         View(tool=WEB_PAGE_TOOL).system(),
-        first_turn_message(f"Focus into the {FIELDS[asked]} input textbox.", Look(elements=elements)),
+        first_turn_message(f"Focus into the {FIELDS[asked]} input textbox.", PromptObservation(elements=elements)),
         {"role": "assistant", "content": f"{_CLICK}{(left + right) // 2}, {(top + bottom) // 2}{_CLICK_END}"},
     ]

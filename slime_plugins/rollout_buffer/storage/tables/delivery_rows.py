@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.causes import Cause
-from slime_plugins.rollout_buffer.storage.tables import group_rows, portion_rows
+from slime_plugins.rollout_buffer.storage.tables import group_rows, reward_sum_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
@@ -183,7 +183,7 @@ def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
     """Takes groups back out of the deliveries they went out in, and their trajectories out of the reports."""
     rows = [(key,) for key in group_keys]
     connection.executemany("UPDATE groups SET state = 'ready', delivery_key = NULL WHERE key = ?", rows)
-    portion_rows.report_again(connection, group_keys)
+    reward_sum_rows.report_again(connection, group_keys)
 
 
 def make_unreported(connection: Connection, group_keys: Sequence[int]) -> None:
@@ -200,7 +200,7 @@ def unskip_groups(connection: Connection, group_keys: Sequence[int]) -> None:
         "WHERE key = ? AND state = 'skipped'",
         rows,
     )
-    portion_rows.report_again(connection, group_keys)
+    reward_sum_rows.report_again(connection, group_keys)
 
 
 def skip_groups(connection: Connection, group_keys: Sequence[int], cause: Cause) -> None:

@@ -18,9 +18,9 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures impo
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.adb_commands import AdbShell
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.exchanges import (
+    Annotation,
     Call,
     Exchange,
-    Annotation,
     read_session,
 )
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults

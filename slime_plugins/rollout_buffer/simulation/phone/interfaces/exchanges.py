@@ -16,7 +16,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.shell_language import Output
 
-__all__ = ["Call", "Exchange", "ExchangeRecorder", "Annotation", "read_exchanges", "read_session"]
+__all__ = ["Annotation", "Call", "Exchange", "ExchangeRecorder", "read_exchanges", "read_session"]
 
 _PLACE_ON_HOST = "{host file}"
 

@@ -1,4 +1,4 @@
-"""Duties that are done again and again; one that the store or the disk does not allow is put off, and said once."""
+"""Tasks that are done again and again; one that the store or the disk does not allow is put off, and said once."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ POSTPONED = (StorageFullError, UnavailableError, DamagedError, sqlite3.Operation
 """What a full, busy, read-only or broken disk does. Anything else is a defect, and is not hidden."""
 STUCK_AFTER_S = 15.0
 
-Duty = Callable[[], None]
+Task = Callable[[], None]
 
 logger = logging.getLogger(__name__)
 
 
 class PeriodicTasks:
-    """Calls each duty once its interval is over, one after the other."""
+    """Calls each task once its interval is over, one after the other."""
 
-    def __init__(self, intervals: Mapping[Duty, float], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """``intervals`` names the seconds between two calls of each duty, in the order in which they are called."""
+    def __init__(self, intervals: Mapping[Task, float], *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``intervals`` names the seconds between two calls of each task, in the order in which they are called."""
         self._intervals = dict(intervals)
         self._due = dict.fromkeys(intervals, 0.0)
         self._clock = clock
-        self._put_off: dict[Duty, str] = {}
-        self._current: tuple[Duty, float] | None = None
+        self._put_off: dict[Task, str] = {}
+        self._current: tuple[Task, float] | None = None
 
     def run_due(self) -> None:
         """Calls what is due.
 
         Raises:
-            Exception: a defect of a duty. What a disk or a busy store does to one puts it off.
+            Exception: a defect of a task. What a disk or a busy store does to one puts it off.
         """
-        for duty, interval_s in self._intervals.items():
-            if self._clock() >= self._due[duty]:
-                self._due[duty] = self._clock() + interval_s
-                self.run(duty)
+        for task, interval_s in self._intervals.items():
+            if self._clock() >= self._due[task]:
+                self._due[task] = self._clock() + interval_s
+                self.run(task)
 
-    def run(self, duty: Duty) -> None:
-        """Calls one duty, as ``run_due``."""
-        self._current = (duty, self._clock())
+    def run(self, task: Task) -> None:
+        """Calls one task, as ``run_due``."""
+        self._current = (task, self._clock())
         try:
-            duty()
+            task()
         except POSTPONED as error:
-            self._note(duty, error.message if isinstance(error, RolloutBufferError) else str(error))
+            self._note(task, error.message if isinstance(error, RolloutBufferError) else str(error))
         else:
-            if self._put_off.pop(duty, None) is not None:
-                logger.info("%s: done again", _name(duty))
+            if self._put_off.pop(task, None) is not None:
+                logger.info("%s: done again", _name(task))
         finally:
             self._current = None
 
@@ -61,25 +61,25 @@ class PeriodicTasks:
         current = self._current
         if current is not None and (stuck_s := self._clock() - current[1]) > STUCK_AFTER_S:
             return f"{_name(current[0])} has not come to its end for {stuck_s:.0f} s"
-        for duty, reason in list(self._put_off.items()):
-            return f"{_name(duty)} is put off: {reason}"
+        for task, reason in list(self._put_off.items()):
+            return f"{_name(task)} is put off: {reason}"
         return None
 
-    def _note(self, duty: Duty, reason: str) -> None:
-        if self._put_off.get(duty) != reason:
-            logger.error("%s is put off: %s", _name(duty), reason)
-        self._put_off[duty] = reason
+    def _note(self, task: Task, reason: str) -> None:
+        if self._put_off.get(task) != reason:
+            logger.error("%s is put off: %s", _name(task), reason)
+        self._put_off[task] = reason
 
 
-def _name(duty: Duty) -> str:
-    return duty.__name__.strip("_").replace("_", " ")
+def _name(task: Task) -> str:
+    return task.__name__.strip("_").replace("_", " ")
 
 
 class PeriodicThread:
-    """Does duties in a thread of its own: those that may have to wait, for the store or the disk."""
+    """Does tasks in a thread of its own: those that may have to wait, for the store or the disk."""
 
-    def __init__(self, name: str, duties: PeriodicTasks, *, tick_s: float) -> None:
-        self.duties = duties
+    def __init__(self, name: str, tasks: PeriodicTasks, *, tick_s: float) -> None:
+        self.tasks = tasks
         self._tick_s = tick_s
         self._stopping = threading.Event()
         self._defect: Exception | None = None
@@ -104,7 +104,7 @@ class PeriodicThread:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self.duties.run_due()
+                self.tasks.run_due()
                 self._stopping.wait(self._tick_s)
         except Exception as error:  # noqa: BLE001 - raised by check(), in the thread that can end the process
             self._defect = error

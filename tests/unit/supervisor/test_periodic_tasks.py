@@ -1,4 +1,4 @@
-"""Duties are done when they are due; a full, busy or broken disk puts one off and takes nothing down."""
+"""Tasks are done when they are due; a full, busy or broken disk puts one off and takes nothing down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.supervisor.duties import STUCK_AFTER_S, PeriodicTasks, PeriodicThread
+from slime_plugins.rollout_buffer.supervisor.periodic_tasks import STUCK_AFTER_S, PeriodicTasks, PeriodicThread
 
 
 class Clock:
@@ -44,10 +44,10 @@ ERRORS = [
 
 def test_each_duty_is_done_at_its_own_interval() -> None:
     often, seldom, clock = Disk(), Disk(), Clock()
-    duties = PeriodicTasks({often.write_rows: 1.0, seldom.write_rows: 3.0}, clock=clock)
+    tasks = PeriodicTasks({often.write_rows: 1.0, seldom.write_rows: 3.0}, clock=clock)
     for _ in range(6):
-        duties.run_due()
-        duties.run_due()
+        tasks.run_due()
+        tasks.run_due()
         clock.now += 1
     assert (often.writes, seldom.writes) == (6, 2)
 
@@ -58,18 +58,18 @@ def test_what_the_disk_does_puts_a_duty_off_is_said_once_and_is_well_again_after
 ) -> None:
     caplog.set_level(logging.INFO)
     disk, other = Disk(), Disk()
-    duties = PeriodicTasks({disk.write_rows: 0.0, other.write_rows: 0.0})
+    tasks = PeriodicTasks({disk.write_rows: 0.0, other.write_rows: 0.0})
     disk.error = error
     for _ in range(100):
-        duties.run_due()
+        tasks.run_due()
     assert other.writes == 100
-    problem = duties.problem()
+    problem = tasks.problem()
     assert problem is not None
     assert problem.startswith("write rows is put off: ")
     assert len(caplog.records) == 1
     disk.error = None
-    duties.run_due()
-    assert duties.problem() is None
+    tasks.run_due()
+    assert tasks.problem() is None
     assert caplog.messages[1:] == ["write rows: done again"]
 
 
@@ -101,9 +101,9 @@ def test_a_duty_that_hangs_is_named_and_holds_up_only_its_thread() -> None:
     thread = PeriodicThread("writes", PeriodicTasks({write_rows: 0.0}, clock=clock), tick_s=0.01)
     thread.start()
     assert hanging.wait(60)
-    assert thread.duties.problem() is None
+    assert thread.tasks.problem() is None
     clock.now += STUCK_AFTER_S + 1
-    assert thread.duties.problem() == "write rows has not come to its end for 16 s"
+    assert thread.tasks.problem() == "write rows has not come to its end for 16 s"
     assert not thread.stop(0.01)
     released.set()
     assert thread.stop(60)

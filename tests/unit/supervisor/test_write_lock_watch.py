@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner
 from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from slime_plugins.rollout_buffer.supervisor.turn_watch import WriteLockWatch
+from slime_plugins.rollout_buffer.supervisor.write_lock_watch import WriteLockWatch
 
 
 class Clock:
@@ -40,7 +40,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, owners: Sequence[tuple[WriteLockOwner
     said = []
     for owner, ticks in owners:
         monkeypatch.setattr(
-            "slime_plugins.rollout_buffer.supervisor.turn_watch.cpu_ticks", lambda pid, ticks=ticks: ticks
+            "slime_plugins.rollout_buffer.supervisor.write_lock_watch.cpu_ticks", lambda pid, ticks=ticks: ticks
         )
         said.append(found.is_stuck(owner))
         clock.now += 6
