@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +20,24 @@ from slime_plugins.rollout_buffer.cli.common import (
     errors,
     report_errors,
 )
-from slime_plugins.rollout_buffer.config import DEFAULT_HOST, DEFAULT_PORT, build_serve_settings, token_from_environment
+from slime_plugins.rollout_buffer.config import (
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    ServeSettings,
+    build_serve_settings,
+    token_from_environment,
+)
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT
+from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT, GatewaySettings
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
 __all__ = ["register", "set_android_settings"]
 
 logger = logging.getLogger(__name__)
+
+_SERVE: Mapping[str, Any] = {name: field.default for name, field in ServeSettings.model_fields.items()}
+_GATEWAY: Mapping[str, Any] = {name: field.default for name, field in GatewaySettings.model_fields.items()}
 
 # --- options ---------------------------------------------------------------------------------------------------------
 
@@ -217,17 +227,17 @@ def serve(
     allowed_tokenizers: AllowedTokenizers = None,
     host: Host = DEFAULT_HOST,
     port: Port = DEFAULT_PORT,
-    workers: Workers = 2,
-    threads: Threads = 16,
-    max_connections: MaxConnections = 2048,
+    workers: Workers = _SERVE["workers"],
+    threads: Threads = _SERVE["threads"],
+    max_connections: MaxConnections = _SERVE["max_connections"],
     allowed_hosts: AllowedHosts = None,
     token_file: ServeToken = None,
-    max_body_bytes: MaxBody = 256 * 1024 * 1024,
+    max_body_bytes: MaxBody = _SERVE["max_body_bytes"],
     retain_delivered_s: Retain = None,
     max_data_bytes: MaxData = None,
-    runner_heartbeat_timeout_s: RunnerHeartbeatTimeout = 120.0,
-    service_heartbeat_timeout_s: ServiceHeartbeatTimeout = 60.0,
-    writer_turn_limit_s: WriterTurnLimit = 10.0,
+    runner_heartbeat_timeout_s: RunnerHeartbeatTimeout = _SERVE["runner_heartbeat_timeout_s"],
+    service_heartbeat_timeout_s: ServiceHeartbeatTimeout = _SERVE["service_heartbeat_timeout_s"],
+    writer_turn_limit_s: WriterTurnLimit = _SERVE["writer_turn_limit_s"],
     generator_dirs: GeneratorDirs = None,
     ray_address: RayAddress = None,
     ray_num_cpus: RayCpus = None,
@@ -278,10 +288,10 @@ def gateway(
     token_file: GatewayToken = None,
     allowed_hosts: AllowedHosts = None,
     scoring_hosts: ScoringHosts = None,
-    max_sessions: MaxSessions = 4096,
-    idle_timeout_s: IdleTimeout = 900.0,
-    session_timeout_s: SessionTimeout = 14400.0,
-    max_body_bytes: MaxBody = 64 * 1024 * 1024,
+    max_sessions: MaxSessions = _GATEWAY["max_sessions"],
+    idle_timeout_s: IdleTimeout = _GATEWAY["idle_timeout_s"],
+    session_timeout_s: SessionTimeout = _GATEWAY["session_timeout_s"],
+    max_body_bytes: MaxBody = _GATEWAY["max_body_bytes"],
     max_data_bytes: GatewayMaxData = None,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:

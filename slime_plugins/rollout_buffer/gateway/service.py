@@ -498,8 +498,8 @@ def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Ma
         "emission_order": recording.numbers(),
         "tools": list(session.tools),
     }
-    said = {"turn_rewards": body.turn_rewards, "token_rewards": body.token_rewards}
-    turn_rewards, token_rewards = wire.checked_turn_rewards(said, session.messages, generations)
+    rewards = {"turn_rewards": body.turn_rewards, "token_rewards": body.token_rewards}
+    turn_rewards, token_rewards = wire.checked_turn_rewards(rewards, session.messages, generations)
     return Trajectory(
         uid=session.name,
         instance_id=session.claim.instance.instance_id,

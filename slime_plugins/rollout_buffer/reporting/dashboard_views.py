@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.reporting.time_series import (
 )
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
-from slime_plugins.rollout_buffer.state.device_reports import concurrency_of
+from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

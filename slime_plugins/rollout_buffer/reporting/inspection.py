@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.protocol.query_params import (
 from slime_plugins.rollout_buffer.reporting.message_texts import Preview, preview_of
 from slime_plugins.rollout_buffer.reporting.time_series import job_measures
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
-from slime_plugins.rollout_buffer.state.device_reports import concurrency_of
+from slime_plugins.rollout_buffer.state.runner_reports import concurrency_of
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,

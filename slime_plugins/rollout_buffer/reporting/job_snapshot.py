@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights
-from slime_plugins.rollout_buffer.state.device_reports import report_of_job
+from slime_plugins.rollout_buffer.state.runner_reports import report_of_job
 from slime_plugins.rollout_buffer.state.staleness import stuck_weights_of
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection

@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection, JobCounts
-from slime_plugins.rollout_buffer.state.device_reports import fresh_farms
+from slime_plugins.rollout_buffer.state.runner_reports import fresh_farms
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import DeliveryState
 

@@ -57,8 +57,8 @@ from slime_plugins.rollout_buffer.rules.rewards import as_reward
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD, GroupAdmission, task_of
 from slime_plugins.rollout_buffer.runner.places import Places, PlaceSteering
-from slime_plugins.rollout_buffer.state.device_reports import store_concurrency, store_report
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
+from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency, store_report
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import (

@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.server.http import (
 from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
 from slime_plugins.rollout_buffer.server.tokenizer_paths import check_tokenizer
 from slime_plugins.rollout_buffer.state import input_files
-from slime_plugins.rollout_buffer.state.device_reports import devices_of_job
+from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.types import AckResult, Image, Instance
 
 __all__ = ["ServerContext", "create_app"]

@@ -9,7 +9,7 @@ In the order of a job's life:
 * ``group_closing`` – a group is judged and closed, once; ``staleness`` – how old its weights are
 * ``deliveries`` – groups go out; ``delivery_meta`` – what a poll is told beside them; ``delivery_leases`` – how long
 * ``delivery_reader`` – a delivery's bytes, prefetched
-* ``trainer_reports`` – what a trainer computed of its rows; ``device_reports`` – what a runner says of its devices
+* ``trainer_reports`` – what a trainer computed of its rows; ``runner_reports`` – what a runner says of its devices
 * ``transcripts`` – what was said in attempts that brought no trajectory
 * ``rewards/versions`` – rewards given anew to what is stored, beside those that it has
 * ``job_end`` – how a job ends; ``recovery`` – what a crash left, at the next start

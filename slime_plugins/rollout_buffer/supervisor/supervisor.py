@@ -98,7 +98,7 @@ class Supervisor:
     """Jobs that are to fail, and why: the thread that writes sees to it."""
     _tasks: PeriodicTasks = field(init=False)
     _writing: PeriodicThread = field(init=False)
-    _turn_watch: WriteLockWatch = field(init=False)
+    _write_lock_watch: WriteLockWatch = field(init=False)
     _records: ChildRecords = field(init=False)
     _recorded: list[ProcessMark] | None = field(init=False, default=None)
     _orphans: list[tuple[ProcessMark, float]] = field(init=False, default_factory=list)
@@ -109,7 +109,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._discovery = GeneratorDiscovery(self.settings.generator_dirs)
-        self._turn_watch = WriteLockWatch(self.settings.writer_turn_limit_s)
+        self._write_lock_watch = WriteLockWatch(self.settings.writer_turn_limit_s)
         policy = server_policy(self.settings)
         self._server = SupervisedChild(ChildSpec(name=SERVER_NAME, start=self._start_server, policy=policy))
         if self.settings.gateway_port is not None:
@@ -253,7 +253,7 @@ class Supervisor:
     def _watch_turn(self) -> None:
         """Kills a process of ours that holds the writers' turn and does not move: it would stop all writes for ever."""
         owner = self._buffer.store.turn_owner()
-        if owner is None or not self._turn_watch.is_stuck(owner):
+        if owner is None or not self._write_lock_watch.is_stuck(owner):
             return
         for child in self._children():
             if child.process is not None and owner.pid in child.process.mark.members():

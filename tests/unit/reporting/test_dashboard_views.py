@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.time_series import MOST_BUCKETS, span_of
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
-from slime_plugins.rollout_buffer.state.device_reports import store_report
+from slime_plugins.rollout_buffer.state.runner_reports import store_report
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock

@@ -27,8 +27,8 @@ from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import group_admission, places
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.state.device_reports import store_concurrency
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
+from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS_OF_A_JOB
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.query_params import OverviewQuery
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
-from slime_plugins.rollout_buffer.state.device_reports import fresh_farms, store_report
+from slime_plugins.rollout_buffer.state.runner_reports import fresh_farms, store_report
 from slime_plugins.rollout_buffer.storage import shared_clock
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock

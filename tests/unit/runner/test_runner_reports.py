@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.runner import device_watch
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.state.device_reports import devices_of_job, fresh_farms, store_report
+from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job, fresh_farms, store_report
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from tests.unit.reporting.test_metrics import scrape
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, plugin_of, real_time_buffer, start

@@ -103,8 +103,8 @@ def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reaso
     """
     now = store.clock()
     with store.write() as connection:
-        said = {"limit": limit, "reason": reason, "engine_waiting": waiting}
-        service_rows.beat(connection, CONCURRENCY.of_job(job_key), pid, now, said)
+        report = {"limit": limit, "reason": reason, "engine_waiting": waiting}
+        service_rows.beat(connection, CONCURRENCY.of_job(job_key), pid, now, report)
         service_rows.remove_before(connection, CONCURRENCY.name, now - _KEPT_S)
 
 
