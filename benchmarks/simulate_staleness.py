@@ -354,7 +354,7 @@ class Simulation:
         return Result(
             policy=self.policy,
             distance=sum(abs(mine - theirs) for mine, theirs in shares) / 2,
-            slowest=shares[-1][0] / shares[-1][1],
+            slowest=shares[-1][0] / shares[-1][1] if shares[-1][1] else 1.0,  # with few groups a tenth may be empty
             busy=self.played_time / self.offered_time,
             within=sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / total,
             lag_p50=_percentile(lags, 0.5),

@@ -22,8 +22,8 @@ from slime_plugins.rollout_buffer.storage.write_lock import WriteLockOwner, Writ
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
-from slime_plugins.rollout_buffer.storage.write_lock import WriterTurns
-with WriterTurns(Path(sys.argv[1])).turn():
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLocks
+with WriteLocks(Path(sys.argv[1])).turn():
     print("holds it", flush=True)
     sys.stdin.readline()
 print("let go", flush=True)
@@ -160,8 +160,8 @@ def test_closing_while_something_still_waits_leaves_no_lock_behind(tmp_path: Pat
 COUNTER = """
 import sys
 from pathlib import Path
-from slime_plugins.rollout_buffer.storage.write_lock import WriterTurns
-turns, path = WriterTurns(Path(sys.argv[1])), Path(sys.argv[1]) / "count"
+from slime_plugins.rollout_buffer.storage.write_lock import WriteLocks
+turns, path = WriteLocks(Path(sys.argv[1])), Path(sys.argv[1]) / "count"
 for _ in range(200):
     with turns.turn():
         path.write_text(str(int(path.read_text()) + 1))

@@ -14,6 +14,8 @@ WITHOUT_A_ROW = {
     "ROLLOUT_BUFFER_TEST_TOKENIZERS": "where scripts/test keeps what it fetched",
     "ROLLOUT_BUFFER_TEST_API_CASES": "how many cases, not whether",
     "ROLLOUT_BUFFER_TEST_ANDROID_WORLD_REPORT": "where a report goes",
+    "ROLLOUT_BUFFER_TEST_FARM_DEVICES": "how many devices, not whether",
+    "ROLLOUT_BUFFER_TEST_FARM_REPORT": "where a report goes",
 }
 
 
