@@ -128,7 +128,7 @@ def _open_from_home(player: Player, params: Any) -> None:
 def _look_at_stopwatch(player: Player, params: Any) -> None:
     """AndroidWorld's stopwatch stands still from the start: it is enough to go and see."""
     player.open("Clock")
-    player.tap_button("PhaseTimer")
+    player.tap_button("Stopwatch")
 
 
 # ---- calendar --------------------------------------------------------------------------------------------------------
