@@ -35,9 +35,11 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import DEFAULT_PORT
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.generator.context_editing.document import require_search_library
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, TrainerStandIn, flat_samples, trainer_args
+from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
@@ -104,12 +106,15 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
     Raises:
         DemoError: a process did not start, the trainer failed, or what it got is not what it should have got.
-        ConfigError: what the task needs is not installed; says how to get it.
+        ConfigError: what the task needs is not installed, or a server still shows an earlier run; says what to do.
     """
     if settings.task == MINIWOB:
         find_pages()
         find_chromium()
+    if settings.task == STATELM:
+        require_search_library()
     folder = settings.folder.resolve()
+    refuse_if_owned(folder / "run" / "data")
     shutil.rmtree(folder / "run", ignore_errors=True)
     run = folder / "run"
     run.mkdir(parents=True)

@@ -14,7 +14,8 @@ export function overviewView(stage) {
   const service = h("div");
   const open = jobTable();
   const ended = jobTable();
-  const archive = h("details", { class: "archive" }, h("summary", null, "Jobs that ended"), ended.element);
+  const failures = h("span", { class: "pill failed", hidden: "" });
+  const archive = h("details", { class: "archive" }, h("summary", null, "Jobs that ended ", failures), ended.element);
   const nothing = h("div");
   const pages = h("div");
   const cursor = stage.query.get("cursor");
@@ -40,6 +41,9 @@ export function overviewView(stage) {
   });
   stage.poll(`/overview?${asked({ state: "ended", cursor })}`, 6000, (body) => {
     ended.show(body.jobs, body.now);
+    const failed = body.jobs.filter((job) => job.state === "failed").length;
+    failures.hidden = failed === 0;
+    failures.textContent = `${failed} failed`;
     show(pages, cursor || body.next_cursor !== null ? pager(stage, body.next_cursor, "job", body.jobs.length) : null);
     found.ended = body.jobs.length;
     fits();

@@ -152,7 +152,7 @@ class SingleTurnGenerator:
         if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
             return [dict(message) for message in prompt]
         raise EnvironmentSetupError(
-            f"instance {instance.instance_id} needs a prompt: a string, or a list of messages with role and text"
+            f"instance {instance.instance_id} needs a prompt: a string, or a list of messages with role and content"
         )
 
     async def start(self, context: GeneratorContext) -> None:

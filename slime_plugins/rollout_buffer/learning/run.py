@@ -42,6 +42,7 @@ from slime_plugins.rollout_buffer.learning.service import (
 )
 from slime_plugins.rollout_buffer.learning.task_file import TaskFile, find_task
 from slime_plugins.rollout_buffer.learning.verdict import Verdict, judge
+from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.trainer import ImageSettings, RolloutFeed, RolloutTrajectory, RowSettings
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
@@ -164,12 +165,13 @@ def _emptied(settings: LearnSettings) -> Path:
     """The folder of the run, with nothing of an earlier one in it.
 
     Raises:
-        ConfigError: what this run reads would go with it.
+        ConfigError: what this run reads would go with it, or what a server shows.
     """
     run = settings.folder.resolve() / "run"
     for flag, path in (("--model", settings.model), ("--input", settings.input_file)):
         if path is not None and path.resolve().is_relative_to(run):
             raise ConfigError(f"{flag} {path} lies in {run}, which a run empties first: give another --folder")
+    refuse_if_owned(run / "data")
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     return run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 
-__all__ = ["OwnerLock", "is_owned", "open_lock_file", "own", "prepare", "tighten"]
+__all__ = ["OwnerLock", "is_owned", "open_lock_file", "own", "prepare", "refuse_if_owned", "tighten"]
 
 OWNER_LOCK = "supervisor.lock"
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "lustre", "ceph", "glusterfs"})
@@ -99,6 +99,18 @@ def own(data_dir: Path) -> OwnerLock:
             raise ConfigError(f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir")
         time.sleep(0.05)
     return OwnerLock(descriptor)
+
+
+def refuse_if_owned(data_dir: Path) -> None:
+    """Lets nobody empty the directory of a living supervisor.
+
+    Raises:
+        ConfigError: one has it.
+    """
+    if (data_dir / OWNER_LOCK).exists() and is_owned(data_dir):
+        raise ConfigError(
+            f"a rollout-buffer serve uses {data_dir}, which would be emptied first: stop it, or give another --folder"
+        )
 
 
 def is_owned(data_dir: Path) -> bool:

@@ -63,7 +63,7 @@ def _prompt(instance: Instance) -> tuple[Message, ...]:
     messages = [_message(entry) for entry in raw] if isinstance(raw, list | tuple) else []
     if not any(message is not None and message["role"] == "user" for message in messages) or None in messages:
         raise EnvironmentSetupError(
-            f"instance {instance.instance_id} needs raw_prompt: messages with role and text, one of them the user's"
+            f"instance {instance.instance_id} needs raw_prompt: messages with role and content, one of them the user's"
         )
     return tuple(message for message in messages if message is not None)
 

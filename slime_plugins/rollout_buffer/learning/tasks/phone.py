@@ -54,7 +54,8 @@ CELLS = tuple((x, y) for y in (183, 350) for x in (167, 500, 833))
 """The middles of the places on the home screen, as the agent names points."""
 RIGHT_AT_FIRST = 0.7
 """How often the scripted player taps the app that was asked for."""
-WARM_UP = {"episodes": 400, "updates": 300, "batch": 24, "learning_rate": 3e-3, "rising": 20}
+WARM_UP = {"episodes": 400, "updates": 500, "batch": 24, "learning_rate": 1e-3, "rising": 20}
+"""At a rate of 3e-3 some seeds never begin to look at the picture."""
 PHONES = 32
 
 _TASK_NAME = "OpenAppOnArrangedHome"
