@@ -1,16 +1,15 @@
-"""A session's reward from outside: one POST to a host that was allowed, with what was said; a number comes back."""
+"""A session's reward from outside: one POST to a host that was allowed, with what was said; rewards come back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError, network_reason
-from slime_plugins.rollout_buffer.gateway.service import ScoreAsked
+from slime_plugins.rollout_buffer.gateway.service import ScoreAsked, Verdict
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
 
@@ -27,12 +26,13 @@ class Scorer:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def score(self, asked: ScoreAsked) -> tuple[float, dict[str, Any]]:
-        """Returns the reward and what is to be kept beside it.
+    async def score(self, asked: ScoreAsked) -> Verdict:
+        """Returns what the session earned, and what is to be kept beside it.
 
         Raises:
             InvalidPayloadError: the host is not allowed.
-            UnavailableError: nobody answered, or not with a finite number under ``reward``.
+            UnavailableError: nobody answered, or not with a finite number under ``reward``, or with rewards of turns
+                that are no list. Whether those fit the turns is for the session to say.
         """
         self._check(asked.url)
         if self._session is None:
@@ -68,7 +68,7 @@ async def _limited(response: aiohttp.ClientResponse) -> bytes:
     return content
 
 
-def _read(status: int, content: bytes) -> tuple[float, dict[str, Any]]:
+def _read(status: int, content: bytes) -> Verdict:
     if status != 200 or len(content) > MAX_REPLY_BYTES:
         raise _failed(f"answered {status} with {len(content)} bytes")
     try:
@@ -83,7 +83,11 @@ def _read(status: int, content: bytes) -> tuple[float, dict[str, Any]]:
     extra_info = answer.get("extra_info") or {}
     if not isinstance(extra_info, dict) or is_deeper_than(extra_info, MAX_NESTING):
         raise _failed("answered with an extra_info that is no object, or is nested too deeply")
-    return number, extra_info
+    turn_rewards, token_rewards = answer.get("turn_rewards"), answer.get("token_rewards")
+    for name, rewards in (("turn_rewards", turn_rewards), ("token_rewards", token_rewards)):
+        if not isinstance(rewards, list | None):
+            raise _failed(f"answered with {name} that are no list: one number for each turn")
+    return Verdict(reward=number, turn_rewards=turn_rewards, token_rewards=token_rewards, extra_info=extra_info)
 
 
 def _failed(what: str) -> UnavailableError:

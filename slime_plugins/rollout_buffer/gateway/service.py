@@ -13,9 +13,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer import wire
@@ -33,6 +33,7 @@ from slime_plugins.rollout_buffer.errors import (
     RequestError,
     RolloutBufferError,
     StaleAttemptError,
+    UnavailableError,
 )
 from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
@@ -53,6 +54,7 @@ from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
+    Generation,
     Image,
     Message,
     Outcome,
@@ -61,7 +63,7 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-__all__ = ["Answer", "Gateway", "ScoreAsked"]
+__all__ = ["Answer", "Gateway", "ScoreAsked", "Verdict"]
 
 RECONCILE_INTERVAL_S = 1.0
 SETTLE_INTERVAL_S = 5.0
@@ -85,10 +87,20 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreAsked:
-    """What a scoring callback is sent, and what is made of its answer."""
+    """What a scoring callback is sent, and where."""
 
     url: str
     body: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a session earned, by who closed it or by a scoring callback. Rewards of turns are not yet held to turns."""
+
+    reward: float
+    turn_rewards: list[Any] | None = None
+    token_rewards: list[Any] | None = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Gateway:
@@ -164,7 +176,9 @@ class Gateway:
         state = await self._past(session_id)
         raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
 
-    async def close(self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Any]) -> dict[str, Any]:
+    async def close(
+        self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Awaitable[Verdict]]
+    ) -> dict[str, Any]:
         """Makes a session the trajectory of its slot; closing it twice is closing it once.
 
         Raises:
@@ -186,20 +200,18 @@ class Gateway:
                     f"the last turn of session {session_id} got no answer: {session.engine_failure}. What it earned "
                     "says nothing of the policy: ask again, or abandon it. Naming an outcome has it trained as it is"
                 )
-            reward, extra_info = body.reward, dict(body.extra_info)
             if body.scoring_url is not None:
-                reward, more = await score(self._score_asked(session, body.scoring_url))
-                extra_info |= more
-            if reward is None:
+                verdict = await score(self._score_asked(session, body.scoring_url))
+            elif body.reward is not None:
+                verdict = Verdict(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
+            else:
                 raise InvalidPayloadError("reward is missing: what the trajectory earns")
-            return await self._finish(session, body, reward, extra_info)
+            return await self._finish(session, body, verdict)
 
-    async def _finish(
-        self, session: Session, body: CloseBody, reward: float, extra_info: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    async def _finish(self, session: Session, body: CloseBody, verdict: Verdict) -> dict[str, Any]:
         session.end("is being closed")
         try:
-            trajectory = await asyncio.to_thread(_trajectory, session, body, reward, extra_info)
+            trajectory = await asyncio.to_thread(_trajectory, session, body, verdict)
             status = await self.stored(self.claims.finish, session.claim, trajectory)
         except StaleAttemptError as error:
             self._sessions.pop(session.name, None)
@@ -212,7 +224,7 @@ class Gateway:
         return {
             "session_id": session.name,
             "status": status,
-            "reward": reward,
+            "reward": verdict.reward,
             "turns": session.recording.turns,
             "branches": session.recording.branches(),
         }
@@ -488,7 +500,7 @@ def _log_probs(sampled: GenerateReply, chat: ChatTokens) -> list[dict[str, Any]]
     return entries
 
 
-def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Mapping[str, Any]) -> Trajectory:
+def _trajectory(session: Session, body: CloseBody, verdict: Verdict) -> Trajectory:
     cut = session.last_finish_reason == "length"
     recording, generations = session.recording, session.recording.generations()
     shown = [*image_hashes_of(session.messages), *(sha for one in generations for sha in one.images or ())]
@@ -498,13 +510,12 @@ def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Ma
         "emission_order": recording.numbers(),
         "tools": list(session.tools),
     }
-    rewards = {"turn_rewards": body.turn_rewards, "token_rewards": body.token_rewards}
-    turn_rewards, token_rewards = wire.checked_turn_rewards(rewards, session.messages, generations)
+    turn_rewards, token_rewards = _rewards_of_turns(session, generations, verdict, by=body.scoring_url)
     return Trajectory(
         uid=session.name,
         instance_id=session.claim.instance.instance_id,
         messages=list(session.messages),
-        reward=reward,
+        reward=verdict.reward,
         raw_reward=body.raw_reward,
         turn_rewards=turn_rewards,
         token_rewards=token_rewards,
@@ -512,9 +523,40 @@ def _trajectory(session: Session, body: CloseBody, reward: float, extra_info: Ma
         stop_reason=body.stop_reason or (StopReason.MAX_TOKENS if cut else StopReason.STOP),
         generations=generations,
         images=[session.images[sha256] for sha256 in dict.fromkeys(shown)],
-        extra_info={**extra_info, "gateway": about},
+        extra_info={**body.extra_info, **verdict.extra_info, "gateway": about},
         timings_s={"generate": session.generate_s, "session": time.monotonic() - session.opened_at},
     )
+
+
+def _rewards_of_turns(
+    session: Session, generations: Sequence[Generation], verdict: Verdict, *, by: str | None
+) -> wire.TurnRewards:
+    """Returns the rewards of turns beside the generations, which are told branch after branch.
+
+    Whoever closes or scores a session knows its turns in the order in which they were sampled.
+
+    Raises:
+        InvalidPayloadError: who closes the session named rewards that do not fit its turns.
+        UnavailableError: the scoring callback did, or a turn was sampled while it scored: it can be asked again.
+    """
+    numbers = session.recording.numbers()
+    place_of = {number: place for place, number in enumerate(sorted(numbers))}
+
+    def beside_generations(named: list[Any] | None) -> list[Any] | None:
+        return named if named is None or len(named) != len(numbers) else [named[place_of[one]] for one in numbers]
+
+    rewards = {
+        "turn_rewards": beside_generations(verdict.turn_rewards),
+        "token_rewards": beside_generations(verdict.token_rewards),
+    }
+    try:
+        return wire.checked_turn_rewards(rewards, session.messages, generations)
+    except InvalidPayloadError as error:
+        if by is None:
+            raise
+        raise UnavailableError(
+            f"the scoring callback's {error.message}; the session stays open, close it again"
+        ) from error
 
 
 def _what_became_of(state: ClaimState) -> str:

@@ -38,11 +38,11 @@ class CloseBody(Body):
     raw_reward: Number | None = None
     """What was earned, when the reward was shaped from it."""
     turn_rewards: list[Any] | None = None
-    """What each turn that is trained earned, in order: the whole signal, where a trainer asks for them."""
+    """What each turn earned, in the order in which they were sampled: the whole signal, where a trainer asks for it."""
     token_rewards: list[Any] | None = None
     """As many entries, each null or one number for each token of the turn: what they earned beside."""
     scoring_url: HttpUrl | None = None
-    """In place of a reward: who is asked for it. Its host must be allowed with ``--scoring-host``."""
+    """In place of rewards: who is asked for them. Its host must be allowed with ``--scoring-host``."""
     outcome: Outcome | None = None
     """``completed`` or ``truncated``; told by the last turn's finish reason when it is left out."""
     stop_reason: StopReason | None = None
@@ -54,6 +54,8 @@ class CloseBody(Body):
     def _has_one_reward(self) -> CloseBody:
         if (self.reward is None) == (self.scoring_url is None):
             raise ValueError("give reward or scoring_url, one of the two")
+        if self.scoring_url is not None and (self.turn_rewards, self.token_rewards) != (None, None):
+            raise ValueError("with scoring_url the service answers turn_rewards and token_rewards: leave them out")
         if self.outcome in (Outcome.FAILED, Outcome.ABORTED):
             raise ValueError("outcome: a session that failed or was aborted is abandoned, and has no reward")
         if is_deeper_than(self.extra_info, MAX_NESTING):

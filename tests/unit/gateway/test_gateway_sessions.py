@@ -205,6 +205,8 @@ async def test_a_session_without_a_turn_cannot_be_closed_but_abandoned(gateway: 
     [
         {},
         {"reward": 1, "scoring_url": "http://h/"},
+        {"scoring_url": "http://h/", "turn_rewards": [1]},
+        {"scoring_url": "http://h/", "token_rewards": [None]},
         {"reward": "nan"},
         {"reward": 1, "outcome": "failed"},
         {"reward": 0, "outcome": "aborted"},
@@ -255,6 +257,22 @@ async def test_rewards_of_turns_come_with_the_close_and_are_held_to_the_turns(ga
     assert closed.status == 200
     item = gateway.item(job, opened["session_id"])
     assert (item["turn_rewards"], item["token_rewards"]) == ([-0.25, 1.0], of_tokens)
+
+
+async def test_rewards_of_turns_follow_the_order_of_sampling_across_branches(gateway: GatewayUnderTest) -> None:
+    job = start_session_job(gateway.buffer, n=1)
+    opened = await gateway.open(job)
+    first = await gateway.chat(opened, [USER])
+    said = first.body["choices"][0]["message"]
+    await gateway.chat(opened, [USER, said, USER])
+    await gateway.chat(opened, [{"role": "user", "content": "Another thing."}])
+    last = await gateway.chat(opened, [USER, said, {"role": "user", "content": "And now?"}])
+    of_last = [4.0] * last.body["usage"]["completion_tokens"]
+    closed = await gateway.close(opened, reward=1, turn_rewards=[1, 2, 3, 4], token_rewards=[None, None, None, of_last])
+    assert (closed.status, closed.body["branches"]) == (200, 3)
+    item = gateway.item(job, opened["session_id"])
+    assert item["turn_rewards"] == item["extra_info"]["gateway"]["emission_order"] == [1, 2, 4, 3]
+    assert item["token_rewards"] == [None, None, of_last, None]
 
 
 async def test_a_turn_under_way_ends_with_its_session_and_is_not_recorded(tmp_path: Path) -> None:
@@ -311,6 +329,22 @@ async def test_an_allowed_callback_gives_the_reward(tmp_path: Path, scoring: tup
         assert gateway.item(job, opened["session_id"])["extra_info"]["judge"] == "me"
 
 
+async def test_a_callback_gives_rewards_of_turns_as_well(tmp_path: Path, scoring: tuple[ScoringService, str]) -> None:
+    service, url = scoring
+    async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
+        job = start_session_job(gateway.buffer, n=1)
+        opened = await gateway.open(job)
+        first = await gateway.chat(opened, [USER])
+        second = await gateway.chat(opened, [USER, first.body["choices"][0]["message"], USER])
+        of_tokens = [None, [-0.5] * second.body["usage"]["completion_tokens"]]
+        said = {"reward": 0.5, "turn_rewards": [-0.25, 1], "token_rewards": of_tokens}
+        service.answer = web.json_response(said)
+        assert (await gateway.close(opened, scoring_url=url)).body["reward"] == 0.5
+        assert service.asked[0]["turns"] == 2
+        item = gateway.item(job, opened["session_id"])
+        assert (item["turn_rewards"], item["token_rewards"]) == ([-0.25, 1.0], of_tokens)
+
+
 async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
     tmp_path: Path, scoring: tuple[ScoringService, str]
 ) -> None:
@@ -332,6 +366,15 @@ async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
         {"body": b"{}", "status": 500},
         {"body": b"", "status": 302, "headers": {"Location": "http://169.254.169.254/"}},
         {"body": b'{"reward": 1, "pad": "' + b"x" * 2_000_000 + b'"}'},
+        {"body": b'{"reward": 1, "turn_rewards": 1}'},
+        {"body": b'{"reward": 1, "turn_rewards": {"0": 1}}'},
+        {"body": b'{"reward": 1, "turn_rewards": []}'},
+        {"body": b'{"reward": 1, "turn_rewards": [1, 2]}'},
+        {"body": b'{"reward": 1, "turn_rewards": [null]}'},
+        {"body": b'{"reward": 1, "turn_rewards": [NaN]}'},
+        {"body": b'{"reward": 1, "turn_rewards": [1e39]}'},
+        {"body": b'{"reward": 1, "turn_rewards": [true]}'},
+        {"body": b'{"reward": 1, "token_rewards": [[1, 2, 3, 4, 5, 6, 7]]}'},
     ],
 )
 async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
@@ -342,7 +385,9 @@ async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
     async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer, n=1))
         await gateway.chat(opened, [USER])
-        assert (await gateway.close(opened, scoring_url=url)).status == 503
+        refused = await gateway.close(opened, scoring_url=url)
+        assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
+        assert "the session stays open, close it again" in refused.body["error"]["message"]
         assert (await gateway.close(opened, reward=1)).body["status"] == "stored"
 
 

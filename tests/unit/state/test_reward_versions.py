@@ -50,7 +50,8 @@ def buffer(tmp_path: Path) -> Iterator[Buffer]:
 def job(buffer: Buffer) -> JobRecord:
     started = start_external(buffer, 2, job_id="j")
     items = [written(uid, uid[0], reward, generations=TURNS) for uid, reward in (("a1", 0.0), ("a2", 1.0))]
-    write(buffer, started, *items, written("b1", "b", 0.25, turn_rewards=[0.5]), written("b2", "b"))
+    large = {"too large for its row": "x" * 40_000}
+    write(buffer, started, *items, written("b1", "b", 0.25, turn_rewards=[0.5]), written("b2", "b", extra_info=large))
     return buffer.job("j")
 
 
@@ -88,9 +89,10 @@ def test_scoring_again_changes_no_stored_byte_of_what_was_there(buffer: Buffer, 
     delivery = poll(buffer, job)
     assert delivery is not None
     before, old_reply = stored(buffer), reply(buffer, delivery)
-    done = scored(buffer, by_length)
+    done = scored(buffer, lambda one: {"reward": by_length(one), "turn_rewards": [2.0]})
 
     assert (done.version, done.scored, done.failures) == (1, 4, {})
+    assert all(before.values()), "a table or the packs hold nothing that could change"
     assert stored(buffer) == before
     assert reply(buffer, delivery) == old_reply
 
@@ -233,7 +235,8 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
         def do_POST(self) -> None:
             sent = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))["trajectory"]
             refused = sent["uid"] == "a1"
-            body = b"busy" if refused else orjson.dumps({"reward": len(sent["messages"])})
+            turn_rewards = [0.5] if sent["uid"] != "b1" else [0.5, 0.25]
+            body = b"busy" if refused else orjson.dumps({"reward": 2.0, "turn_rewards": turn_rewards})
             self.send_response(503 if refused else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -241,6 +244,8 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
+    delivery = poll(buffer, job)
+    assert delivery is not None
     server = HTTPServer(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -249,8 +254,15 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
         server.shutdown()
         server.server_close()
 
-    assert (code, said["scored"], said["failed"]) == (1, 3, 1)
-    assert "the scoring service answered 503" in next(iter(said["failures"]))
+    assert (code, said["scored"], said["failed"]) == (1, 2, 2)
+    refusals = " and ".join(sorted(said["failures"]))
+    assert "turn_rewards has 2 entries for the 1 turns that are trained" in refusals
+    assert "the scoring service answered 503" in refusals
+    with pytest.raises(ConflictError, match="2 of 4 trajectories of this delivery have no reward of version 1"):
+        scores_for(buffer.store, delivery.key, 1)
+    scored(buffer, lambda _: 1.0, said["name"])
+    turns = [item.get("turn_rewards") for item in reply(buffer, delivery, 1)["data"]["data"]]
+    assert turns == [None, [0.5], None, [0.5]]
 
 
 @pytest.mark.parametrize(
