@@ -58,7 +58,7 @@ from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, NotFoundError
-from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
+from slime_plugins.rollout_buffer.installation import advice_on_two_slimes
 from slime_plugins.rollout_buffer.trainer.consumed import (
     JobProgress,
     consumed_before,

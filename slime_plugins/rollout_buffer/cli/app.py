@@ -53,6 +53,7 @@ from slime_plugins.rollout_buffer.cli.common import (
 )
 from slime_plugins.rollout_buffer.cli.status_table import job_table
 from slime_plugins.rollout_buffer.errors import ConfigError, UnavailableError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.types import GroupState
 
 app = typer.Typer(
@@ -391,7 +392,7 @@ def demo(
     try:
         from slime_plugins.rollout_buffer.cli.demo import DemoSettings, run_demo
     except ImportError as error:
-        message = f"the demo needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
+        message = f"the demo needs the extra 'android' ({error}): {install_extra('android')}"
         errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

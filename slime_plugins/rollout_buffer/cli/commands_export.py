@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.wire import image_media_type
 
 if TYPE_CHECKING:
@@ -237,9 +238,7 @@ def _need(library: str, extra: str) -> None:
     try:
         __import__(library)
     except ImportError as error:
-        raise ConfigError(
-            f"--format {extra} needs the extra {extra!r}: pip install 'slime-rollout-buffer[{extra}]'"
-        ) from error
+        raise ConfigError(f"--format {extra} needs the extra {extra!r}: {install_extra(extra)}") from error
 
 
 def _write_jsonl(work: _Export, path: Path) -> None:

@@ -31,6 +31,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError, RequestError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.types import GroupState
 from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 
@@ -335,7 +336,6 @@ def _renderable() -> Any:
         from textual_image.renderable import Image
     except ImportError as error:
         raise ConfigError(
-            "drawing screenshots needs the extra 'terminal': pip install 'slime-rollout-buffer[terminal]', or give "
-            "--no-images"
+            f"drawing screenshots needs the extra 'terminal': {install_extra('terminal')}, or give --no-images"
         ) from error
     return Image

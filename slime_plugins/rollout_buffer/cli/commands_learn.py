@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.cli.common import ExitCode, console, errors, report_errors
+from slime_plugins.rollout_buffer.installation import install_extra
 
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.learning.arms import Arm
@@ -148,8 +149,9 @@ def _import_learning() -> None:
     try:
         importlib.import_module("slime_plugins.rollout_buffer.learning.run")
     except ImportError as error:
-        advice = "pip install 'slime-rollout-buffer[embedded-engine]'"
-        message = f"rollout-buffer: learn needs the extra 'embedded-engine' ({error}): {advice}"
+        message = (
+            f"rollout-buffer: learn needs the extra 'embedded-engine' ({error}): {install_extra('embedded-engine')}"
+        )
         errors.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(ExitCode.NO) from error
 

@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.config import (
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_GATEWAY_PORT, GatewaySettings
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, LogFormat, set_up_logging
 
 __all__ = ["register", "set_android_settings"]
@@ -411,9 +412,7 @@ def engine(
         from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
         from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
     except ImportError as error:
-        message = (
-            f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]'"
-        )
+        message = f"the stand-in engine needs the extra 'android' ({error}): {install_extra('android')}"
         errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     set_up_logging(log_format)
@@ -458,10 +457,7 @@ def _serve_model(log_format: LogFormat, **settings: Any) -> None:
         from slime_plugins.rollout_buffer.embedded_engine import server as embedded
         from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings
     except ImportError as error:
-        message = (
-            f"the embedded engine needs the extra 'embedded-engine' ({error}): "
-            "pip install 'slime-rollout-buffer[embedded-engine]'"
-        )
+        message = f"the embedded engine needs the extra 'embedded-engine' ({error}): {install_extra('embedded-engine')}"
         errors.print(f"rollout-buffer: {message}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     set_up_logging(log_format)

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import FORWARDER_PACKAGE
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
-from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
+from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, install_extra
 from slime_plugins.rollout_buffer.redaction import redacted
 
 __all__ = ["Examination", "Finding", "State", "check_launch", "examine", "verdict"]
@@ -170,7 +170,7 @@ def _extras(examination: Examination) -> list[Finding]:
         missing = [module for module in modules if importlib.util.find_spec(module) is None]
         needed = extra == "android" and not examination.settings.android_world_python
         detail = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}"
-        remedy = f"pip install 'slime-rollout-buffer[{extra}]'"
+        remedy = install_extra(extra)
         findings += _found(f"extra {extra}", not missing, detail, remedy, needed=needed)
     return findings
 
@@ -191,7 +191,7 @@ def _ray(examination: Examination) -> list[Finding]:
         detail, there = f"version {importlib.metadata.version('ray')}", True
     except importlib.metadata.PackageNotFoundError:
         detail, there = "not installed", False
-    remedy = "pip install 'slime-rollout-buffer[android]', or set device_pool: local to do without"
+    remedy = f"{install_extra('android')}, or set device_pool: local to do without"
     return _found("Ray", there, detail, remedy, needed=needed)
 
 

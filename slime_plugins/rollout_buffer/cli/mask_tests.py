@@ -20,6 +20,7 @@ from aiohttp import web
 
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.calculator import CALCULATOR_SCHEMAS
 from slime_plugins.rollout_buffer.remote_rollout.conversation import ConversationTokens
@@ -190,7 +191,7 @@ async def _engine(url: str | None) -> AsyncIterator[str]:
         from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
     except ImportError as error:
         raise ConfigError(
-            f"the stand-in engine needs the extra 'android' ({error}): pip install 'slime-rollout-buffer[android]', "
+            f"the stand-in engine needs the extra 'android' ({error}): {install_extra('android')}, "
             "or name an engine with --engine-url"
         ) from error
     async with stand_in.running(StandInSettings(port=0, skill=1.0)) as found:

@@ -21,6 +21,7 @@ from transformers import AddedToken, AutoTokenizer
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of
 from slime_plugins.rollout_buffer.learning.curve import Curve, draw, name_of_run
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError, StepReport
@@ -396,6 +397,6 @@ def _wandb_run(settings: LearnSettings, run: Path) -> Any:
     try:
         import wandb
     except ImportError as error:
-        raise LearnError("--wandb needs the extra 'wandb': pip install 'slime-rollout-buffer[wandb]'") from error
+        raise LearnError(f"--wandb needs the extra 'wandb': {install_extra('wandb')}") from error
     config = {"task": settings.task, "arm": settings.arm.value, "seed": settings.seed}
     return wandb.init(project="rollout-buffer-learn", mode="offline", dir=str(run), config=config)

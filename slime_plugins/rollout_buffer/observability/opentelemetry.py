@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTracer, Span, Tracer
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def tracing_from_environment() -> Iterator[Tracer]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         logger.warning("%s is set, but traces need the extra 'telemetry' (%s): "
-                       "pip install 'slime-rollout-buffer[telemetry]'. Nothing is traced.",
-                       " or ".join(ENDPOINT_VARIABLES), error)  # fmt: skip
+                       "%s. Nothing is traced.",
+                       " or ".join(ENDPOINT_VARIABLES), error, install_extra("telemetry"))  # fmt: skip
         yield NoTracer()
         return
     named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE_NAME}

@@ -12,6 +12,7 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import InputFileError, InvalidPayloadError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.types import Instance
 
 __all__ = ["instances_from_lines", "read_instances"]
@@ -120,7 +121,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         import pyarrow.parquet
     except ImportError as error:
         raise InputFileError(
-            f"reading {path.name} needs pyarrow on the buffer host: pip install 'slime-rollout-buffer[parquet]'"
+            f"reading {path.name} needs pyarrow on the buffer host: {install_extra('parquet')}"
         ) from error
     try:
         yield from pyarrow.parquet.read_table(path).to_pylist()

@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.cli.commands_prune import seconds_of
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.config import ServeSettings
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app
@@ -258,7 +259,7 @@ def test_a_screenshot_is_drawn_and_one_that_is_gone_is_named(served: Served) -> 
 
 def test_drawing_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textual_image.renderable", None)
-    with pytest.raises(ConfigError, match=r"slime-rollout-buffer\[terminal\].*--no-images"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[terminal\].*--no-images"):
         commands_inspect._renderable()
 
 
@@ -338,7 +339,7 @@ def test_a_format_without_its_library_says_what_to_install(
     monkeypatch.setitem(sys.modules, library, None)
     result = served.run("export", "j", "--output", str(tmp_path / "out"), "--format", name)
     assert result.exit_code == 2
-    assert f"slime-rollout-buffer[{name}]" in "".join(result.stderr.split("\n"))
+    assert install_extra(name) in result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from slime_plugins.rollout_buffer.cli import app as cli
 from slime_plugins.rollout_buffer.cli.app import app
+from slime_plugins.rollout_buffer.installation import install_extra
 
 NOBODY = "http://127.0.0.1:9"
 ASKING = [
@@ -130,7 +131,7 @@ def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delattr(server, raising=False)  # where it is installed, an earlier test may have imported it
     result = run("engine", "--model", str(tmp_path))
     assert result.exit_code == 1
-    assert "pip install 'slime-rollout-buffer[embedded-engine]'" in result.stderr
+    assert install_extra("embedded-engine") in result.stderr
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ from opentelemetry.trace import StatusCode
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.installation import install_extra
 from slime_plugins.rollout_buffer.observability import opentelemetry
 from slime_plugins.rollout_buffer.observability.opentelemetry import (
     ENDPOINT_VARIABLES,
@@ -135,4 +136,4 @@ def test_asked_for_without_the_package_it_says_what_to_install() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "NoTracer"
-    assert "pip install 'slime-rollout-buffer[telemetry]'" in result.stderr
+    assert install_extra("telemetry") in result.stderr

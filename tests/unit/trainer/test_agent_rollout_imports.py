@@ -16,7 +16,7 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.rules.backoff",
     "slime_plugins.rollout_buffer.client",
     "slime_plugins.rollout_buffer.errors",
-    "slime_plugins.rollout_buffer.overlay_advice",
+    "slime_plugins.rollout_buffer.installation",
     "slime_plugins.rollout_buffer.rules.vocabulary",
     "slime_plugins.rollout_buffer.rules.weight_versions",
     "slime_plugins.rollout_buffer.tokenizer_loading",

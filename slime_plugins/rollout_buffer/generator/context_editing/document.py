@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.installation import install_extra
 
 __all__ = ["ChunkIndex", "Document", "DocumentCache", "Hit", "require_search_library"]
 
@@ -36,9 +37,7 @@ def require_search_library() -> Any:
     try:
         return importlib.import_module("bm25s")
     except ImportError as error:
-        raise ConfigError(
-            f"searchEngine needs bm25s ({error}): pip install 'slime-rollout-buffer[context-editing]'"
-        ) from error
+        raise ConfigError(f"searchEngine needs bm25s ({error}): {install_extra('context-editing')}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

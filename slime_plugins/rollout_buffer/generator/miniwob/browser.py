@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.leased_device import device_died
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.installation import install_extra
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Playwright
@@ -230,9 +231,7 @@ class SharedBrowsers:
             try:
                 from playwright.async_api import async_playwright
             except ImportError as error:
-                raise ConfigError(
-                    "task type miniwob needs Playwright: pip install 'slime-rollout-buffer[miniwob]'"
-                ) from error
+                raise ConfigError(f"task type miniwob needs Playwright: {install_extra('miniwob')}") from error
             self._playwright = await async_playwright().start()
         return await self._playwright.chromium.launch(
             executable_path=options.executable or None,

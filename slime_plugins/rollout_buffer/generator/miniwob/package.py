@@ -9,10 +9,9 @@ import importlib.util
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.installation import install_extra
 
 __all__ = ["NOT_PLAYED", "find_pages", "page_of", "task_names"]
-
-INSTALL = "pip install 'slime-rollout-buffer[miniwob]'"
 
 NOT_PLAYED = {
     "flight.AA": "an airline's whole site in a frame, which a browser shows only from a web server",
@@ -34,7 +33,7 @@ def find_pages() -> Path:
         folder = Path(place) / "html" / "miniwob"
         if folder.is_dir():
             return folder
-    raise ConfigError(f"the pages of MiniWoB++ are not here: {INSTALL}")
+    raise ConfigError(f"the pages of MiniWoB++ are not here: {install_extra('miniwob')}")
 
 
 def task_names(folder: Path) -> list[str]:

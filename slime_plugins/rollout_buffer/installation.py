@@ -1,4 +1,4 @@
-"""One line for an environment that holds both slime and this project's wheel. Needs nothing but Python.
+"""How this project came here, and what to type where something is missing. Needs nothing but Python.
 
 slime's packages have an ``__init__.py``. Where both are installed, either one hides the other, or one lies over the
 other's files, this project's stand-ins for slime's types included. The overlay is the way.
@@ -7,12 +7,15 @@ other's files, this project's stand-ins for slime's types included. The overlay 
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["advice_on_two_slimes"]
+__all__ = ["advice_on_two_slimes", "install_extra"]
 
 OUR_DISTRIBUTION = "slime-rollout-buffer"
 
@@ -34,9 +37,30 @@ def advice_on_two_slimes(path: Sequence[str] | None = None) -> str | None:
     )
 
 
+def install_extra(extra: str, path: Sequence[str] | None = None) -> str:
+    """Returns what to type for an extra: from where this project was installed, which pip notes (PEP 610).
+
+    ``path`` is as in `advice_on_two_slimes`. Where nothing is installed (an overlay, a checkout on the path) it is
+    typed in a checkout.
+    """
+    found = _find(OUR_DISTRIBUTION, list(sys.path if path is None else path))
+    if found is None:
+        return f"pip install '.[{extra}]' in a checkout of this project"
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    address = urlsplit(str(origin.get("url", "")))
+    if address.scheme != "file":
+        return f"pip install '{OUR_DISTRIBUTION}[{extra}]'"
+    editable = "--editable " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{shlex.quote(f'{unquote(address.path)}[{extra}]')}"
+
+
 def _distribution(name: str, places: list[str]) -> str | None:
-    found = next(iter(importlib.metadata.distributions(name=name, path=places)), None)
+    found = _find(name, places)
     return None if found is None else str(found.locate_file(""))
+
+
+def _find(name: str, places: list[str]) -> importlib.metadata.Distribution | None:
+    return next(iter(importlib.metadata.distributions(name=name, path=places)), None)
 
 
 def _package_of_slime(places: list[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""Both slime and this project's wheel in one environment: said in one line, and nothing said otherwise."""
+"""A slime and this wheel in one environment is said in one line; an extra comes from where the rest came."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.cli import doctor
-from slime_plugins.rollout_buffer.overlay_advice import advice_on_two_slimes
+from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, install_extra
 from tools import install_into_slime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,12 +110,39 @@ def test_the_command_says_it_where_slime_hides_this_project(tmp_path: Path) -> N
     assert "tools/install_into_slime.py" in line
 
 
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'slime-rollout-buffer[math]'"),
+        ({"url": "https://index.example/x.whl", "archive_info": {}}, "pip install 'slime-rollout-buffer[math]'"),
+        (
+            {"url": "file:///opt/a%20clone", "dir_info": {"editable": True}},
+            "pip install --editable '/opt/a clone[math]'",
+        ),
+        ({"url": "file:///opt/clone", "dir_info": {}}, "pip install '/opt/clone[math]'"),
+        ({"url": "file:///tmp/x-0.1-py3.whl", "archive_info": {}}, "pip install '/tmp/x-0.1-py3.whl[math]'"),
+    ],
+)
+def test_an_extra_comes_from_where_the_rest_came(
+    tmp_path: Path, origin: dict[str, object] | None, command: str
+) -> None:
+    site = installed(tmp_path, "slime-rollout-buffer")
+    if origin is not None:
+        (info,) = tmp_path.glob("*.dist-info")
+        (info / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
+    assert install_extra("math", [site]) == command
+
+
+def test_without_an_installation_an_extra_comes_from_a_checkout() -> None:
+    assert install_extra("math", []) == "pip install '.[math]' in a checkout of this project"
+
+
 @pytest.mark.slime
 @pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
 def test_a_real_slime_beside_the_wheel_is_said_in_one_line(tmp_path: Path) -> None:
     site = installed(tmp_path, "slime-rollout-buffer")
     program = "import runpy, sys; print(runpy.run_path(sys.argv[1])['advice_on_two_slimes']())"
-    file = ROOT / "slime_plugins" / "rollout_buffer" / "overlay_advice.py"
+    file = ROOT / "slime_plugins" / "rollout_buffer" / "installation.py"
     said = subprocess.run(
         [SLIME_PYTHON, "-c", program, str(file)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([SLIME, site])},
