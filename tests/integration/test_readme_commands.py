@@ -1,21 +1,26 @@
-"""The README's commands against a real buffer, as they stand there, also where another job is open."""
+"""The commands of the README and of the page on operations against a real buffer, as they stand there."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
 
-from tests.integration.conftest import BufferProcess
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from tests.integration.conftest import BufferProcess, wait_until
+from tests.tutorial_page import read_page
 
 pytestmark = pytest.mark.timeout(120)
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 TOKEN = "open-sesame-open-sesame"
 
 
@@ -60,3 +65,25 @@ def test_no_token_a_wrong_one_and_another_scheme_are_told_apart(
     assert "is not this server's" in refusal(Authorization="Bearer another-token-another")
     assert "must say Bearer TOKEN" in refusal(Authorization=f"Basic {TOKEN}")
     assert requests.get(f"{buffer.url}/jobs", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30).ok
+
+
+def test_the_job_of_the_operations_page_plays_from_its_two_files(
+    start_buffer: Callable[..., BufferProcess], stand_in_engine: int, tmp_path: Path
+) -> None:
+    page = read_page(OPERATIONS)
+    page.write_into(tmp_path)
+    job = tmp_path / "job.yaml"
+    here = job.read_text(encoding="utf-8").replace(":30000", f":{stand_in_engine}")
+    job.write_text(here.replace("/data/Qwen3-4B", str(DEMO_TOKENIZER_PATH)), encoding="utf-8")
+    buffer = start_buffer()
+    commands = page.script.splitlines()
+    start, status, trajectories = commands[(at := commands.index("rollout-buffer start job.yaml")) : at + 3]
+
+    def typed(line: str) -> str:
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer", *line.split()[1:], "--url", buffer.url]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "first starts" in typed(start)
+    wait_until(lambda: buffer.client.job("first")["state"] in ("finished", "failed"), 60, "end of the job")
+    assert "finished" in typed(status)
+    assert len(re.findall(r"\bfirst\b", typed(trajectories))) == 8

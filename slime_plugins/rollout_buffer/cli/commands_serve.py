@@ -277,8 +277,12 @@ def serve(
             scoring_hosts=tuple(scoring_hosts or ()),
         )
         set_android_settings(android_config, android)
-        _print_ready(f"settings: {settings.model_dump_json()}", log_format)
-        Supervisor(settings, on_ready=lambda url: _print_ready(f"rollout buffer serving on {url}", log_format)).run()
+
+        def say_ready(url: str) -> None:
+            _print_ready(f"settings: {settings.model_dump_json()}", log_format)
+            _print_ready(f"rollout buffer serving on {url}", log_format)
+
+        Supervisor(settings, on_ready=say_ready).run()
 
 
 def gateway(

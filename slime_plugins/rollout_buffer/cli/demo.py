@@ -8,6 +8,7 @@ Everything it writes is under one folder; every process it starts ends with it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -125,13 +126,17 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     )
     started = time.monotonic()
     input_file = _input_file(settings, run)
-    with _processes(settings, run, input_file, console) as (engine_port, buffer_url):
-        args = _trainer_args(settings, run, input_file, engine_port, buffer_url)
-        trainer = _Trainer(settings, args)
-        client = RolloutBufferClient(buffer_url)
-        _watch(trainer, client, console, settings)
-        job = client.job(JOB_ID)
-        client.cancel(JOB_ID)  # who looks at it later opens what there is, and plays nothing
+    try:
+        with _processes(settings, run, input_file, console) as (engine_port, buffer_url):
+            args = _trainer_args(settings, run, input_file, engine_port, buffer_url)
+            trainer = _Trainer(settings, args)
+            client = RolloutBufferClient(buffer_url)
+            _watch(trainer, client, console, settings)
+            job = client.job(JOB_ID)
+            client.cancel(JOB_ID)  # who looks at it later opens what there is, and plays nothing
+    except KeyboardInterrupt:
+        console.print(f"stopped before its end; logs: {_logs(run)}", soft_wrap=True)
+        raise
     result_file = _write_results(trainer.records, run)
     console.print(_summary(trainer.records))
     _check(trainer, job)
@@ -237,7 +242,7 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
     episodes = progress.add_task("episodes played", total=None)
     deadline = time.monotonic() + settings.timeout_s
     thread.start()
-    with Live(progress, console=console, refresh_per_second=4) as live:
+    with Live(progress, console=console, refresh_per_second=4) as live, _no_retries_behind_an_interrupt():
         while thread.is_alive() and time.monotonic() < deadline:
             thread.join(REFRESH_S)
             job = _job_or_none(client)
@@ -250,6 +255,16 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
         raise DemoError(f"the trainer is not through after {settings.timeout_s:.0f} s: see {settings.folder}/run")
     if trainer.error is not None:
         raise DemoError(f"the trainer failed: {type(trainer.error).__name__}: {trainer.error}") from trainer.error
+
+
+@contextmanager
+def _no_retries_behind_an_interrupt() -> Iterator[None]:
+    """The trainer's thread asks a stopped buffer until the process ends: nobody wants to read that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        logging.getLogger(PACKAGE).setLevel(logging.ERROR)
+        raise
 
 
 def _frame(progress: Progress, job: dict[str, Any]) -> RenderableType:
@@ -394,11 +409,15 @@ def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -
         table.add_row("questions", str(run / "documents.jsonl"))
     else:
         table.add_row("screenshots", f"{run / 'data' / 'images'} (each once, named by its sha256)")
-    table.add_row("logs", f"{run}/*.log and {run / 'data' / 'logs'}")
+    table.add_row("logs", _logs(run))
     console.print(table, soft_wrap=True)
     command = f"{_command_line()} serve --data-dir {shlex.quote(str(run / 'data'))}"
     console.print(f"look at it again: {command}", soft_wrap=True, highlight=False)
     console.print(f"and open http://127.0.0.1:{DEFAULT_PORT} in a browser", soft_wrap=True, highlight=False)
+
+
+def _logs(run: Path) -> str:
+    return f"{run}/*.log and {run / 'data' / 'logs'}"
 
 
 def _command_line() -> str:

@@ -56,9 +56,12 @@ def prepare(data_dir: Path) -> None:
     """Creates the directory when it is not there, for its user alone.
 
     Raises:
-        ConfigError: it is on a network file system, or one that all users share.
+        ConfigError: it is a file, on a network file system, or one that all users share.
     """
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"--data-dir {data_dir} is a file, or lies below one: give a folder") from error
     _refuse_network_file_system(data_dir)
     mode = data_dir.stat().st_mode
     if mode & stat.S_ISVTX:

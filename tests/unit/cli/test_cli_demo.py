@@ -1,13 +1,19 @@
-"""The demo empties no folder that a server shows."""
+"""The demo empties no folder that a server shows, and ends in peace when it is interrupted."""
 
 from __future__ import annotations
 
+import io
+import logging
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from slime_plugins.rollout_buffer.cli import demo
 from slime_plugins.rollout_buffer.cli.demo import DemoSettings, run_demo
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.storage import data_dir
@@ -39,3 +45,35 @@ def test_a_demo_that_lacks_a_library_says_so_before_it_empties_anything(
         run_demo(DemoSettings(folder=tmp_path, task="statelm"), Console(quiet=True))
 
     assert kept.is_file()
+
+
+def test_an_interrupted_demo_names_its_logs_and_keeps_the_retries_of_its_trainer_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def processes(*_: object) -> Iterator[tuple[int, str]]:
+        yield 1, "http://127.0.0.1:1"
+
+    over = threading.Event()
+
+    class Waiting:
+        def train(self, *_: object, **__: object) -> None:
+            over.wait(60)
+
+    ours = logging.getLogger("slime_plugins.rollout_buffer")
+    monkeypatch.setattr(ours, "level", ours.level)
+    monkeypatch.setattr(demo, "_processes", processes)
+    monkeypatch.setattr(demo, "TrainerStandIn", lambda _: Waiting())
+    monkeypatch.setattr(demo, "_job_or_none", _interrupt)
+    output = io.StringIO()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(DemoSettings(folder=tmp_path), Console(file=output, width=400))
+
+    over.set()
+    assert f"stopped before its end; logs: {tmp_path}/run/*.log" in output.getvalue()
+    assert not logging.getLogger("slime_plugins.rollout_buffer.trainer.job_feed").isEnabledFor(logging.WARNING)
+
+
+def _interrupt(_: object) -> None:
+    raise KeyboardInterrupt

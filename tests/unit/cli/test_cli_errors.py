@@ -124,6 +124,16 @@ def test_servers_say_what_their_folders_lack(tmp_path: Path) -> None:
     assert "holds no tokenizer.json" in result.stderr
 
 
+@pytest.mark.parametrize("below", ["", "data"])
+def test_a_data_directory_that_is_a_file_is_said_to_be_one_and_nothing_else(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    result = run("serve", "--data-dir", str(file / below))
+    assert result.exit_code == 2
+    assert "is a file, or lies below one: give a folder" in result.stderr
+    assert result.stdout == ""
+
+
 def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
     server = "slime_plugins.rollout_buffer.embedded_engine.server"
