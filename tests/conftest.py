@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -85,7 +86,8 @@ def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
         app = create_app(ServeSettings.model_validate({"data_dir": tmp_path / "data", **settings}))
         context: ServerContext = app.extensions["rollout_buffer"]
         contexts.append(context)
-        known = {"external": {"needs_ray": False}, "math": {"needs_ray": False}}
+        known: dict[str, Any] = {name: {"needs_ray": False} for name in ("external", "math")}
+        known["remote_rollout"] = {"needs_ray": False, "required_keys": ["tokenizer_path", "remote_rollout_url"]}
         context.buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": known, "broken_generators": {}})
         return app.test_client()
 

@@ -11,12 +11,13 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.rewards import as_reward, as_token_rewards, as_turn_rewards
+from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
 from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, checked_log_prob
 from slime_plugins.rollout_buffer.types import (
     Generation,
@@ -38,6 +39,31 @@ _MEDIA_TYPE_BY_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "
 
 WRITTEN_OUTCOMES = (Outcome.COMPLETED, Outcome.TRUNCATED)
 """How an attempt ended that may have earned a reward."""
+
+ITEM_KEYS = frozenset(
+    {
+        "uid", "instance_id", "messages", "reward", "raw_reward", "turn_rewards", "token_rewards", "extra_info",
+        "outcome", "stop_reason", "tools", "generations", "timings_s", "remove_sample",
+    }
+)  # fmt: skip
+KEYS_OF_DELIVERED_ITEMS = frozenset({"group_index", "epoch", "slot", "images", "weight_version"})
+"""What a delivered item has beside those: it is the buffer's to find out, and nothing that is written."""
+GENERATION_KEYS = frozenset(
+    {
+        "keep", "prompt_ids", "output_ids", "output_log_probs", "finish_reason", "weight_version",
+        "weight_version_spans", "trained", "keep_images", "images", "prompt_tokens", "cached_tokens",
+    }
+)  # fmt: skip
+MESSAGE_KEYS = frozenset(
+    {
+        "role", "content", "tool_calls", "tool_call_id", "function_call", "name", "reasoning_content", "reasoning",
+        "refusal", "step_loss_mask",
+    }
+)  # fmt: skip
+"""What chat templates and loss masks read; beside them a message may hold anything."""
+IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "observation", "ipython", "model"})
+"""Those that are often used: what a misspelt one may have meant. Any other is the template's business."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,15 +389,19 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
         InvalidPayloadError: names the key that is missing or wrong, and what it should be.
     """
     item = _expect(entry, dict, where)
+    own = item.keys() - ITEM_KEYS - KEYS_OF_DELIVERED_ITEMS
+    _refuse_misspelt(own, ITEM_KEYS - item.keys(), where)
     messages = _messages(item.get("messages"), f"{where}.messages")
     came = dict(images or {})
     shown: dict[str, None] = {}
     extra_info = _expect(item.get("extra_info", {}), dict, f"{where}.extra_info")
+    extra_info = {**{key: item[key] for key in sorted(own)}, **extra_info}
     if item.get("tools") is not None:  # the trainer shows them to the chat template
         extra_info = {**extra_info, "tools": _expect(item["tools"], list, f"{where}.tools")}
     outcome, stop_reason = _outcome(item, extra_info, where)
     raw_reward = item.get("raw_reward")
     generations = decode_generations(item.get("generations"))
+    _check_keys_of_generations(item, where)
     _check_something_sampled(messages, generations, where)
     turn_rewards = checked_turn_rewards(item, messages, generations, where)
     body = {
@@ -394,6 +424,17 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
         generations=generations,
         largest_id=max((_largest_id(entry) for entry in item.get("generations") or ()), default=-1),
     )
+
+
+def _check_keys_of_generations(item: Mapping[str, Any], where: str) -> None:
+    generations = item.get("generations") or ()
+    if item.get("weight_version") is not None and not generations:
+        raise InvalidPayloadError(f"{where}.weight_version stands in each of its generations, and it has none")
+    for index, entry in enumerate(generations):
+        if unknown := sorted(entry.keys() - GENERATION_KEYS):
+            where = f"generations[{index}]"
+            _refuse_misspelt(unknown, GENERATION_KEYS - entry.keys(), where)
+            raise InvalidPayloadError(f"{where}.{unknown[0]} is not known: what is yours goes into extra_info")
 
 
 def _check_something_sampled(messages: Sequence[Message], generations: Sequence[Generation], where: str) -> None:
@@ -430,9 +471,28 @@ def _outcome(item: Mapping[str, Any], extra_info: Mapping[str, Any], where: str)
 def _messages(value: Any, where: str) -> list[Message]:
     messages: list[Any] = _expect(value, list, where)
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise InvalidPayloadError(f"{where}[{index}] must be an object with a role")
+        _check_message(message, f"{where}[{index}]")
     return messages
+
+
+def _check_message(message: Any, where: str) -> None:
+    """Checks that the message says something: what a chat template skips in silence would be a gap in training."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise InvalidPayloadError(f"{where} must be an object with a role")
+    if not message.keys() <= MESSAGE_KEYS:
+        _refuse_misspelt(message.keys() - MESSAGE_KEYS, MESSAGE_KEYS - message.keys(), where)
+    role, content = message["role"], message.get("content")
+    if role not in ROLES and (near := nearest(role, ROLES)):
+        raise InvalidPayloadError(f"{where}.role is {_short(role)}; did you mean {near}?")
+    if content is None and not any(message.get(key) for key in IN_PLACE_OF_CONTENT):
+        raise InvalidPayloadError(f"{where} has no content, and none of {', '.join(IN_PLACE_OF_CONTENT)}")
+    if not isinstance(content, str | list | None):
+        raise InvalidPayloadError(f"{where}.content must be a string or a list of parts, not {_kind(content)}")
+
+
+def _refuse_misspelt(given: Iterable[str], known: Collection[str], where: str) -> None:
+    if wrong := misspelt(given, known, f"{where}."):
+        raise InvalidPayloadError("; ".join(wrong))
 
 
 def _take_images_out(message: Message, came: dict[str, Image], shown: dict[str, None], where: str) -> Message:

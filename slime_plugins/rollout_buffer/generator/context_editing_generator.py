@@ -5,9 +5,10 @@ from __future__ import annotations
 from slime_plugins.rollout_buffer.generator.context_editing.generator import ContextEditingGenerator
 from slime_plugins.rollout_buffer.generator.context_editing.settings import LOWEST_PENALTY
 
-__all__ = ["REWARD_RANGE", "TASK_TYPE", "ContextEditingGenerator", "create_generator"]
+__all__ = ["REQUIRED_KEYS", "REWARD_RANGE", "TASK_TYPE", "ContextEditingGenerator", "create_generator"]
 
 TASK_TYPE = "statelm"
+REQUIRED_KEYS = ("tokenizer_path",)
 
 REWARD_RANGE = (LOWEST_PENALTY, 1.0)
 """From the largest penalty that the settings take for a full context to a right answer."""

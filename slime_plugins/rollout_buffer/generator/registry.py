@@ -6,9 +6,10 @@ and one of
 * ``create_generator() -> Generator``: the protocol of ``base_generator.py``, one episode per call;
 * ``run_rollout(data)``: slime's plain form. It gets the whole payload and writes finished items to ``/buffer/write``.
 
-It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function that says it of this host's settings)
-and any of the five group functions with slime's signatures. A file that does not load is reported with its traceback
-and stops no other.
+It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function that says it of this host's settings),
+``REQUIRED_KEYS = ("tokenizer_path",)`` (keys of the start payload: a job without them is refused at its start) and any
+of the five group functions with slime's signatures. A file that does not load is reported with its traceback and stops
+no other.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Plugin:
     needs_ray: bool
     reward_range: tuple[float, float] | None
     functions: GroupFunctions
+    required_keys: tuple[str, ...] = ()
     create_generator: Callable[[], Generator] | None = None
     run_rollout: Callable[[dict[str, Any]], Any] | None = None
 
@@ -133,6 +135,7 @@ def _load_file(path: Path) -> Plugin | None:
         task_type=task_type,
         source=path,
         needs_ray=_needs_ray(module),
+        required_keys=tuple(getattr(module, "REQUIRED_KEYS", ())),
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         functions=group_functions_of(module),
         create_generator=create,
@@ -163,6 +166,11 @@ def _import(path: Path) -> ModuleType:
 def describe(catalog: Catalog) -> str:
     """Returns the catalog as one line of JSON, for the supervisor, which looks through a short-lived process."""
     task_types = {
-        name: {"needs_ray": plugin.needs_ray, "source": str(plugin.source)} for name, plugin in catalog.plugins.items()
+        name: {
+            "needs_ray": plugin.needs_ray,
+            "required_keys": plugin.required_keys,
+            "source": str(plugin.source),
+        }
+        for name, plugin in catalog.plugins.items()
     }
     return json.dumps({"task_types": task_types, "broken_generators": catalog.broken})

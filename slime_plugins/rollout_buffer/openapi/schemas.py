@@ -112,6 +112,10 @@ _WRITTEN_ITEM = _object(
     generations={"type": ["array", "null"], "items": ref("Generation"), "description": "Token ids as sampled"},
     timings_s={"type": "object", "description": "Seconds by phase of the episode"},
 )
+_WRITTEN_ITEM["description"] = (
+    "A finished trajectory. Any other key is kept in `extra_info`, but one that is nearly one of these is refused as a "
+    "slip. `weight_version` stands in each of `generations`, which have no keys of your own."
+)
 _ONE_OR_MANY_ITEMS: Schema = {
     "anyOf": [
         {"allOf": [ref("WrittenItem"), {"type": "object", "properties": {"job_id": _IDENTIFIER}}]},

@@ -6,7 +6,6 @@ does not know are its generator's options.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -30,6 +29,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.redaction import holds_masked_address
+from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
 
 __all__ = [
@@ -69,8 +69,6 @@ SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "r
 """Sampling parameters that mean nothing else: beside ``sampling_params`` they are in the wrong place."""
 GATEWAYS_OWN = "pin_sampling_params"
 """An option that is like a field, and none."""
-LIKENESS_OF_A_TYPO = 0.84
-"""How alike an unknown key and a known one must be (``difflib``) for the first to be a slip and no option."""
 
 LONGEST_WAIT_S = 300
 """A poll may wait so long."""
@@ -287,14 +285,14 @@ class StartPayload(JobSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_not_misspelt(cls, body: Any) -> Any:
+    def _is_notmisspelt(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
         sampling = body.get("sampling_params")
         known = [*cls.model_fields, GATEWAYS_OWN]
-        wrong = _misspelt(body, known, "") + _misplaced(body, known)
+        wrong = misspelt(body, known, "") + _misplaced(body, known)
         if isinstance(sampling, dict):
-            wrong += _misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
+            wrong += misspelt(sampling, [*SamplingPayload.model_fields, *ENGINES_OWN], "sampling_params.")
         if wrong:
             raise ValueError("; ".join(wrong))
         return body
@@ -470,17 +468,7 @@ def _misplaced(given: Mapping[str, Any], known: Sequence[str]) -> list[str]:
     """Says of each sampling parameter beside ``sampling_params`` where it belongs: there it would do nothing."""
     found = []
     for key in given:
-        near = difflib.get_close_matches(str(key), [*known, *SAMPLING_ALONE], n=1, cutoff=LIKENESS_OF_A_TYPO)
-        if near and near[0] in SAMPLING_ALONE:
-            found.append(f"{key} is not known here; did you mean sampling_params.{near[0]}?")
-    return found
-
-
-def _misspelt(given: Mapping[str, Any], known: Iterable[str], prefix: str) -> list[str]:
-    """Says of each key that is nearly a known one which was meant; other unknown keys are somebody's options."""
-    names = list(known)
-    found = []
-    for key in given:
-        near = [] if key in names else difflib.get_close_matches(str(key), names, n=1, cutoff=LIKENESS_OF_A_TYPO)
-        found += [f"{prefix}{key} is not known; did you mean {prefix}{near[0]}?"] if near else []
+        near = nearest(str(key), [*known, *SAMPLING_ALONE])
+        if near in SAMPLING_ALONE:
+            found.append(f"{key} is not known here; did you mean sampling_params.{near}?")
     return found

@@ -8,7 +8,7 @@
 * ``concurrency`` – how many episodes play at once where nobody has set a number
 * ``stuck_weights`` – whose weight version stands still, so that a lag says nothing
 * ``bias`` – is what is trained what was submitted
-* ``vocabulary`` – which token ids and log-probs there can be
+* ``vocabulary`` – which token ids and log-probs there can be; ``typos`` – which unknown key is a slip
 * ``backoff`` – how long to wait before trying again, for everybody; ``heartbeats`` – who sends some, how often, and
   when silence is death
 """

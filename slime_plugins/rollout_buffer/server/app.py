@@ -6,6 +6,7 @@ The server holds no state of its own, so several gunicorn workers are as good as
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -59,6 +60,12 @@ def create_app(settings: ServeSettings) -> Flask:
     return app
 
 
+KEYS_IN_WORDS = {
+    "tokenizer_path": "the folder of the trainer's tokenizer, on the buffer host",
+    "remote_rollout_url": "the address of the rollout server, like http://host:port",
+}
+
+
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
@@ -66,8 +73,9 @@ def create_app(settings: ServeSettings) -> Flask:
 def start_rollout() -> Response:
     """Starts a job, or attaches to it when it is there already."""
     body = read_body()
-    _check_task_type(body.get("task_type"))
+    task = _check_task_type(body.get("task_type"))
     payload = request_models.parse(StartPayload, body)
+    _check_required_keys(payload, task.get("required_keys", ()))
     _check_tokenizer(payload)
     instances = _instances(payload)
     _check_size(payload, len(instances))
@@ -85,14 +93,14 @@ def start_rollout() -> Response:
     )
 
 
-def _check_task_type(task_type: Any) -> None:
-    """Accepts only work that somebody will do: a supervisor lives, and knows the task type."""
+def _check_task_type(task_type: Any) -> Mapping[str, Any]:
+    """Accepts only work that somebody will do: a supervisor lives, and knows the task type. Returns what it knows."""
     seen = look_at_supervisor(the_context())
     if not seen.serving:
         raise UnavailableError(f"nobody would play this job: {seen.reason}. Is rollout-buffer serve up?")
     known = seen.catalog.get("task_types", {})
     if not isinstance(task_type, str) or task_type in known:
-        return  # what is not even a string is the payload's own error
+        return known.get(task_type, {}) if isinstance(task_type, str) else {}  # no string: the payload's own error
     if not known:  # nothing can be read, or nothing could be written since the start
         raise UnavailableError(f"what can be played is not known yet: {seen.reason or 'the supervisor starts'}")
     broken = seen.catalog.get("broken_generators", {})
@@ -104,6 +112,21 @@ def _check_task_type(task_type: Any) -> None:
         f"no generator has task_type {task_type[:100]!r}; known: {names}{hint}",
         {"task_types": sorted(known), "broken_generators": broken},
     )
+
+
+def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None:
+    """Refuses at its start what its generator would refuse a moment later."""
+    given = {**payload.model_dump(exclude_none=True), **payload.options}
+    missing = [key for key in required if not given.get(key)]
+    if payload.engine_api == "openai":  # it is asked in messages
+        missing = [key for key in missing if key != "tokenizer_path"]
+    if missing:
+        raise InvalidPayloadError(
+            "; ".join(
+                f"{key} is missing: task_type {payload.task_type} needs {KEYS_IN_WORDS.get(key, 'it')}"
+                for key in missing
+            )
+        )
 
 
 def _check_tokenizer(payload: StartPayload) -> None:

@@ -92,11 +92,17 @@ def test_a_slice_of_the_input_file_is_what_is_played(client: FlaskClient, math_f
 
 
 WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
-    ({"task_type": "mth"}, 404, "known: external, math; did you mean math?"),
+    ({"task_type": "mth"}, 404, "known: external, math, remote_rollout; did you mean math?"),
     ({"task_type": "unheard_of"}, 404, "no generator has task_type 'unheard_of'; known: external, math"),
     ({"task_type": None}, 400, "task_type"),
     ({"task_type": ["math"]}, 400, "task_type"),
     ({"input_file": None}, 400, "input_file is missing"),
+    (
+        {"task_type": "remote_rollout", "tokenizer_path": None},
+        400,
+        "tokenizer_path is missing: task_type remote_rollout needs the folder of",
+    ),
+    ({"task_type": "remote_rollout"}, 400, "remote_rollout_url is missing: task_type remote_rollout needs the address"),
     ({"input_file": "/etc/passwd"}, 400, "outside the data roots"),
     ({"input_file": "../../etc/passwd"}, 400, "outside the data roots"),
     ({"input_file": "no_such.jsonl"}, 400, "is not a file the buffer host can see"),
