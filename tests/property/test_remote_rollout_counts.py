@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -121,6 +121,10 @@ def check_rows(session: TrainerSession, engine: FakeEngine, steps: list[Step]) -
 @pytest.mark.parametrize("name", [*NAMES, *REAL_NAMES])
 @SETTINGS
 @given(question=QUESTIONS, steps=STEPS)
+@example(  # qwen3-hybrid writes "<think>" before the last reply: its render begins with what is held, by chance
+    question=[{"role": "user", "content": "345"}],
+    steps=[Step("<think>", False, False, ()), Step("345", False, False, ())],
+)
 def test_our_two_sides_agree_by_ids_on_every_turn(name: str, question: list[dict[str, Any]], steps: list[Step]) -> None:
     asyncio.run(_play(tokens_of(name), question, steps))
 

@@ -124,7 +124,8 @@ def test_instances_that_differ_only_in_case_or_space_are_different(client: Flask
 
 def test_the_last_of_two_equal_keys_counts(client: FlaskClient) -> None:
     send(client, "/start_rollout", START)
-    body = '{"uid": "first", "uid": "last", "instance_id": "i", "messages": [{"role": "user"}], "reward": 1}'
+    said = '[{"role": "user", "content": "?"}]'
+    body = f'{{"uid": "first", "uid": "last", "instance_id": "i", "messages": {said}, "reward": 1}}'
     assert send(client, "/buffer/write", body)[1]["results"][0]["uid"] == "last"
 
 

@@ -85,8 +85,6 @@ class OwnCount:
         by_text = len(rendered) - len(self._rendered) - self._sampled
         if not self._continues(messages):
             bridged, by_ids = rendered, len(rendered) - common_prefix(self._held, rendered)
-        elif rendered[: len(self._held)] == self._held:
-            bridged, by_ids = rendered, len(rendered) - len(self._held)
         else:
             added = messages[len(self._asked) + 1 :]
             bridge = self._tokens.bridge(self._asked, added, self._held, self._tools)
