@@ -34,7 +34,7 @@ function headOf(jobId, group) {
   return [
     crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Groups", jobHref(jobId, "groups")], [group.instance_id, null]),
     h("div", { class: "row head" }, h("h1", { class: "id" }, group.instance_id), pill(group.state)),
-    callouts([{ severity: SEVERITY[group.state], message: group.message, advice: group.cause && !group.message.includes(group.cause) ? `Recorded as: ${group.cause}` : "", code: group.state }]),
+    callouts([{ severity: SEVERITY[group.state], message: group.message, code: group.state }]),
     h(
       "dl",
       { class: "facts" },

@@ -271,14 +271,7 @@ def _of_group(column: str, joined: str) -> str:
 
 
 def _group_entry(job: JobRecord, row: sqlite3.Row, members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    rewards = [member["reward"] for member in members if not member["late"]]
-    message = explain_group(
-        GroupState(row["state"]),
-        Cause(CauseCode(row["cause_code"]), row["cause"]),
-        rewards=rewards,
-        group_size=job.group_size,
-        reward_range=job.settings.reward_range,
-    )
+    message = explain_group(GroupState(row["state"]), Cause(CauseCode(row["cause_code"]), row["cause"]))
     return {
         "group_index": row["key"],
         "epoch": row["epoch"],

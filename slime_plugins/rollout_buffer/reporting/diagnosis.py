@@ -6,7 +6,6 @@ The dashboard and ``rollout-buffer status`` show the same ones. A sentence has a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -347,7 +346,7 @@ def _given_up(at: JobSnapshot) -> str:
 
 def _commonest(at: JobSnapshot, state: GroupState) -> str:
     most = at.commonest_causes.get(state)
-    return "" if most is None else f" The commonest cause: {_text(most.cause)} ({most.count} of them)."
+    return "" if most is None else f" The commonest cause, of {most.count}: {_text(most.cause)}."
 
 
 # --- a job that should move ------------------------------------------------------------------------------------------
@@ -537,38 +536,13 @@ def _recent(age_s: float | None) -> bool:
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
-def explain_group(
-    state: GroupState,
-    cause: Cause,
-    *,
-    rewards: Sequence[float],
-    group_size: int,
-    reward_range: Sequence[float] | None,
-) -> str:
-    """Returns in one or two sentences what became of a group and why.
-
-    ``rewards`` are those that came back; ``reward_range`` is the job's own, None when the generator's holds.
-    """
-    if state not in _ENDED:
-        return _ALIVE[state]
-    came = f"{len(rewards)} of {group_size} members came"
-    match cause.code:
-        case CauseCode.NOT_VALID:
-            return _not_valid(rewards, group_size)
-        case CauseCode.ITEMS_FILTERED:
-            return f"Dropped: {_text(cause)} ({_why_filtered(rewards, reward_range)})."
-        case CauseCode.TIMED_OUT:
-            return f"Failed: {came} before its time ran out (group_timeout_seconds)."
-        case CauseCode.SLOTS_FAILED:
-            return f"Failed: {came}; the other slots were given up after max_attempts failed attempts."
-        case CauseCode.STALE:
-            return f"Dropped: it waited so long that {_TOO_OLD}."
-        case CauseCode.SKIP_LIST:
-            return "Skipped: the trainer said at its start that it has trained this one already."
-    return f"{_ENDED[state]}{_because(cause)}."
+def explain_group(state: GroupState, cause: Cause) -> str:
+    """Returns in one sentence what became of a group and why: its cause, as jobs and counts have it too."""
+    if state in _ENDED:
+        return f"{_ENDED[state]}: {text}." if (text := _text(cause)) else f"{_ENDED[state]}."
+    return _ALIVE[state]
 
 
-_TOO_OLD = "its weights are more versions old than max_weight_version_lag allows"
 _ENDED = {GroupState.FILTERED: "Dropped", GroupState.FAILED: "Failed", GroupState.SKIPPED: "Skipped"}
 _ALIVE = {
     GroupState.OPEN: "Open: some of its members are still to come.",
@@ -576,24 +550,6 @@ _ALIVE = {
     GroupState.LEASED: "Leased: a trainer has it and has not acknowledged it yet; otherwise it comes back.",
     GroupState.DELIVERED: "Delivered to the trainer.",
 }
-
-
-def _not_valid(rewards: Sequence[float], group_size: int) -> str:
-    if rewards and len(set(rewards)) == 1:
-        return (
-            f"Dropped: all {len(rewards)} members earned the same reward, {rewards[0]:+.3f}. Against equals nothing is "
-            "better or worse, so GRPO would learn nothing from it."
-        )
-    if len(rewards) < group_size:
-        return f"Dropped: only {len(rewards)} of {group_size} members came, fewer than a valid group must have."
-    return "Dropped: the generator's own is_valid_group refused it."
-
-
-def _why_filtered(rewards: Sequence[float], reward_range: Sequence[float] | None) -> str:
-    low, high = reward_range or (-math.inf, math.inf)
-    if outside := sum(not low <= reward <= high for reward in rewards):
-        return f"{outside} rewards lie outside of the valid range {low:g} to {high:g}"
-    return "their rewards lie outside of the valid range, or the generator's own filter_item refused them"
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def _samples_of(job: JobCounts) -> Iterator[Sample]:
 
 def cause_class(cause: str) -> str:
     """Returns a cause without what differs from group to group, so that there are few label values."""
-    return re.sub(r"\d+", "N", cause.split(":")[0])[:80]
+    return re.sub(r"\d+", "N", re.split(r":| \(", cause)[0])[:80]
 
 
 def _by_class(causes: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,7 +17,7 @@ class CauseCode(StrEnum):
     NONE = ""
 
     # of groups
-    NOT_VALID = "not_valid"  # is_valid_group refused it
+    NOT_VALID = "not_valid"  # is_valid_group said no
     ITEMS_FILTERED = "items_filtered"  # filter_item left too few members
     GROUP_FUNCTION = "group_function"  # a group function raised, or gave nonsense
     TIMED_OUT = "timed_out"  # too few members came before its time ran out
@@ -65,26 +66,39 @@ class CountedCause:
 
 
 NO_CAUSE = Cause(CauseCode.NONE, "")
-STALE = Cause(CauseCode.STALE, "stale: sampled by weights more than max_weight_version_lag versions old")
-DAMAGED = Cause(CauseCode.DAMAGED, "damaged: too few of its members could be read when it was to be delivered")
-IN_SKIP_LIST = Cause(CauseCode.SKIP_LIST, "in the skip list")
-NOT_VALID = Cause(CauseCode.NOT_VALID, "is_valid_group refused it")
+STALE = Cause(CauseCode.STALE, "stale (sampled by weights more than max_weight_version_lag versions old)")
+DAMAGED = Cause(CauseCode.DAMAGED, "damaged (too few of its members could be read when it was to be delivered)")
+IN_SKIP_LIST = Cause(CauseCode.SKIP_LIST, "in the skip list (the trainer had trained it before it started)")
 CANCELLED = Cause(CauseCode.CANCELLED, "cancelled by request")
 SUPERSEDED = Cause(CauseCode.SUPERSEDED, "a fresh start took its id")
 IDLE = Cause(CauseCode.IDLE, "nobody polls it; the next poll resumes it")
 STOPPED = Cause(CauseCode.STOPPED, "drained at once: what ran was given up, and is played again when it is resumed")
 
 
-def items_filtered(kept: int, group_size: int) -> Cause:
-    """``filter_item`` left too few members."""
-    return Cause(CauseCode.ITEMS_FILTERED, f"filter_item kept {kept} of {group_size} members")
+def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
+    """``is_valid_group`` said no to a group of ``rewards``; ``own`` when the generator brought that function."""
+    alike = f"all {len(rewards)} members earned the same reward"
+    if not own:
+        return Cause(CauseCode.NOT_VALID, f"{alike}, so GRPO would learn nothing from it")
+    note = f" ({alike})" if len(set(rewards)) == 1 else ""
+    return Cause(CauseCode.NOT_VALID, f"the generator's own is_valid_group refused it{note}")
+
+
+def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float] | None, *, own: bool) -> Cause:
+    """``filter_item`` left too few members; ``own`` when the generator brought that function."""
+    message = f"filter_item kept {kept} of {group_size} members"
+    if own:
+        return Cause(CauseCode.ITEMS_FILTERED, f"the generator's own {message}")
+    wrong = "are no finite numbers" if reward_range is None else "lie outside of {:g} to {:g}".format(*reward_range)
+    return Cause(CauseCode.ITEMS_FILTERED, f"{message} (the other rewards {wrong})")
 
 
 def too_short(came: int, group_size: int, *, timed_out: bool) -> Cause:
     """Too few members came."""
+    members = f"{came} of {group_size} members came"
     if timed_out:
-        return Cause(CauseCode.TIMED_OUT, f"timed out: {came} of {group_size} members came")
-    return Cause(CauseCode.SLOTS_FAILED, f"slots failed: {came} of {group_size} members came")
+        return Cause(CauseCode.TIMED_OUT, f"timed out ({members} within group_timeout_seconds)")
+    return Cause(CauseCode.SLOTS_FAILED, f"slots failed ({members}, too many slots used up their max_attempts)")
 
 
 def engine_away(refusal: str) -> Cause:

@@ -115,10 +115,13 @@ def judge_group(
 
 def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, *, check_validity: bool) -> Verdict:
     if check_validity and not _call("is_valid_group", functions.is_valid_group, members, policy):
-        return Verdict(state=GroupState.FILTERED, cause=causes.NOT_VALID)
+        own = functions.is_valid_group is not is_valid_group
+        return Verdict(state=GroupState.FILTERED, cause=causes.not_valid([one.reward for one in members], own=own))
     kept = [member for member in members if _call("filter_item", functions.filter_item, member, policy)]
     if len(kept) < policy.at_least(policy.min_valid_item_size_ratio):
-        return Verdict(state=GroupState.FILTERED, cause=causes.items_filtered(len(kept), policy.group_size))
+        own = functions.filter_item is not filter_item
+        cause = causes.items_filtered(len(kept), policy.group_size, policy.reward_range, own=own)
+        return Verdict(state=GroupState.FILTERED, cause=cause)
     normalized = _call("normalize_group_data", functions.normalize_group_data, kept, policy)
     padded = _call("pad_group_data", functions.pad_group_data, normalized, policy)
     if len(padded) != policy.group_size:

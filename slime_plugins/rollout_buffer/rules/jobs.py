@@ -74,13 +74,14 @@ def ending_of(
         most = commonest[GroupState.FAILED]
         if failures is not None and most.cause.code in (CauseCode.SLOTS_FAILED, CauseCode.TIMED_OUT):
             return JobState.FAILED, Cause(CauseCode.ATTEMPTS_FAILED, failures.sentence())
-        message = f"none of {failed + filtered} groups could be delivered: {_counted(most)}"
+        message = f"none of {failed + filtered} groups could be delivered{_commonest(most, failed + filtered)}"
         return JobState.FAILED, Cause(CauseCode.NO_GROUP_READY, message)
     if filtered:
-        message = f"all {filtered} groups were filtered: {_counted(commonest[GroupState.FILTERED])}"
+        message = f"all {filtered} groups were filtered{_commonest(commonest[GroupState.FILTERED], filtered)}"
         return JobState.FINISHED, Cause(CauseCode.NO_GROUP_READY, message)
     return JobState.FINISHED, NO_CAUSE
 
 
-def _counted(most: CountedCause) -> str:
-    return f"{most.cause.message} ({most.count} of them)"
+def _commonest(most: CountedCause, groups: int) -> str:
+    of_them = "" if most.count == groups else f", {most.count} of them"
+    return f"{of_them}: {most.cause.message}"

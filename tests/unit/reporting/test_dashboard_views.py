@@ -174,7 +174,7 @@ def test_groups_come_the_last_touched_first_and_are_filtered(views: Views, job: 
     assert group_ids(views)[:2] == ["Task1-9", "Task0-8"]
     assert group_ids(views, state="filtered") == ["Task0-6", "Task1-3", "Task0-0"]
     assert group_ids(views, search="task1") == ["Task1-9", "Task1-7", "Task1-5", "Task1-3", "Task1-1"]
-    assert group_ids(views, cause="is_valid", search="0-") == ["Task0-6", "Task0-0"]
+    assert group_ids(views, cause="same reward", search="0-") == ["Task0-6", "Task0-0"]
     assert group_ids(views, search="%") == []
     assert group_ids(views, search="_-") == []
 

@@ -39,7 +39,7 @@ ALL_FAILED = FailedAttempts(failed=9, ended=9, code="device", of_code=5, message
 ALL_FAILED_TEXT = "Nothing succeeds: 9 of 9 attempts failed, 5 of them with device: adb is gone."
 COMMONEST = {
     GroupState.FAILED: CountedCause(causes.too_short(0, 4, timed_out=True), 2),
-    GroupState.FILTERED: CountedCause(causes.NOT_VALID, 4),
+    GroupState.FILTERED: CountedCause(causes.not_valid([0.0, 1.0], own=True), 4),
 }
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
@@ -96,7 +96,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"groups": {"open": 10, "filtered": 3, "failed": 1, "skipped": 2}, "commonest_causes": COMMONEST},
         "nothing_kept",
-        "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The commonest cause: is_valid_group",
+        "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The commonest cause, of 4: the",
     ),
 ]  # fmt: skip
 
@@ -132,9 +132,9 @@ def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
     assert list(found) == ["finished", "failed_groups", "filtered_groups"]
     assert "1 delivered, 4 filtered and 3 failed." in found["finished"].message
     assert "3 groups were given up as failed" in found["failed_groups"].message
-    assert "timed out: 0 of 4 members came (2 of them)" in found["failed_groups"].message
+    assert "The commonest cause, of 2: timed out (0 of 4 members came within" in found["failed_groups"].message
     assert "4 groups were filtered, of 8 that are closed" in found["filtered_groups"].message
-    assert "is_valid_group refused it (4 of them)" in found["filtered_groups"].message
+    assert found["filtered_groups"].message.endswith("of 4: the generator's own is_valid_group refused it.")
 
 
 def test_some_filtered_groups_are_nothing_to_worry_about() -> None:
@@ -220,28 +220,19 @@ def test_there_is_always_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("state", "cause", "rewards", "words"),
+    ("state", "cause", "message"),
     [
-        ("filtered", causes.NOT_VALID, [0.5, 0.5, 0.5], "all 3 members earned the same reward, +0.500"),
-        ("filtered", causes.NOT_VALID, [0.5, 0.7], "only 2 of 4 members came"),
-        ("filtered", causes.NOT_VALID, [0.1, 0.2, 0.3, 0.4], "own is_valid_group refused it"),
-        ("filtered", causes.items_filtered(1, 4), [0.5, 7, 8, 9], "3 rewards lie outside of the valid range 0"),
-        ("filtered", causes.STALE, [0.5], "max_weight_version_lag"),
-        ("failed", causes.too_short(1, 4, timed_out=True), [0.5], "1 of 4 members came before its time ran out"),
-        ("failed", causes.too_short(1, 4, timed_out=False), [0.5], "after max_attempts failed attempts"),
-        ("failed", Cause(CauseCode.GROUP_FUNCTION, "pad_group_data raised"), [0.5], "Failed (pad_group_data raised)."),
-        ("skipped", causes.IN_SKIP_LIST, [], "has trained this one already"),
-        ("skipped", causes.CANCELLED, [], "Skipped (cancelled by request)."),
-        ("ready", causes.NO_CAUSE, [0.5], "waits for the trainer's next poll"),
+        ("filtered", causes.STALE, f"Dropped: {causes.STALE.message}."),
+        ("failed", Cause(CauseCode.GROUP_FUNCTION, "pad_group_data raised"), "Failed: pad_group_data raised."),
+        ("skipped", causes.IN_SKIP_LIST, f"Skipped: {causes.IN_SKIP_LIST.message}."),
+        ("skipped", causes.NO_CAUSE, "Skipped."),
+        ("ready", causes.NO_CAUSE, "Ready: complete and valid, it waits for the trainer's next poll."),
     ],
-)  # fmt: skip
-def test_a_group_says_why_it_was_dropped(state: str, cause: Cause, rewards: list[float], words: str) -> None:
-    message = explain_group(GroupState(state), cause, rewards=rewards, group_size=4, reward_range=[0.0, 1.0])
-    assert words in message
-    reworded = explain_group(
-        GroupState(state), replace(cause, message="?"), rewards=rewards, group_size=4, reward_range=[0.0, 1.0]
-    )
-    assert message.split("(")[0].replace("filter_item kept 1 of 4 members", "?") == reworded.split("(")[0]
+)
+def test_a_group_says_its_cause_in_the_words_that_jobs_have_too(state: str, cause: Cause, message: str) -> None:
+    assert explain_group(GroupState(state), cause) == message
+    job = replace(AT_WORK, groups={"filtered": 9}, commonest_causes={GroupState.FILTERED: CountedCause(cause, 9)})
+    assert f"The commonest cause, of 9: {cause.message}." in explain_job(job)[0].message
 
 
 def test_a_buffer_without_supervisor_says_so_first() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
+from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.groups import (
     DEFAULT_FUNCTIONS,
     GroupPolicy,
@@ -47,7 +48,22 @@ def test_a_full_group_with_mixed_rewards_is_ready_with_its_raw_rewards() -> None
 def test_a_group_with_one_reward_is_filtered(reward: float) -> None:
     verdict = judge_group(members_with([reward] * 4), policy_of(4))
     assert verdict.state is GroupState.FILTERED
-    assert "is_valid_group" in verdict.cause.message
+    assert verdict.cause.message == "all 4 members earned the same reward, so GRPO would learn nothing from it"
+
+
+@pytest.mark.parametrize(("rewards", "note"), [([0.5, 0.5], " (all 2 members earned the same reward)"), ([0, 1], "")])
+def test_a_group_that_the_generators_own_function_refused_says_so(rewards: list[float], note: str) -> None:
+    own = replace(DEFAULT_FUNCTIONS, is_valid_group=lambda members, policy: False)
+    verdict = judge_group(members_with(rewards), policy_of(2), own)
+    assert verdict.state is GroupState.FILTERED
+    assert verdict.cause.code is CauseCode.NOT_VALID
+    assert verdict.cause.message == f"the generator's own is_valid_group refused it{note}"
+
+
+def test_a_group_of_which_the_generators_own_filter_left_too_few_says_so() -> None:
+    own = replace(DEFAULT_FUNCTIONS, filter_item=lambda member, policy: False)
+    verdict = judge_group(members_with([0, 1]), policy_of(2), own)
+    assert verdict.cause == Cause(CauseCode.ITEMS_FILTERED, "the generator's own filter_item kept 0 of 2 members")
 
 
 def test_one_reward_is_fine_for_evaluation_and_for_groups_of_one() -> None:
@@ -58,13 +74,15 @@ def test_one_reward_is_fine_for_evaluation_and_for_groups_of_one() -> None:
 def test_no_valid_member_filters_the_group() -> None:
     verdict = judge_group(members_with([2.0, 3.0]), policy_of(2, reward_range=(0.0, 1.0)))
     assert verdict.state is GroupState.FILTERED
-    assert "filter_item kept 0 of 2" in verdict.cause.message
+    assert verdict.cause.message == "filter_item kept 0 of 2 members (the other rewards lie outside of 0 to 1)"
 
 
 def test_every_finite_reward_is_valid_unless_a_range_is_set() -> None:
     rewards = [-1.0, 1e9]
     assert judge_group(members_with(rewards), policy_of(2)).state is GroupState.READY
-    assert judge_group(members_with([math.nan, math.inf]), policy_of(2)).state is GroupState.FILTERED
+    verdict = judge_group(members_with([math.nan, math.inf]), policy_of(2))
+    assert verdict.state is GroupState.FILTERED
+    assert verdict.cause.message.endswith("(the other rewards are no finite numbers)")
 
 
 def test_the_reward_range_is_the_policys_own() -> None:
@@ -86,7 +104,7 @@ def test_a_short_group_is_delivered_from_the_timeout_ratio_on_and_failed_below_i
     assert judge_group(members_with([0.5] * 7), policy, timed_out=True).state is GroupState.READY
     failed = judge_group(members_with([0.5] * 6), policy, timed_out=True)
     assert failed.state is GroupState.FAILED
-    assert failed.cause.message == "timed out: 6 of 10 members came"
+    assert failed.cause.message == "timed out (6 of 10 members came within group_timeout_seconds)"
     assert judge_group([], policy).state is GroupState.FAILED
     half = policy_of(4, min_timeout_group_size_ratio=0.7)
     assert judge_group(members_with([0.0, 1.0]), half, timed_out=True).state is GroupState.FAILED

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause, too_short
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause, not_valid, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts, ending_of
 from slime_plugins.rollout_buffer.runner import job_runner
@@ -138,7 +138,7 @@ async def test_a_plain_generator_that_writes_nothing_fails_its_job(quick: Buffer
     await job_runner.JobRunner(quick, job.key, plugin, buffer_url="http://127.0.0.1:9").run()
     found = quick.job(job.job_id)
     assert found.state is JobState.FAILED
-    assert found.cause == "none of 2 groups could be delivered: timed out: 0 of 2 members came (2 of them)"
+    assert found.cause == f"none of 2 groups could be delivered: {too_short(0, 2, timed_out=True).message}"
 
 
 async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> None:
@@ -146,7 +146,7 @@ async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> No
     await run(quick, job, ScriptedGenerator(lambda episode: 1.0))
     found = quick.job(job.job_id)
     assert found.state is JobState.FINISHED
-    assert found.cause == "all 3 groups were filtered: is_valid_group refused it (3 of them)"
+    assert found.cause == f"all 3 groups were filtered: {not_valid([1.0, 1.0], own=False).message}"
     assert "gave nothing to train on: all 3 groups were filtered" in explanation(quick, job.job_id)["nothing_delivered"]
 
 
@@ -175,3 +175,10 @@ def test_what_was_trained_before_does_not_hide_that_the_rest_failed() -> None:
     cause = Cause(CauseCode.ATTEMPTS_FAILED, "9 of 9 attempts failed: gone")
     assert ending_of(counted, commonest, failures) == (JobState.FAILED, cause)
     assert ending_of({GroupState.SKIPPED: 5}, {}, None) == (JobState.FINISHED, NO_CAUSE)
+
+
+@pytest.mark.parametrize(("count", "of_them"), [(3, ""), (2, ", 2 of them")])
+def test_a_job_names_the_commonest_cause_and_of_how_many_groups_it_is(count: int, of_them: str) -> None:
+    most = CountedCause(not_valid([1.0, 1.0], own=False), count)
+    _, cause = ending_of({GroupState.FILTERED: 3}, {GroupState.FILTERED: most}, None)
+    assert cause.message == f"all 3 groups were filtered{of_them}: {most.cause.message}"

@@ -396,7 +396,7 @@ def test_used_up_input_is_a_clear_error_and_never_fewer_groups(buffer: LoopbackB
 def test_input_of_which_nothing_could_be_trained_is_said_with_its_cause() -> None:
     with LoopbackBuffer([]) as empty:
         trainer = trainer_of(empty)
-        cause = "all 3 groups were filtered: is_valid_group refused it (3 of them)"
+        cause = "all 3 groups were filtered, 2 of them: the generator's own is_valid_group refused it"
 
         def say_why(path: str, body: dict[str, Any]) -> None:
             for job in empty.jobs.values():
