@@ -44,6 +44,8 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 COUNTS = {"2k": 3200, "64k": 1920, "1m": 128, "1m-shared": 128, "1m-ids": 128}
@@ -98,13 +100,6 @@ class Contender:
 
 
 # --- starting --------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -33,8 +33,9 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_buffer import accepts_jobs, free_port, running
+from benchmarks.bench_buffer import accepts_jobs, running
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 HERE = Path(__file__).resolve().parent
 

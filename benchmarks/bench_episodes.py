@@ -27,7 +27,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.simulation.phone.tasks.registry import TASKS
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 MODES = ("incremental", "history")
 START_TIMEOUT_S = 120.0
@@ -164,13 +164,6 @@ def wait_for(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
                 return
         time.sleep(0.2)
     raise SystemExit(f"{url} does not answer:\n{log.read_text(errors='replace')[-2000:]}")
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def largest_memory(supervisor: int) -> dict[bool, int]:

@@ -16,7 +16,6 @@ import argparse
 import json
 import random
 import shutil
-import socket
 import sqlite3
 import statistics
 import sys
@@ -35,6 +34,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_ATTEMPTS
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tests.crash import checkpoint_trainer, writer
 from tests.crash.accounting import CHECKS, SHOWN, StoreView
 from tests.crash.disk import SmallDisk
@@ -100,7 +100,7 @@ class CrashTest:
         self.weights = {kind: weight for kind, weight in WEIGHTS.items() if kind not in without}
         self.rng = random.Random(seed)
         self.deadline = None if minutes is None else time.monotonic() + minutes * 60
-        port, gateway_port, engine_port = _free_port(), _free_port(), _free_port()
+        port, gateway_port, engine_port = free_port(), free_port(), free_port()
         self.plan = replace(
             _plan(folder, port, kills=kills, seed=seed),
             gateway_url=f"http://127.0.0.1:{gateway_port}",
@@ -369,12 +369,6 @@ def _plan(folder: Path, port: int, *, kills: int, seed: int) -> Plan:
         sessions=8 + kills // 3,
         devices=6 + kills // 4,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _say(text: str) -> None:

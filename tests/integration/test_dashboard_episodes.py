@@ -16,9 +16,9 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
-from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
+from tests.integration.conftest import BufferProcess, answers, wait_until
 from tests.integration.test_dashboard_browser import Visit, browser, current
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

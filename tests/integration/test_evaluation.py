@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from tests.integration.conftest import BufferProcess, answers, free_port, process_table, wait_until
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
 
 pytestmark = pytest.mark.timeout(240)
 

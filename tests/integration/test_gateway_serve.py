@@ -15,8 +15,8 @@ import requests
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from tests.integration.conftest import BufferProcess, answers, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 

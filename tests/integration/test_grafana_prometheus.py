@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import requests
 
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from tests.integration.conftest import BufferProcess, answers, free_port, wait_until
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from tests.integration.conftest import BufferProcess, answers, wait_until
 from tests.support import written
 
 PROMETHEUS = os.environ.get("ROLLOUT_BUFFER_PROMETHEUS") or shutil.which("prometheus")

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.storage.store import Store
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 
 def test_every_line_of_a_gateway_is_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import free_port
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tests.tutorial_page import read_page
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"

@@ -19,8 +19,8 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from tests.integration.conftest import answers, free_port, wait_until
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from tests.integration.conftest import answers, wait_until
 
 pytestmark = pytest.mark.timeout(1800)
 

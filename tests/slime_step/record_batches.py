@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.cli import demo
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.simulation.trainer import TrainerStandIn, trainer_args
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "slime_batches"
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def record(name: str) -> None:
 @contextmanager
 def _agent_server(run: Path) -> Iterator[str]:
     """Serves the remote rollout protocol, and yields where."""
-    (port,) = demo._free_ports(1)
+    port = free_port()
     command = [*(sys.executable, "-m", "slime_plugins.rollout_buffer", "remote-rollout", "--port", str(port))]
     command += ["--tokenizer", f"demo={DEMO_TOKENIZER_PATH}", "--callback-host", "127.0.0.1"]
     process = ChildProcess("agents", command, log_file=run / "agents.log")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tests.slime_step.batches import Row
 from tools.install_into_slime import Overlay
 
@@ -115,7 +115,7 @@ def train(
     paths = ["--hf-checkpoint", str(model), "--load", str(model), "--ref-load", str(model)]
     plan = {
         "ranks": ranks,
-        "port": _free_port(),
+        "port": free_port(),
         "arguments": [*ARGUMENTS, *paths, "--actor-num-gpus-per-node", str(ranks), *arguments],
         "batches": [_written(batch, folder) for batch in batches],
     }
@@ -142,9 +142,3 @@ def _written(batch: Batch, folder: Path) -> dict[str, Any]:
     path = folder / f"{batch.name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in batch.rows))
     return {"name": batch.name, "rows": str(path), "changes": batch.changes}
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])

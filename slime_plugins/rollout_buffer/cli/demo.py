@@ -12,7 +12,6 @@ import logging
 import os
 import shlex
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -43,7 +42,7 @@ from slime_plugins.rollout_buffer.simulation.trainer import RolloutRecord, Train
 from slime_plugins.rollout_buffer.storage.data_dir import refuse_if_owned
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.tools.generate_documents import generate
 
@@ -174,7 +173,7 @@ def _options(settings: DemoSettings) -> dict[str, Any]:
 @contextmanager
 def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Console) -> Iterator[tuple[int, str]]:
     """Runs engine and buffer; yields the engine's port and the buffer's URL, and ends both."""
-    engine_port, buffer_port = _free_ports(2)
+    engine_port, buffer_port = free_ports(2)
     buffer_url = f"http://127.0.0.1:{buffer_port}"
     config = run / "android_world.yaml"
     config.write_text(f"device: simulated\nnum_workers: {settings.phones}\n", encoding="utf-8")
@@ -427,14 +426,3 @@ def _command_line() -> str:
     if on_path is not None and Path(on_path).resolve() == script.resolve():
         return script.name
     return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m {PACKAGE}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
-    finally:
-        for probe in sockets:
-            probe.close()

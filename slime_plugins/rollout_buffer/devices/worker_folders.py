@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from slime_plugins.rollout_buffer.devices.file_locks import try_lock
+
 __all__ = ["WorkerFolder"]
 
 logger = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ class WorkerFolder:
             fcntl.flock(making, fcntl.LOCK_EX)  # a folder that is just being made has no holder yet
             _remove_abandoned(root, prefix.rstrip("0123456789"))
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}_"))
-            self._lock: IO[str] | None = _held(self.path)
+            self._lock: IO[str] | None = try_lock(self.path / _IN_USE)
 
     def remove(self) -> None:
         """Removes it; a second call does nothing."""
@@ -43,19 +45,8 @@ def _remove_abandoned(root: Path, prefix: str) -> None:
     for path in root.glob(f"{prefix}[0-9]*_*"):
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
             continue
-        lock = _held(path)
+        lock = try_lock(path / _IN_USE)
         if lock is not None:
             logger.info("removing %s, which a worker left behind", path)
             shutil.rmtree(path, ignore_errors=True)
             lock.close()
-
-
-def _held(folder: Path) -> IO[str] | None:
-    """The lock on the folder; None when another has it."""
-    lock = (folder / _IN_USE).open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock

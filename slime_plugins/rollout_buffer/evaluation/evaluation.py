@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRe
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.types import Instance, Outcome
 
 __all__ = ["REPORT_FILE", "EvaluationError", "EvaluationStoppedError", "evaluate"]
@@ -173,7 +172,7 @@ def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[Rol
     if settings.buffer_url is not None:
         yield RolloutBufferClient(settings.buffer_url, token=token_from_environment())
         return
-    port = _free_port()
+    port = free_port()
     _wait_for_the_last_one(settings.output / BUFFER_FOLDER / "supervisor.lock")
     arguments = _serve_arguments(settings, tokenizer, port)
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *arguments]
@@ -219,12 +218,6 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
             time.sleep(0.1)
         else:
             return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:

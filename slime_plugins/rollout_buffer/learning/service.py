@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBatch, RolloutFeed
 
 __all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "processes"]
@@ -57,7 +56,7 @@ def processes(
     environment = {"HF_HUB_OFFLINE": "1"}
     # The run talks to itself only: a token meant for another buffer must not be needed or sent.
     os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
-    engine_port, buffer_port = _free_ports(2)
+    engine_port, buffer_port = free_ports(2)
     buffer_url = f"http://127.0.0.1:{buffer_port}"
     children: list[ChildProcess] = []
 
@@ -80,17 +79,6 @@ def processes(
     finally:
         for child in reversed(children):
             child.stop(STOP_TIMEOUT_S)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in sockets]
-    finally:
-        for probe in sockets:
-            probe.close()
 
 
 class EngineWeights:

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,15 @@ from typing import IO
 
 from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses, process_status
 
-__all__ = ["ChildProcess", "ChildRecords", "ProcessMark", "cpu_ticks", "kill_forks_with_parent"]
+__all__ = [
+    "ChildProcess",
+    "ChildRecords",
+    "ProcessMark",
+    "cpu_ticks",
+    "free_port",
+    "free_ports",
+    "kill_forks_with_parent",
+]
 
 PR_SET_PDEATHSIG = 1
 RESERVED_BYTES = 65536
@@ -31,6 +40,23 @@ TAIL_BYTES = 16384
 KILL_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
+
+
+def free_port() -> int:
+    """Returns a port of loopback's that was free a moment ago."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns so many, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in sockets]
+    finally:
+        for probe in sockets:
+            probe.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

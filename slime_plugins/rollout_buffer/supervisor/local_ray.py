@@ -21,7 +21,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from types import FrameType
 
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 __all__ = ["main"]
 
@@ -94,7 +94,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(num_cpus: int, temp_dir: Path, on_address: Callable[[str], None]) -> int:
     for attempt in range(_STARTS):
-        address, folder = f"127.0.0.1:{_free_port()}", temp_dir / str(attempt)
+        address, folder = f"127.0.0.1:{free_port()}", temp_dir / str(attempt)
         folder.mkdir()
         head = _start_head(num_cpus, folder, address)
         if _wait_until_ready(head, folder / "head.log"):
@@ -143,12 +143,6 @@ def _wait_until_ready(head: subprocess.Popen[bytes], log: Path) -> bool:
             return True
         time.sleep(_POLL_S)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _report_address(options: argparse.Namespace, address: str) -> None:

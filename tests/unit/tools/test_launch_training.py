@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tools.launch_training import main
 from tools.launching.execution import run
 from tools.launching.models import VISION_MODELS, Kind, LaunchError
@@ -575,12 +576,6 @@ def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monke
     for name, value in {**environment, **more}.items():
         monkeypatch.setenv(name, value)
     return settings_of({**environment, **more}, Kind.MATH)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_run_that_finds_everything_is_not_held_up(ready: LaunchSettings) -> None:

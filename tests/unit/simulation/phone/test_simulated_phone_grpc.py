@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from slime_plugins.rollout_buffer.simulation.phone.interfaces.exchanges import (
 )
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.faults import Faults
 from slime_plugins.rollout_buffer.simulation.phone.interfaces.handset import Handset
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed"
@@ -63,12 +63,6 @@ class Phone:
         """All that is written on the screen."""
         widgets = self.handset.shell.screen().widgets
         return " ".join([text for widget in widgets for text in (widget.text, *widget.lines)])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def served(faults: Faults, recorder: ExchangeRecorder | None = None) -> Iterator[Phone]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.errors import DeviceError
 
 __all__ = ["NO_ADB_SEARCH", "EmulatorPorts", "free_console_ports", "hold_ports", "is_free"]
@@ -90,13 +90,7 @@ def _lock(port: int) -> IO[str] | None:
     # Not tempfile.gettempdir(): each device worker has a temporary folder of its own.
     folder = Path(os.environ.get("ROLLOUT_BUFFER_PORT_LOCKS", f"/tmp/rollout_buffer_ports_{os.getuid()}"))
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = (folder / f"{port}.lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock
+    return try_lock(folder / f"{port}.lock")
 
 
 def is_free(port: int) -> bool:

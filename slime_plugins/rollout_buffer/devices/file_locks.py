@@ -1,0 +1,20 @@
+"""Locks on files that last until they are closed or their process is gone."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+__all__ = ["try_lock"]
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Returns the lock on a file, which is made where it is not there; None when another has it."""
+    lock = path.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
