@@ -37,7 +37,7 @@ EVIL = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">'
 CHROMIUM = os.environ.get("ROLLOUT_BUFFER_CHROMIUM") or next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-SIZES = [(390, 844), (1440, 900), (1920, 1080)]
+SIZES = [(360, 800), (390, 844), (1440, 900), (1920, 1080)]
 
 
 def picture(shade: int) -> bytes:
@@ -190,15 +190,18 @@ def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Visit]]:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_every_page_can_be_clicked_through(visit: Callable[..., Visit], width: int, height: int) -> None:
-    here = visit(width, height, theme="dark" if width == 390 else "light")
+    here = visit(width, height, theme="dark" if width < 400 else "light")
     page = here.open()
     page.get_by_role("link", name=JOB).click()
     page.get_by_role("heading", name=JOB).wait_for()
+    tabs = page.locator(".tabs")
+    assert tabs.evaluate("tabs => tabs.scrollWidth <= tabs.clientWidth"), "they have a scrollbar"
+    assert tabs.evaluate("tabs => new Set([...tabs.children].map((tab) => tab.offsetTop)).size") == 1, "one row"
     page.get_by_text("Mean reward").wait_for()
     page.locator("#chart-reward canvas").wait_for()
     here.check()
     page.get_by_role("link", name="Groups", exact=True).click()
-    page.get_by_text("all 2 members earned the same reward").wait_for()
+    page.get_by_text("Dropped: all 2 members earned the same reward").wait_for()
     here.check()
     page.get_by_role("link", name="equal").click()
     page.get_by_role("heading", name="Members side by side").wait_for()
@@ -611,6 +614,33 @@ def test_jobs_stand_worst_health_first_and_those_that_ended_apart(visit: Callabl
     page.wait_for_url("**search=EEP**")
     page.get_by_role("link", name="sweep/over").wait_for()
     assert page.locator(".job-list tbody tr").count() == 1
+    here.check()
+
+
+def test_the_state_of_a_job_has_the_colour_of_its_health(visit: Callable[..., Visit], site: Site) -> None:
+    """A job that finished and gave nothing is red, one that somebody cancelled is grey."""
+    site.beat()
+    start = {"task_type": "external", "num_repeat_per_sample": 2, "instances": [{"instance_id": "a"}]}
+    for name in ("bare", "unwanted"):
+        site.post("/start_rollout", {**start, "job_id": f"hue/{name}"})
+    for slot in range(2):
+        site.post("/buffer/write", {"job_id": "hue/bare", **written(f"u{slot}", "a", 1.0)})
+    assert site.context.buffer.finish_if_done(site.context.buffer.job("hue/bare").key)
+    site.post("/jobs/hue%2Funwanted/cancel", {})
+    hue = "pill => getComputedStyle(pill, '::before').backgroundColor"
+    edge = "box => getComputedStyle(box).borderLeftColor"
+    here = visit()
+    for name, state, severity in (("bare", "finished", "stopped"), ("unwanted", "cancelled", "ended")):
+        page = here.open("jobs", f"hue/{name}")
+        box = page.locator(f".callout.{severity}")
+        box.wait_for()
+        on_page = page.locator(".pill", has_text=state).first.evaluate(hue)
+        assert (on_page == box.evaluate(edge)) == (state == "finished")
+        page = here.open(query="?search=hue")
+        row = page.locator("tr", has=page.get_by_role("link", name=f"hue/{name}"))
+        assert row.locator(".pill", has_text=state).evaluate(hue) == on_page
+    assert page.get_by_text("1 gave nothing").is_visible()
+    assert "✓" not in page.locator(".job-list").last.inner_text()
     here.check()
 
 

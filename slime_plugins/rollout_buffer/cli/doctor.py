@@ -39,10 +39,17 @@ __all__ = ["Examination", "Finding", "State", "check_launch", "examine", "verdic
 _PYTHON = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
     "android": ("PIL", "numpy"),
+    "context-editing": ("bm25s",),
     "math": ("math_verify",),
     "miniwob": ("miniwob", "playwright"),
+    "embedded-engine": ("torch", "numpy", "PIL"),
+    "gateway": ("uvloop",),
     "parquet": ("pyarrow",),
+    "datasets": ("datasets", "pyarrow", "PIL"),
+    "terminal": ("textual_image", "PIL"),
     "wandb": ("wandb",),
+    "tensorboard": ("tensorboardX",),
+    "telemetry": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 _FREE_BYTES_SERVER = 2 * 1024**3
 _FREE_BYTES_PER_EMULATOR = 12 * 1024**3
@@ -167,12 +174,19 @@ def _two_slimes(_: Examination) -> list[Finding]:
 def _extras(examination: Examination) -> list[Finding]:
     findings = []
     for extra, modules in _EXTRAS.items():
-        missing = [module for module in modules if importlib.util.find_spec(module) is None]
+        missing = [module for module in modules if not _is_installed(module)]
         needed = extra == "android" and not examination.settings.android_world_python
         detail = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(modules)}"
         remedy = install_extra(extra)
         findings += _found(f"extra {extra}", not missing, detail, remedy, needed=needed)
     return findings
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is a part of is not there
+        return False
 
 
 def _browser(_: Examination) -> list[Finding]:

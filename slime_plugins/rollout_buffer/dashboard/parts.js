@@ -10,12 +10,15 @@ const MEANINGS = {
   ready: "complete, waits for a poll",
   leased: "handed out, not acknowledged yet",
   delivered: "acknowledged by the trainer",
-  filtered: "refused by a group function",
-  failed: "too few members came",
+  filtered: "played and dropped; its cause says why",
+  failed: "given up; its cause says why",
   skipped: "trained already, or cancelled",
 };
 
 export const pill = (state) => h("span", { class: `pill ${state}`, title: MEANINGS[state] ?? null }, state.replaceAll("_", " "));
+
+/** The state of a job in the colour of its health where that is poor: a job that finished may have given nothing. */
+export const jobPill = (state, severity = "unknown") => h("span", { class: `pill ${state} health-${severity}` }, state);
 
 /** Every slot in exactly one state, as one bar. */
 export function accountBar(slots) {
@@ -50,8 +53,8 @@ export function accounting(slots) {
   );
 }
 
-const SIGNS = { ok: "✓", wait: "…", attention: "!", stopped: "✕" };
-const NAMES = { ok: "OK", wait: "Waiting", attention: "Attention", stopped: "Stopped" };
+const SIGNS = { ok: "✓", wait: "…", ended: "–", attention: "!", stopped: "✕" };
+const NAMES = { ok: "OK", wait: "Waiting", ended: "Ended", attention: "Attention", stopped: "Stopped" };
 
 /** How well something is, as one character with its word for who cannot see it. */
 export const sign = (severity) => [h("span", { class: "sign", "aria-hidden": "true" }, SIGNS[severity]), h("span", { class: "unseen" }, `${NAMES[severity]}: `)];

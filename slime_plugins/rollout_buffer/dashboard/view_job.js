@@ -5,7 +5,7 @@ import { chart, CHARTS } from "./charts.js";
 import { h, scrolling, show } from "./dom.js";
 import { count, number, percent, reward, span } from "./format.js";
 import { histogram } from "./histogram.js";
-import { accounting, actions, callouts, crumbs, fact, jobHref, pill, section, tabs } from "./parts.js";
+import { accounting, actions, callouts, crumbs, fact, jobHref, jobPill, pill, section, tabs } from "./parts.js";
 
 const RANGES = [
   ["", "whole job"],
@@ -36,11 +36,13 @@ export function jobView(stage, jobId) {
   const bias = h("div");
   const rewards = h("div", { class: "panel", hidden: true });
   let job = null;
+  let health;
   let shownState = null;
+  const showState = () => job && show(state, jobPill(job.state, health));
 
   const jobPoll = stage.poll(path(["jobs", jobId]), 3000, (body) => {
     job = body;
-    show(state, pill(job.state));
+    showState();
     if (shownState !== job.state) {
       shownState = job.state;
       buttons.replaceChildren(...actions(job, () => [jobPoll, explanationPoll].forEach((poll) => poll.now())));
@@ -51,6 +53,8 @@ export function jobView(stage, jobId) {
     show(farm, ...farmOf(job.devices));
   });
   const explanationPoll = stage.poll(path(["jobs", jobId, "explanation"]), 2000, (body) => {
+    health = body.explanation[0].severity;
+    showState();
     show(why, callouts(body.explanation));
     show(facts, factsOf(body, jobId));
   });

@@ -3,9 +3,9 @@
 import { send } from "./api.js";
 import { KeyedList, h, show } from "./dom.js";
 import { ago, bytes, count, percent, plural, reward, span } from "./format.js";
-import { accountBar, callouts, empty, filters, go, jobHref, pager, pill, sign } from "./parts.js";
+import { accountBar, callouts, empty, filters, go, jobHref, jobPill, pager, sign } from "./parts.js";
 
-const HEALTH = ["stopped", "attention", "wait", "ok"];
+const HEALTH = ["stopped", "attention", "wait", "ended", "ok"];
 const COLUMNS = [["Job"], ["What happens"], ["Groups"], ["Delivered", "num"], ["Failed", "num"], ["Reward", "num"], ["Success", "num"], ["When"]];
 const MOST_OPEN = 100;
 
@@ -41,9 +41,9 @@ export function overviewView(stage) {
   });
   stage.poll(`/overview?${asked({ state: "ended", cursor })}`, 6000, (body) => {
     ended.show(body.jobs, body.now);
-    const failed = body.jobs.filter((job) => job.state === "failed").length;
-    failures.hidden = failed === 0;
-    failures.textContent = `${failed} failed`;
+    const problems = endedBadly(body.jobs);
+    failures.hidden = !problems;
+    failures.textContent = problems;
     show(pages, cursor || body.next_cursor !== null ? pager(stage, body.next_cursor, "job", body.jobs.length) : null);
     found.ended = body.jobs.length;
     fits();
@@ -54,6 +54,13 @@ export function overviewView(stage) {
     title: "",
     element: h("div", null, h("div", { class: "row head" }, h("h1", null, "Jobs"), h("span", { class: "grow" }), health), service, searching, open.element, nothing, archive),
   };
+}
+
+/** How many of the jobs failed, and how many finished with nothing to train on; empty where none did. */
+function endedBadly(jobs) {
+  const failed = jobs.filter((job) => job.state === "failed").length;
+  const bare = jobs.filter((job) => job.state !== "failed" && job.explanation[0]?.severity === "stopped").length;
+  return [failed && `${failed} failed`, bare && `${bare} gave nothing`].filter(Boolean).join(", ");
 }
 
 function healthLine(body) {
@@ -130,7 +137,7 @@ function jobCells(job) {
   const total = Object.values(groups).reduce((sum, one) => sum + one, 0);
   const cell = (name, kind, ...children) => h("td", { class: kind, "data-name": name }, children);
   return [
-    h("th", { scope: "row", class: "main" }, h("a", { href: jobHref(job.job_id) }, job.job_id), h("small", null, pill(job.state), ` ${job.task_type}`)),
+    h("th", { scope: "row", class: "main" }, h("a", { href: jobHref(job.job_id) }, job.job_id), h("small", null, jobPill(job.state, first?.severity), ` ${job.task_type}`)),
     cell("", `says health ${first?.severity ?? "ok"}`, first && [sign(first.severity), h("span", { title: first.advice || null }, first.message)]),
     cell("Groups", "progress", accountBar(job.slots), h("small", null, `${count(total - groups.open)} of ${plural(total, "group")} closed`)),
     cell("Delivered", "num", count(groups.delivered)),

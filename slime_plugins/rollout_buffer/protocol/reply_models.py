@@ -589,8 +589,8 @@ class Explanation(TypedDict):
 
     code: str
     """Stable, for programs."""
-    severity: Literal["ok", "wait", "attention", "stopped"]
-    """stopped: until somebody acts; wait: it ends by itself."""
+    severity: Literal["ok", "wait", "ended", "attention", "stopped"]
+    """stopped: until somebody acts; wait: it ends by itself; ended: somebody cancelled it."""
     message: str
     """What is."""
     says: NotRequired[str]

@@ -32,6 +32,7 @@ class Severity(StrEnum):
 
     OK = "ok"  # it moves, or it is done
     WAIT = "wait"  # it stands still for a reason that ends by itself
+    ENDED = "ended"  # it was ended before all was played, because somebody wanted that
     ATTENTION = "attention"  # it moves, but somebody should look
     STOPPED = "stopped"  # it stands still, or all that it does is in vain, until somebody does something
 
@@ -62,7 +63,7 @@ def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
     if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
         found += _at_work(snapshot)
     found += _dropped(snapshot)
-    order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.OK]
+    order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.ENDED, Severity.OK]
     return sorted(found, key=lambda one: order.index(one.severity))
 
 
@@ -91,21 +92,20 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
             code="nothing_delivered",
             severity=Severity.STOPPED,
             message=f"The job is over and gave nothing to train on: {_text(at.cause)}.",
-            advice="The groups' own pages say why. Is the input too easy, or too hard, for this policy?",
+            advice=_WHY_FILTERED,
         )
     elif at.state is JobState.FINISHED:
-        ended = [f"{at.count(state)} {state.value}" for state in _ENDS if state is _ENDS[0] or at.count(state)]
         yield Explanation(
             code="finished",
             severity=Severity.OK,
-            message=f"All done: every group is closed, {_and(ended)}.{left}",
+            message=f"All done: every group is closed, {_ends(at)}.{left}",
             advice="" if waiting else "Nothing more will come. Start another job, or this one with fresh: true.",
         )
     elif at.state is JobState.CANCELLED:
         yield Explanation(
             code="cancelled",
-            severity=Severity.OK,
-            message=f"The job was cancelled{_because(at.cause)}.{left}",
+            severity=Severity.ENDED,
+            message=f"The job was {_cancelled(at.cause)}: {_ends(at)}.{left}",
             advice="What was finished is kept. Starting the same job with fresh: true begins anew.",
         )
     elif at.state is JobState.FAILED:
@@ -115,6 +115,15 @@ def _over(at: JobSnapshot) -> Iterator[Explanation]:
             message=f"The job failed{_because(at.cause)}.{left}",
             advice="Mend the cause, then start the same job again: it begins anew with what failed and what is open.",
         )
+
+
+def _cancelled(cause: Cause) -> str:
+    return _text(cause) if cause.code is CauseCode.CANCELLED else f"cancelled{_because(cause)}"
+
+
+def _ends(at: JobSnapshot) -> str:
+    """Where its groups went; those that were delivered in any case."""
+    return _and([f"{at.count(state)} {state.value}" for state in _ENDS if state is _ENDS[0] or at.count(state)])
 
 
 _ENDS = (GroupState.DELIVERED, GroupState.FILTERED, GroupState.FAILED, GroupState.SKIPPED)
@@ -156,7 +165,7 @@ def _paused(at: JobSnapshot) -> Explanation:
         code="paused",
         severity=Severity.STOPPED,
         message=f"Somebody paused the job{_because(at.cause)}: no new episode starts.",
-        advice="Resume it here, or with: rollout-buffer resume JOB.",
+        advice="rollout-buffer resume JOB, or Resume on its page of the dashboard, lets it go on.",
     )
 
 
@@ -301,7 +310,7 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.STOPPED,
             message=f"Nothing reaches the trainer: of {_closed(at)} closed groups {_given_up(at)}."
             f"{_commonest(at, _more_of(at))}",
-            advice="rollout-buffer groups JOB says of each why. Is the input too easy, or too hard, for this policy?",
+            advice=_WHY_FILTERED,
         )
         return
     if failed := at.count(GroupState.FAILED):
@@ -320,8 +329,11 @@ def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.ATTENTION if most else Severity.OK,
             message=f"{_many(filtered, 'group')} filtered, of {closed} that are closed."
             f"{_commonest(at, GroupState.FILTERED)}",
-            advice="Is the input too easy, or too hard, for this policy? Each group's page says why." if most else "",
+            advice=_WHY_FILTERED if most else "",
         )
+
+
+_WHY_FILTERED = "rollout-buffer groups JOB says of each why. Is the input too easy, or too hard, for this policy?"
 
 
 def _nothing_kept(at: JobSnapshot) -> bool:

@@ -79,7 +79,7 @@ def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
     """``is_valid_group`` said no to a group of ``rewards``; ``own`` when the generator brought that function."""
     alike = f"all {len(rewards)} members earned the same reward"
     if not own:
-        return Cause(CauseCode.NOT_VALID, f"{alike}, so GRPO would learn nothing from it")
+        return Cause(CauseCode.NOT_VALID, f"{alike}, so GRPO would learn nothing from them")
     note = f" ({alike})" if len(set(rewards)) == 1 else ""
     return Cause(CauseCode.NOT_VALID, f"the generator's own is_valid_group refused it{note}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from slime_plugins.rollout_buffer.cli import doctor
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine, verdict
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, AndroidWorldSettings
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def examined(settings: AndroidWorldSettings, tmp_path: Path, engine_url: str | None = None) -> dict[str, Finding]:
@@ -59,6 +62,19 @@ def test_of_what_a_simulated_phone_does_not_need_nothing_is_said(tmp_path: Path)
     findings = examined(AndroidWorldSettings(android_avd_home=str(tmp_path)), tmp_path)
     assert not findings.keys() & {"KVM", "ffmpeg", "memory", "Android SDK: emulator"}
     assert not [one for one in findings.values() if one.state is State.MISSING and "disk" not in one.name]
+
+
+def test_every_extra_that_a_user_may_want_has_its_row(tmp_path: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    rows = {name.removeprefix("extra ") for name in examined(AndroidWorldSettings(), tmp_path) if "extra " in name}
+    assert rows == extras.keys() - {"bench", "dev", "docs"}  # those are for who works on the project
+
+
+def test_an_extra_that_is_not_there_is_named_with_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor._EXTRAS, "context-editing", ("bm25s", "no_such_parent.module"))
+    lacking = examined(AndroidWorldSettings(), tmp_path)["extra context-editing"]
+    assert (lacking.state, "no_such_parent.module" in lacking.detail) == (State.ABSENT, True)
+    assert "[context-editing]" in lacking.remedy
 
 
 def test_a_browser_for_web_pages_is_found_or_told_how_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -68,7 +69,12 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "trajectory_age_s": None}, "external_waits", "nothing was written yet"),
     ({"has_runner": False, "has_input": False, "groups": {}}, "external_waits", "filled from outside"),
     ({"state": JobState.FINISHED, "groups": {"delivered": 7}}, "finished", "every group is closed, 7 delivered."),
-    ({"state": JobState.CANCELLED, "cause": causes.CANCELLED}, "cancelled", "(cancelled by request)"),
+    (
+        {"state": JobState.CANCELLED, "cause": causes.CANCELLED, "groups": {"ready": 1, "delivered": 4, "skipped": 7}},
+        "cancelled",
+        "The job was cancelled by request: 4 delivered and 7 skipped. 1 group waits to be fetched or acknowledged.",
+    ),
+    ({"state": JobState.CANCELLED, "cause": causes.SUPERSEDED}, "cancelled", "cancelled (a fresh start took its id)"),
     ({"state": JobState.FAILED, "cause": Cause(CauseCode.NOT_PLAYED, "no tokenizer")}, "failed", "(no tokenizer)"),
     (
         {
@@ -111,6 +117,18 @@ def test_each_situation_has_its_sentence(changes: dict[str, Any], code: str, wor
 def test_who_stands_still_is_told_what_to_do(changes: dict[str, Any]) -> None:
     for one in explain_job(replace(AT_WORK, **changes)):
         assert one.advice or one.severity is Severity.OK
+
+
+@pytest.mark.parametrize("changes", [changes for changes, _, _ in SITUATIONS])
+def test_advice_can_be_followed_wherever_it_is_read(changes: dict[str, Any]) -> None:
+    """A terminal, a page of the dashboard and a trainer's log show the same."""
+    for one in explain_job(replace(AT_WORK, **changes)):
+        assert not re.search(r"\bhere\b", f"{one.message} {one.advice}")
+        assert "page" not in one.advice or "rollout-buffer " in one.advice
+
+
+def test_a_cancelled_job_is_neither_well_nor_in_trouble() -> None:
+    assert explain_job(replace(AT_WORK, state=JobState.CANCELLED))[0].severity is Severity.ENDED
 
 
 def test_a_job_that_is_over_says_nothing_else() -> None:

@@ -48,7 +48,7 @@ def test_a_full_group_with_mixed_rewards_is_ready_with_its_raw_rewards() -> None
 def test_a_group_with_one_reward_is_filtered(reward: float) -> None:
     verdict = judge_group(members_with([reward] * 4), policy_of(4))
     assert verdict.state is GroupState.FILTERED
-    assert verdict.cause.message == "all 4 members earned the same reward, so GRPO would learn nothing from it"
+    assert verdict.cause.message == "all 4 members earned the same reward, so GRPO would learn nothing from them"
 
 
 @pytest.mark.parametrize(("rewards", "note"), [([0.5, 0.5], " (all 2 members earned the same reward)"), ([0, 1], "")])
