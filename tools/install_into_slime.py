@@ -8,7 +8,7 @@ What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``
 ``examples/android_world/``, and the scripts that start a training, with what they need. slime's own types stay. A file
 that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of everything that was put
 there, and comes back when the overlay goes. Files that somebody changed since are never overwritten or removed without
-``--force``; a ``slime/utils/mask_utils.py`` that somebody edited stays as it is, with a warning.
+``--force``; an edited ``slime/utils/mask_utils.py`` stays as it is, as does the farm's ``config.yaml``, with a warning.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ PATTERNS = (
 )
 STATE = ".rollout_buffer_overlay"
 MASK_UTILS = "slime/utils/mask_utils.py"
+FARM_CONFIG = "examples/android_world/config.yaml"
+"""There to be edited: an edited one is nothing wrong, and stays."""
 MASK_SOURCES = "slime/utils/mask_*.py"
 """Where the names are defined that slime's other users import of ours."""
 NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
@@ -69,6 +71,7 @@ FIELDS_OF_SAMPLE = frozenset(
 )
 EXECUTION_FIELDS = frozenset({"rollout_id", "group_id"})
 """What the rows of one trajectory share: one of them, by slime's age. Without any, each trajectory is one row."""
+EDITED = "changed since it was installed"
 MASKS_STAY = (
     "The rollout function uses the overlay's masks, and a class of that file for a loss_mask_type that only it knows, "
     "or where rollout_buffer_loss_mask names it"
@@ -115,6 +118,8 @@ class Overlay:
         found = []
         if self._kept is not None:
             found.append(f"{MASK_UTILS} stays as it is: {self._kept}. {MASKS_STAY}")
+        if self._farm_config_is_edited():
+            found.append(f"{FARM_CONFIG} stays as it was edited; what ships is {self._source / FARM_CONFIG}")
         if not self._sample_fields() & EXECUTION_FIELDS:
             found.append(ONE_ROW_EACH)
         return found
@@ -126,16 +131,17 @@ class Overlay:
             OverlayError: this is no slime checkout that is known, or files of the overlay were changed.
         """
         self._check_tree()
-        self._refuse_changed(force, but=MASK_UTILS)
+        self._refuse_changed(force, but=(MASK_UTILS, FARM_CONFIG))
         if force:
             self._kept = None
         wanted = self._wanted()
+        stay = {MASK_UTILS} if self._kept is not None else set()
+        stay |= {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
         entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
         gone = {path: entry for path, entry in self._entries.items() if path not in entries}
         self._write_manifest({**gone, **entries})
-        for path in wanted:
-            if path != MASK_UTILS or self._kept is None:
-                self._copy(self._source / path, self._checkout / path, as_link=True)
+        for path in wanted.keys() - stay:
+            self._copy(self._source / path, self._checkout / path, as_link=True)
         for path, entry in gone.items():
             self._take_back(path, entry)
         self._write_manifest(entries)
@@ -162,7 +168,12 @@ class Overlay:
         if not self.is_installed:
             return [f"{self._checkout} has no overlay: run this without --check to install it"]
         wanted = self._wanted()
-        found = [f"{path}: {state}" for path in sorted(self._entries) if (state := self._state_of(path)) is not None]
+        states = {path: self._state_of(path) for path in sorted(self._entries)}
+        found = [
+            f"{path}: {state}"
+            for path, state in states.items()
+            if state is not None and not (path == FARM_CONFIG and state == EDITED)
+        ]
         found += [f"{path}: not installed" for path in sorted(wanted.keys() - self._entries.keys())]
         found += [
             f"{path}: another version is installed"
@@ -243,11 +254,14 @@ class Overlay:
         file = self._checkout / path
         if not file.is_file():
             return "missing"
-        return None if _sha256(file) == self._entries[path].sha256 else "changed since it was installed"
+        return None if _sha256(file) == self._entries[path].sha256 else EDITED
 
-    def _refuse_changed(self, force: bool, *, but: str | None = None) -> None:
+    def _farm_config_is_edited(self) -> bool:
+        return FARM_CONFIG in self._entries and self._is_foreign(FARM_CONFIG, self._files())
+
+    def _refuse_changed(self, force: bool, *, but: Sequence[str] = ()) -> None:
         wanted = self._files()
-        changed = [path for path in self._entries if path != but and self._is_foreign(path, wanted)]
+        changed = [path for path in self._entries if path not in but and self._is_foreign(path, wanted)]
         if changed and not force:
             raise OverlayError(
                 f"changed since they were installed: {_listed(changed)}; keep your changes elsewhere and repeat with "

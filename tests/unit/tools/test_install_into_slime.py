@@ -246,6 +246,23 @@ def test_masks_that_were_edited_after_they_were_installed_stay_too(
     assert main([str(checkout), "--check"]) == 0
 
 
+def test_the_farms_file_is_there_to_be_edited_and_stays(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Overlay(checkout).install()
+    file = checkout / "examples/android_world/config.yaml"
+    ours = file.read_text()
+    file.write_text(f"{ours}\nnum_workers: 7\n")
+
+    assert main([str(checkout), "--check"]) == 0
+    assert main([str(checkout)]) == 0
+    assert file.read_text() == f"{ours}\nnum_workers: 7\n"
+    assert "config.yaml stays as it was edited; what ships is" in capsys.readouterr().out
+    assert main([str(checkout), "--check"]) == 0
+    assert main([str(checkout), "--uninstall"]) == 2
+    assert file.exists()
+    assert main([str(checkout), "--force"]) == 0
+    assert file.read_text() == ours
+
+
 def test_masks_that_are_no_python_stay_as_well(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Overlay(checkout).install()
     (checkout / "slime/utils/mask_utils.py").write_text("class (")
