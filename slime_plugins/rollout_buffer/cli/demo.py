@@ -412,8 +412,8 @@ def _print_paths(console: Console, folder: Path, run: Path, result_file: Path) -
     console.print(table, soft_wrap=True)
     command = f"{_command_line()} serve --data-dir {shlex.quote(str(run / 'data'))}"
     console.print(f"look at it again: {command}", soft_wrap=True, highlight=False)
-    console.print("its job stands there as cancelled: the demo ended it when it had its rollouts", soft_wrap=True)
     console.print(f"and open http://127.0.0.1:{DEFAULT_PORT} in a browser", soft_wrap=True, highlight=False)
+    console.print("its job stands there as cancelled: the demo ended it when it had its rollouts", soft_wrap=True)
 
 
 def _logs(run: Path) -> str:

@@ -75,5 +75,14 @@ def test_an_interrupted_demo_names_its_logs_and_keeps_the_retries_of_its_trainer
     assert not logging.getLogger("slime_plugins.rollout_buffer.trainer.job_feed").isEnabledFor(logging.WARNING)
 
 
+def test_a_demo_that_ended_well_says_how_to_look_at_it_and_why_its_job_is_cancelled(tmp_path: Path) -> None:
+    output = io.StringIO()
+    demo._print_paths(Console(file=output, width=400), tmp_path, tmp_path / "run", tmp_path / "run" / "samples.jsonl")
+    look, address, state = output.getvalue().splitlines()[-3:]
+    assert f"serve --data-dir {tmp_path}/run/data" in look
+    assert address.startswith("and open http://127.0.0.1:")
+    assert "its job stands there as cancelled" in state
+
+
 def _interrupt(_: object) -> None:
     raise KeyboardInterrupt
