@@ -392,6 +392,7 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
     own = item.keys() - ITEM_KEYS - KEYS_OF_DELIVERED_ITEMS
     _refuse_misspelt(own, ITEM_KEYS - item.keys(), where)
     messages = _messages(item.get("messages"), f"{where}.messages")
+    check_messages(messages, f"{where}.messages")
     came = dict(images or {})
     shown: dict[str, None] = {}
     extra_info = _expect(item.get("extra_info", {}), dict, f"{where}.extra_info")
@@ -471,14 +472,24 @@ def _outcome(item: Mapping[str, Any], extra_info: Mapping[str, Any], where: str)
 def _messages(value: Any, where: str) -> list[Message]:
     messages: list[Any] = _expect(value, list, where)
     for index, message in enumerate(messages):
-        _check_message(message, f"{where}[{index}]")
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise InvalidPayloadError(f"{where}[{index}] must be an object with a role")
     return messages
 
 
-def _check_message(message: Any, where: str) -> None:
-    """Checks that the message says something: what a chat template skips in silence would be a gap in training."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise InvalidPayloadError(f"{where} must be an object with a role")
+def check_messages(messages: Sequence[Message], where: str = "messages") -> None:
+    """Checks that each message says something: what a chat template skips in silence would be a gap in training.
+
+    What was stored by an earlier version is read without it.
+
+    Raises:
+        InvalidPayloadError: one has no content, or a misspelt role or key; names it, and what was meant.
+    """
+    for index, message in enumerate(messages):
+        _check_message(message, f"{where}[{index}]")
+
+
+def _check_message(message: Message, where: str) -> None:
     if not message.keys() <= MESSAGE_KEYS:
         _refuse_misspelt(message.keys() - MESSAGE_KEYS, MESSAGE_KEYS - message.keys(), where)
     role, content = message["role"], message.get("content")

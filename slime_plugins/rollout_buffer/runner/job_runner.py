@@ -720,6 +720,10 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
             value is None or as_reward(value)
         except ValueError as error:
             raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
+    try:
+        wire.check_messages(trajectory.messages)
+    except InvalidPayloadError as error:
+        raise GeneratorError(f"play() returned messages that train nothing: {error.message}") from error
     turn_level = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
     try:
         wire.checked_turn_rewards(turn_level, trajectory.messages, trajectory.generations)

@@ -277,6 +277,20 @@ async def test_a_reward_that_is_no_number_to_train_with_fails_its_attempt(real_t
     assert described["outcomes"] == {"completed": 2}
 
 
+@pytest.mark.parametrize(
+    "message", [{"role": "assistant", "contnt": "4"}, {"role": "assistant"}, {"role": "assistent", "content": "4"}]
+)
+async def test_messages_that_say_nothing_fail_their_attempt(real_time_buffer: Buffer, message: dict[str, Any]) -> None:
+    job = start(real_time_buffer, count=1)
+
+    def play(episode: EpisodeRequest) -> Any:
+        played = trajectory_for(episode, by_slot(episode))
+        return played if episode.attempt > 1 else dataclasses.replace(played, messages=[*played.messages, message])
+
+    await run(real_time_buffer, job, ScriptedGenerator(play))
+    assert real_time_buffer.describe(job)["attempts"] == {"failed": 2, "failed:generator": 2, "finished": 2}
+
+
 async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_padded(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=2, num_repeat_per_sample=4, max_attempts=2, min_timeout_group_size_ratio=0.7)
     bad = {("i0", 0), ("i1", 0), ("i1", 1)}
