@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 
 # ---- the device ------------------------------------------------------------------------------------------------------
@@ -371,7 +372,7 @@ def test_a_python_without_this_project_is_named_with_its_exit_code(tmp_path: Pat
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"
     records = tmp_path / "records"
-    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", "5037"]
+    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
     guard += ["emulator-5554", "--"]
     deaf = "trap '' TERM; " if ends_by == "kill" else ""
     emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
@@ -398,7 +399,7 @@ def test_a_guard_forgets_what_killed_guards_left_on_record_and_nothing_that_live
     living, recycled, gone = f"{os.getpid()}-{start}", f"{os.getpid()}-{start - 1}", "4194999-7"
     for name in (living, recycled, gone, "notes-1"):
         (records / name).write_text("kind=emulator\n")
-    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", "5037"]
+    guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
     subprocess.run([*guard, "emulator-5554", "--", "/bin/true"], stdin=subprocess.DEVNULL, check=True, timeout=60)
     assert sorted(path.name for path in records.iterdir()) == sorted([living, "notes-1"])
 
