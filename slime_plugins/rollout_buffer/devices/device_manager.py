@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.devices.boot_schedule import BootSchedule, retry_pause_s
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
-from slime_plugins.rollout_buffer.devices.fair_share import Claimant, FairShare, Purpose
+from slime_plugins.rollout_buffer.devices.fair_share import ASKS_AGAIN_WITHIN_S, Claimant, FairShare, Purpose
 from slime_plugins.rollout_buffer.devices.health_policy import (
     DeviceState,
     HealthAction,
@@ -137,6 +137,7 @@ class DeviceManager:
         self._boot_turns = asyncio.Semaphore(1)
         self._boots = BootSchedule(clock())
         self._progress = 0
+        self._kept_until: asyncio.TimerHandle | None = None
 
     # ---- what runners call -------------------------------------------------------------------------------------------
 
@@ -196,6 +197,7 @@ class DeviceManager:
         """Takes a device back. A lease that had run out before is ignored: its device is somebody else's by now."""
         lease = self._table.take_back(lease_id)
         if lease is not None:
+            self._line.expect(lease.holder.purpose, 1, self._clock())
             slot = self._slots[lease.device_id]
             slot.counters.add(report)
             slot.health = slot.health.after(report)
@@ -237,6 +239,8 @@ class DeviceManager:
 
     async def close(self) -> None:
         """Ends all workers. A manager is not used again after this."""
+        if self._kept_until is not None:
+            self._kept_until.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -255,23 +259,37 @@ class DeviceManager:
         return waiter
 
     def _dequeue(self, claimant: Claimant) -> None:
-        del self._waiters[claimant]
+        waiter = self._waiters.pop(claimant)
         self._line.leave(claimant, self._clock())
+        still_wanted = min(waiter.wanted, self._current().num_workers) - len(waiter.granted)
+        self._line.expect(claimant.purpose, max(0, still_wanted), self._clock())
 
     def _serve(self) -> None:
         """Deals the free devices out among those who wait, one at a time; spares stay back."""
-        held = self._table.held()
-        while self._table.free and self._table.lent < self._current().num_workers:
-            claimant = self._line.next(held)
-            lease = None if claimant is None else self._table.lend(claimant, self._clock())
-            if lease is None:
+        held, now = self._table.held(), self._clock()
+        for _ in range(min(self._table.free, self._current().num_workers - self._table.lent)):
+            claimant = self._line.next(held, now)
+            if claimant is None:
                 break
-            held[lease.holder] += 1
-            self._line.serve(lease.holder, self._clock())
-            self._grant(self._waiters[lease.holder], lease)
+            held[claimant] += 1
+            if claimant not in self._waiters:
+                self._serve_soon()
+            elif (lease := self._table.lend(claimant, now)) is not None:
+                self._line.serve(claimant, now)
+                self._grant(self._waiters[claimant], lease)
         for claimant, waiter in list(self._waiters.items()):
             if waiter.granted:
                 self._answer(claimant)
+
+    def _serve_soon(self) -> None:
+        """Deals out later what is kept for a purpose, should it not ask until then."""
+        if self._kept_until is None:
+            loop = asyncio.get_running_loop()
+            self._kept_until = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_what_was_kept)
+
+    def _serve_what_was_kept(self) -> None:
+        self._kept_until = None
+        self._serve()
 
     def _grant(self, waiter: _Waiter, lease: Lease) -> None:
         slot = self._slots[lease.device_id]

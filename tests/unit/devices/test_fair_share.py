@@ -34,7 +34,7 @@ class Farm:
     grants: list[Claimant] = field(default_factory=list)
 
     def lend_all(self, seconds: float) -> None:
-        while len(self.running) < self.devices and (claimant := self.line.next(self.held)) is not None:
+        while len(self.running) < self.devices and (claimant := self.line.next(self.held, self.now)) is not None:
             self.line.serve(claimant, self.now)
             self.number += 1
             self.now += 1e-6
@@ -146,7 +146,7 @@ def test_a_poll_that_comes_again_empty_handed_keeps_its_place() -> None:
     line.join(training("newer"), 1)
     line.leave(training("patient"), 20)
     line.join(training("patient"), 21)
-    assert line.next({}) == training("patient")
+    assert line.next({}, 0.0) == training("patient")
 
 
 def test_who_was_away_for_long_begins_anew() -> None:
@@ -155,13 +155,13 @@ def test_who_was_away_for_long_begins_anew() -> None:
     line.leave(training("returned"), 1)
     line.join(training("steady"), 10)
     line.join(training("returned"), 1000)
-    assert line.next({}) == training("steady")
+    assert line.next({}, 0.0) == training("steady")
     assert line.waiting() == {"training": 2, "evaluation": 0}
 
 
 def test_nobody_in_line_is_nobody_served() -> None:
     line = FairShare()
-    assert line.next({}) is None
+    assert line.next({}, 0.0) is None
     line.join(training("a"), 0)
     line.leave(training("a"), 0)
-    assert line.next({}) is None
+    assert line.next({}, 0.0) is None
