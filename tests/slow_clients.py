@@ -193,23 +193,30 @@ def watch(port: int, job_id: str, seconds: float, headers: dict[str, str] | None
 
 
 _numbers = itertools.count()
+TRIES = 2
 
 
 def write_until(
     port: int, job_id: str, until: float, headers: dict[str, str], *, reconnects: bool = False
 ) -> tuple[int, int]:
-    """Writes small items one after the other; returns how many were kept, and how often that failed."""
+    """Writes small items one after the other; returns how many were kept, and how often that failed.
+
+    A connection that is closed is opened again at once, as any client does: on a starved machine this program may take
+    longer to send its request than the server lets a newcomer keep others out.
+    """
     done = failed = 0
     connection = HTTPConnection("127.0.0.1", port, timeout=10)
     while time.monotonic() < until:
         uid = f"honest-{time.monotonic_ns()}-{next(_numbers)}"
         messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4" * 1000}]
         item = {"uid": uid, "instance_id": uid, "messages": messages, "reward": 1.0, "job_id": job_id}
-        try:
-            kept = request(connection, "POST", "/buffer/write", json.dumps(item).encode(), headers) == 200
-        except OSError:
-            kept = False
-            connection.close()
+        kept = False
+        for _ in range(TRIES):
+            try:
+                kept = request(connection, "POST", "/buffer/write", json.dumps(item).encode(), headers) == 200
+                break
+            except OSError:
+                connection.close()
         done, failed = done + kept, failed + (not kept)
         if reconnects:
             connection.close()
