@@ -108,6 +108,8 @@ def _jsonl_rows(path: Path) -> Iterator[Any]:
 def _parsed(line: str, where: str) -> Any:
     try:
         return json.loads(line, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise InputFileError(f"{where}: not valid JSON ({error.msg}: character {error.pos})") from error
     except (ValueError, RecursionError) as error:
         raise InputFileError(f"{where}: not valid JSON ({error})") from error
 

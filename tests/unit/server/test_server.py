@@ -157,7 +157,7 @@ def test_a_wrong_payload_gets_a_sentence_and_starts_nothing(
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"instance_id": "a"}\n{"broken\n', "line 2: not valid JSON"),
+        ('{"instance_id": "a"}\n{"broken\n', "line 2: not valid JSON (Invalid control character at: character 8)"),
         ('{"prompt": 1}\n', "line 1: instance_id is missing"),
         ('{"instance_id": "a"}\n{"instance_id": "a"}\n', "line 2: instance_id 'a' stands on line 1"),
         ("[]\n", "must be a JSON object"),
