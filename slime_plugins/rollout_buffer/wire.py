@@ -29,6 +29,8 @@ from slime_plugins.rollout_buffer.types import (
     WeightVersionSpan,
 )
 
+MAX_IDENTIFIER = 256
+"""Characters of an id."""
 IMAGE_URL_PREFIX = "sha256:"
 MAX_GENERATION_IDS = 2**25
 """Ids of all generations of one item, each prompt counted anew: with ``keep``, a short body can mean any number."""
@@ -699,8 +701,9 @@ def identifier(value: Any, where: str) -> str:
     """
     if type(value) is int:
         value = str(value)
-    if not isinstance(value, str) or not value or len(value) > 256 or not value.isprintable():
-        raise InvalidPayloadError(f"{where} must be a string of 1 to 256 printable characters (or an integer)")
+    if not isinstance(value, str) or not value or len(value) > MAX_IDENTIFIER or not value.isprintable():
+        length = f"1 to {MAX_IDENTIFIER} printable characters"
+        raise InvalidPayloadError(f"{where} must be a string of {length} (or an integer)")
     return value
 
 

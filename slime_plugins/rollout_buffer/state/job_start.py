@@ -32,6 +32,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, Instance, JobState
+from slime_plugins.rollout_buffer.wire import MAX_IDENTIFIER
 
 __all__ = ["StartedJob", "creates_job", "start_job"]
 
@@ -143,7 +144,17 @@ def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
         delivery_rows.update_delivery(connection, delivery.key, state=DeliveryState.EXPIRED.value)
     for state in (GroupState.READY, GroupState.LEASED):
         group_rows.move_groups(connection, job.key, state, GroupState.SKIPPED, SUPERSEDED)
-    job_rows.update_job(connection, job.key, job_id=f"{job.job_id}~{job.key}", updated_at=now)
+    job_rows.update_job(connection, job.key, job_id=_free_name(connection, job), updated_at=now)
+
+
+def _free_name(connection: Connection, job: JobRecord) -> str:
+    """Returns ``ID~KEY``, or with one more ``~`` for each job that somebody called so."""
+    ending = f"~{job.key}"
+    while True:
+        name = job.job_id[: MAX_IDENTIFIER - len(ending)] + ending
+        if job_rows.find_job(connection, name) is None:
+            return name
+        ending += "~"
 
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool) -> StartedJob:

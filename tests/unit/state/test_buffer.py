@@ -243,6 +243,22 @@ def test_a_fresh_start_begins_anew_once_however_often_it_is_sent(buffer: Buffer)
     assert slots(buffer, buffer.job(f"j~{first.key}"))["skipped"] == 2
 
 
+def test_a_fresh_start_finds_a_free_name_for_the_old_job_also_beside_one_that_is_called_so(buffer: Buffer) -> None:
+    old = start_external(buffer, job_id="j")
+    taken = start_external(buffer, job_id=f"j~{old.key}")
+    start_external(buffer, job_id="j", fresh=True)
+    assert buffer.job(f"j~{old.key}").key == taken.key
+    assert buffer.job(f"j~{old.key}~").key == old.key
+
+
+def test_the_name_of_a_superseded_job_is_one_that_can_be_asked_for(buffer: Buffer) -> None:
+    longest = "j" * 256
+    old = start_external(buffer, job_id=longest)
+    start_external(buffer, job_id=longest, fresh=True)
+    name = buffer.job_by_key(old.key).job_id
+    assert (len(name), name[-4:]) == (256, f"jj~{old.key}")
+
+
 def test_a_resumed_trainer_gets_again_what_it_had_received_but_not_trained(buffer: Buffer) -> None:
     job = start_external(buffer, job_id="j")
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
