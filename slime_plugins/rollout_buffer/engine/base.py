@@ -50,15 +50,27 @@ class GenerateReply:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
 
-    def as_generation(self, prompt_ids: Sequence[int]) -> Generation:
-        """Returns the turn as a trajectory keeps it, after the prompt that was sent."""
+    def as_generation(
+        self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None
+    ) -> Generation:
+        """Returns the turn as a trajectory keeps it, after the prompt that was sent, with its first ``length`` tokens.
+
+        A turn that is cut has finish reason ``length``; None keeps it whole. ``images`` names those of the prompt.
+        """
+        kept = len(self.output_ids) if length is None else length
+        spans = (
+            WeightVersionSpan(span.weight_version, span.start, min(span.end, kept))
+            for span in self.weight_version_spans
+            if span.start < kept
+        )
         return Generation(
-            prompt_ids=tuple(prompt_ids),
-            output_ids=self.output_ids,
-            output_log_probs=self.output_log_probs,
-            finish_reason=self.finish_reason,
+            prompt_ids=prompt_ids,
+            output_ids=self.output_ids[:kept],
+            output_log_probs=self.output_log_probs[:kept],
+            finish_reason=self.finish_reason if kept == len(self.output_ids) else "length",
             weight_version=self.weight_version,
-            weight_version_spans=self.weight_version_spans,
+            weight_version_spans=tuple(spans),
+            images=images,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
         )

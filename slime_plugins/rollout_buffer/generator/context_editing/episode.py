@@ -49,7 +49,6 @@ from slime_plugins.rollout_buffer.types import (
     Outcome,
     StopReason,
     Trajectory,
-    WeightVersionSpan,
 )
 
 __all__ = ["ContextEditingEpisode", "EpisodeSetup"]
@@ -164,7 +163,7 @@ class ContextEditingEpisode:
 
     def _record(self, prompt_ids: Sequence[int], reply: GenerateReply) -> tuple[int, str]:
         """Keeps a turn as it was sampled; returns its message id and its text."""
-        generation = _generation(prompt_ids, reply, self._allowed_length(reply.output_ids))
+        generation = reply.as_generation(prompt_ids, length=self._allowed_length(reply.output_ids))
         text = self._setup.chat.text(generation.output_ids)
         msg_id = self._history.add_assistant(text)
         self._view.add_turn(msg_id, generation.output_ids)
@@ -292,22 +291,3 @@ class ContextEditingEpisode:
             "tools": list(self._setup.tools) if self._setup.tools_in_template else [],
             "task": dict(self._task.extra_info),
         }
-
-
-def _generation(prompt_ids: Sequence[int], reply: GenerateReply, length: int) -> Generation:
-    """Returns the record of a turn, cut to its first ``length`` sampled tokens."""
-    spans = (
-        WeightVersionSpan(weight_version=span.weight_version, start=span.start, end=min(span.end, length))
-        for span in reply.weight_version_spans
-        if span.start < length
-    )
-    return Generation(
-        prompt_ids=prompt_ids,
-        output_ids=reply.output_ids[:length],
-        output_log_probs=reply.output_log_probs[:length],
-        finish_reason=reply.finish_reason if length == len(reply.output_ids) else "length",
-        weight_version=reply.weight_version,
-        weight_version_spans=tuple(spans),
-        prompt_tokens=reply.prompt_tokens,
-        cached_tokens=reply.cached_tokens,
-    )

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, LastTurn, Prompt
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.image_budget import ImageBudget
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import ParsedReply
-from slime_plugins.rollout_buffer.types import Generation, Image, Message, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import Generation, Image, Message
 
 __all__ = ["Conversation"]
 
@@ -65,7 +65,11 @@ class Conversation:
     def add_reply(self, reply: GenerateReply) -> str:
         """Records what was sampled and returns its text, up to the first image token if one was sampled."""
         self._image_budget.compare(len(self.prompt.ids), self.prompt.images, reply.prompt_tokens)
-        generation = _generation(self.prompt, reply, self._allowed_length(reply.output_ids))
+        generation = reply.as_generation(
+            self.prompt.ids,
+            images=tuple(image.sha256 for image in self.prompt.images),
+            length=self._allowed_length(reply.output_ids),
+        )
         text = self._chat.text(generation.output_ids)
         if generation.output_ids:
             self.generations.append(generation)
@@ -93,23 +97,3 @@ class Conversation:
 
     def _expanded_length(self, prompt: Prompt) -> int:
         return len(prompt.ids) - len(prompt.images) + self._image_budget.tokens(prompt.images)
-
-
-def _generation(prompt: Prompt, reply: GenerateReply, length: int) -> Generation:
-    """Returns the record of a turn, cut to its first ``length`` sampled tokens."""
-    spans = (
-        WeightVersionSpan(weight_version=span.weight_version, start=span.start, end=min(span.end, length))
-        for span in reply.weight_version_spans
-        if span.start < length
-    )
-    return Generation(
-        prompt_ids=prompt.ids,
-        output_ids=reply.output_ids[:length],
-        output_log_probs=reply.output_log_probs[:length],
-        finish_reason=reply.finish_reason if length == len(reply.output_ids) else "length",
-        weight_version=reply.weight_version,
-        weight_version_spans=tuple(spans),
-        images=tuple(image.sha256 for image in prompt.images),
-        prompt_tokens=reply.prompt_tokens,
-        cached_tokens=reply.cached_tokens,
-    )
