@@ -26,6 +26,7 @@
         ├── DeviceError
         ├── EngineError
         │   └── EngineAwayError    no attempt is counted for it: nobody got an answer of the engine
+        ├── AttemptTimeoutError
         ├── JudgeError
         └── EnvironmentSetupError
 
@@ -225,6 +226,12 @@ class EngineAwayError(EngineError):
     """Whatever answers at the engine's address has answered nobody as an engine does, for longer than clients retry."""
 
     code = "engine_away"
+
+
+class AttemptTimeoutError(EpisodeError):
+    """The attempt took longer than the job's ``attempt_timeout_seconds``."""
+
+    code = "attempt_timeout"
 
 
 class JudgeError(EpisodeError):

@@ -212,6 +212,8 @@ class JobSettings(BaseModel):
     """What fills a delivered group up to n: ``remove_sample`` dummies, or slime's old copies with halved rewards."""
     max_attempts: Annotated[Count, Field(ge=1, le=MAX_ATTEMPTS)] = 3
     """How often a slot is tried before it is given up as failed."""
+    attempt_timeout_seconds: Annotated[Number, Field(gt=0)] | None = 3600.0
+    """An attempt of a runner that plays for more seconds, the wait for a device aside, fails. None is unlimited."""
     stop_hopeless_groups: bool = False
     """Gives up what still runs of a group that fails whatever it brings: too many of its slots were given up."""
     stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
@@ -346,6 +348,7 @@ CHANGEABLE = frozenset(
         "num_process_max",
         "tokenizer_path",
         "max_attempts",
+        "attempt_timeout_seconds",
         "stop_after_failures",
         "stop_hopeless_groups",
         "max_groups_ahead",

@@ -468,6 +468,7 @@ def _failures(at: JobSnapshot) -> Iterator[Explanation]:
 _LOOK_AT_LOG = "The runner's log under DATA_DIR/logs has the details."
 _FAILURE_ADVICE = {
     "device": "rollout-buffer doctor says what this machine lacks. A failure costs an attempt, never a reward.",
+    "attempt_timeout": "Does play() hang? Where episodes really take this long, raise attempt_timeout_seconds.",
     "engine_away": _AWAY,
     "engine": "Ask the engine itself: its log says why it refuses.",
     "environment_setup": "The task's set-up does not work: is its name and params_idx in the input right?",

@@ -54,6 +54,7 @@ from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
+from slime_plugins.rollout_buffer.runner.attempt_limit import STOP_TIMEOUT_S, AttemptLimit, end_task
 from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD, GroupAdmission, task_of
 from slime_plugins.rollout_buffer.runner.places import Places, PlaceSteering
@@ -76,7 +77,6 @@ __all__ = ["JobRunner"]
 WATCH_INTERVAL_S = 0.5
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
-STOP_TIMEOUT_S = 20.0
 STORE_RETRY_S = 2.0
 SMALLEST_STEP = 4
 """By how many episodes ``num_process: auto`` grows at least."""
@@ -164,7 +164,7 @@ class JobRunner:
         self._fence = 0
         self._groups: dict[int, _RunningGroup] = {}
         self._groups_closing = 0
-        self._playing: set[asyncio.Future[Trajectory]] = set()
+        self._playing: set[asyncio.Task[Trajectory]] = set()
         self._bounds = _bounds(self._settings, self._job.group_size)
         self._places = Places(self._bounds.most)
         self._steering: PlaceSteering | None = None
@@ -436,17 +436,18 @@ class JobRunner:
         """Plays in a task of its own, which can be ended without ending the slot's.
 
         Raises:
+            AttemptTimeoutError: it took too long.
             _StoppedError: the job is drained at once.
         """
-        playing = asyncio.ensure_future(generator.play(request))
+        limit = AttemptLimit(self._settings.attempt_timeout_seconds, self._tracer)
+        playing = limit.begin(generator.play(request))
         self._playing.add(playing)
         try:
-            await asyncio.wait({playing})
+            await limit.wait(playing)
         finally:
             self._playing.discard(playing)
-            if not playing.done():  # the slot's own task was cancelled
-                playing.cancel()
-                await asyncio.gather(playing, return_exceptions=True)
+            if not playing.cancelling() and not playing.done():  # the slot's own task was cancelled
+                await end_task(playing)
         if playing.cancelled():
             raise _StoppedError
         return playing.result()

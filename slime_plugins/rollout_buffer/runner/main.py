@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ray_address=options.ray_address,
             tracer=tracer,
         )
-        asyncio.run(_run_until_stopped(runner, options.heartbeat_fd))
+        # Never closed, as asyncio.run would: that waits for tasks and threads of a generator that ignore cancellation.
+        asyncio.Runner().run(_run_until_stopped(runner, options.heartbeat_fd))
     buffer.store.close()
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
 from slime_plugins.rollout_buffer.rules.causes import too_short
 from slime_plugins.rollout_buffer.rules.concurrency import Reason
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
-from slime_plugins.rollout_buffer.runner import group_admission, places
+from slime_plugins.rollout_buffer.runner import attempt_limit, group_admission, places
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -404,6 +405,33 @@ async def test_a_group_function_that_raises_fails_its_group_alone(real_time_buff
     await run(real_time_buffer, job, ScriptedGenerator(by_slot), functions=functions)
     accounting = slots(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (2, 2)
+
+
+async def test_a_play_that_hangs_fails_its_attempt_and_is_tried_again(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1, attempt_timeout_seconds=0.2)
+    generator = ScriptedGenerator(lambda e: _after(3600, 0.0) if (e.slot, e.attempt) == (1, 1) else by_slot(e))
+    await run(real_time_buffer, job, generator)
+    assert real_time_buffer.describe(job)["attempts"] == {"finished": 2, "failed": 1, "failed:attempt_timeout": 1}
+    assert slots(real_time_buffer, job)["ready"] == 2
+
+
+async def test_a_play_that_ignores_its_cancellation_keeps_no_job_from_its_end(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_limit, "STOP_TIMEOUT_S", 0.1)
+    may_end = asyncio.Event()
+
+    async def ignore_cancellation() -> float:
+        while not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await may_end.wait()
+        return 1.0
+
+    job = start(real_time_buffer, count=1, attempt_timeout_seconds=0.2)
+    generator = ScriptedGenerator(lambda e: ignore_cancellation() if e.attempt == 1 else by_slot(e))
+    await run(real_time_buffer, job, generator)
+    assert slots(real_time_buffer, job)["ready"] == 2
+    may_end.set()
 
 
 async def test_a_group_that_waits_too_long_for_its_last_member_is_closed_by_the_clock(real_time_buffer: Buffer) -> None:

@@ -1,0 +1,64 @@
+"""An attempt ends within its limit, whatever its generator does; its wait for a device is no part of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slime_plugins.rollout_buffer.errors import AttemptTimeoutError
+from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
+from slime_plugins.rollout_buffer.observability.tracing import NoTracer
+from slime_plugins.rollout_buffer.runner.attempt_limit import AttemptLimit
+from tests.virtual_time import in_virtual_time
+
+
+async def play(*, wait_s: float, play_s: float) -> str:
+    with PhaseTimer().phase("acquire"):
+        await asyncio.sleep(wait_s)
+    await asyncio.sleep(play_s)
+    return "played"
+
+
+async def ignore_cancellation() -> None:
+    while True:
+        try:
+            await asyncio.sleep(1e9)
+        except asyncio.CancelledError:
+            continue
+
+
+@in_virtual_time
+async def test_an_attempt_that_waits_long_for_its_device_and_plays_within_the_limit_is_not_ended() -> None:
+    limit = AttemptLimit(100, NoTracer())
+    task = limit.begin(play(wait_s=5000, play_s=99))
+    await limit.wait(task)
+    assert task.result() == "played"
+
+
+@in_virtual_time
+async def test_an_attempt_that_plays_for_longer_is_cancelled_once_its_seconds_are_used_up() -> None:
+    limit = AttemptLimit(100, NoTracer())
+    task = limit.begin(play(wait_s=5000, play_s=1000))
+    with pytest.raises(AttemptTimeoutError, match=r"attempt_timeout_seconds \(100 s\)"):
+        await limit.wait(task)
+    assert task.cancelled()
+    assert 5100 <= asyncio.get_running_loop().time() <= 5101
+
+
+@in_virtual_time
+async def test_an_attempt_that_ignores_its_cancellation_is_left_behind() -> None:
+    limit = AttemptLimit(100, NoTracer())
+    task = limit.begin(ignore_cancellation())
+    with pytest.raises(AttemptTimeoutError, match="it ignores that"):
+        await limit.wait(task)
+    assert asyncio.get_running_loop().time() < 200
+    task.get_coro().close()  # it would keep the loop of this test as well
+
+
+@in_virtual_time
+async def test_without_a_limit_an_attempt_may_take_for_ever() -> None:
+    limit = AttemptLimit(None, NoTracer())
+    task = limit.begin(play(wait_s=0, play_s=1e7))
+    await limit.wait(task)
+    assert task.result() == "played"
