@@ -1,11 +1,14 @@
 """Lays the rollout buffer over a slime checkout, checks such an overlay, or takes it away again.
 
     python tools/install_into_slime.py ~/slime               # install, or bring up to date
+    python tools/install_into_slime.py ~/slime --trainer-only  # the buffer runs elsewhere
     python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not there
     python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
 
 What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``slime_plugins/rollout_buffer/``,
-``examples/android_world/``, and the scripts that start a training, with what they need. slime's own types stay. A file
+``examples/android_world/``, and the scripts that start a training, with what they need. With ``--trainer-only`` of
+``slime_plugins/rollout_buffer/`` only what the trainer's end imports, and a ``buffer.py`` that says how to start the
+buffer. slime's own types stay. A file
 that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of everything that was put
 there, and comes back when the overlay goes. Files that somebody changed since are never overwritten or removed without
 ``--force``; an edited ``slime/utils/mask_utils.py`` stays as it is, as does the farm's ``config.yaml``, with a warning.
@@ -24,7 +27,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +53,24 @@ PATTERNS = (
     "data/task_list.txt",
     "data/tasks.jsonl",
 )
+TRAINER_ROOTS = ("slime/rollout/agent_rollout*.py", "slime/utils/mask_*.py", "tools/launch_training.py")
+"""What a trainer starts from: its rollout functions, its masks, and the program that launches it."""
+TRAINER_FILES = (
+    *TRAINER_ROOTS,
+    "slime_plugins/rollout_buffer/py.typed",
+    "slime_plugins/rollout_buffer/tools/assign_instance_id.py",
+    "examples/android_world/config.yaml",
+    "scripts/multi_node_ray_start.sh",
+    "scripts/run_agent.sh",
+    "scripts/run_android_world*",
+    "tools/launching/*.py",
+    "data/demo_math.jsonl",
+    "data/tasks.jsonl",
+)
+"""With what these import, all that goes into a checkout whose buffer runs elsewhere."""
+BUFFER_PROGRAM = "slime_plugins/rollout_buffer/buffer.py"
+BUFFER_ELSEWHERE = "tools/launching/buffer_elsewhere.py"
+"""What stands in the place of slime's ``buffer.py`` where only the trainer's end is installed."""
 STATE = ".rollout_buffer_overlay"
 MASK_UTILS = "slime/utils/mask_utils.py"
 FARM_CONFIG = "examples/android_world/config.yaml"
@@ -104,6 +125,7 @@ class Overlay:
         self._checkout = checkout.resolve()
         self._source = source
         self._state = self._checkout / STATE
+        self._trainer_only = False
         self._entries = self._read_manifest()
         self._kept = self._why_masks_are_kept()
 
@@ -124,24 +146,28 @@ class Overlay:
             found.append(ONE_ROW_EACH)
         return found
 
-    def install(self, *, force: bool = False) -> int:
+    def install(self, *, force: bool = False, trainer_only: bool = False) -> int:
         """Puts every file in place and returns how many; files of an earlier overlay that are no more go away.
+
+        ``trainer_only`` leaves out what only the buffer's own processes need.
 
         Raises:
             OverlayError: this is no slime checkout that is known, or files of the overlay were changed.
         """
         self._check_tree()
+        self._trainer_only = trainer_only
         self._refuse_changed(force, but=(MASK_UTILS, FARM_CONFIG))
         if force:
             self._kept = None
         wanted = self._wanted()
+        sources = self._sources()
         stay = {MASK_UTILS} if self._kept is not None else set()
         stay |= {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
         entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
         gone = {path: entry for path, entry in self._entries.items() if path not in entries}
         self._write_manifest({**gone, **entries})
         for path in wanted.keys() - stay:
-            self._copy(self._source / path, self._checkout / path, as_link=True)
+            self._copy(sources[path], self._checkout / path, as_link=True)
         for path, entry in gone.items():
             self._take_back(path, entry)
         self._write_manifest(entries)
@@ -243,12 +269,24 @@ class Overlay:
         return files
 
     def _files(self) -> dict[str, str]:
-        files = (file for pattern in PATTERNS for file in self._source.glob(pattern))
-        return {
-            file.relative_to(self._source).as_posix(): _sha256(file)
+        return {path: _sha256(file) for path, file in self._sources().items()}
+
+    def _sources(self) -> dict[str, Path]:
+        """Returns where each file of the overlay comes from, by its path in the checkout."""
+        patterns = TRAINER_FILES if self._trainer_only else PATTERNS
+        files = {file for pattern in patterns for file in self._source.glob(pattern)}
+        if self._trainer_only:
+            roots = [file for pattern in TRAINER_ROOTS for file in self._source.glob(pattern)]
+            files |= import_closure(self._source, roots) - {self._source / path for path in NAMES_OF_SLIME}
+            files |= set(self._source.glob(MASK_SOURCES))
+        found = {
+            file.relative_to(self._source).as_posix(): file
             for file in sorted(files)
             if file.is_file() and "__pycache__" not in file.parts
         }
+        if self._trainer_only:
+            found[BUFFER_PROGRAM] = found.pop(BUFFER_ELSEWHERE)
+        return found
 
     def _state_of(self, path: str) -> str | None:
         file = self._checkout / path
@@ -324,7 +362,8 @@ class Overlay:
         if not file.is_file():
             return {}
         try:
-            files = json.loads(file.read_text(encoding="utf-8"))["files"]
+            manifest = json.loads(file.read_text(encoding="utf-8"))
+            files, self._trainer_only = manifest["files"], bool(manifest.get("trainer_only"))
             return {path: Entry(sha256=entry["sha256"], replaced=entry["replaced"]) for path, entry in files.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OverlayError(f"{file} cannot be read ({error}): restore the checkout with git") from error
@@ -334,9 +373,40 @@ class Overlay:
         (self._state / ".gitignore").write_text("*\n", encoding="utf-8")
         files = {path: {"sha256": entry.sha256, "replaced": entry.replaced} for path, entry in sorted(entries.items())}
         new = self._state / "manifest.json.new"
-        new.write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
+        manifest = {"trainer_only": self._trainer_only, "files": files}
+        new.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         os.replace(new, self._state / "manifest.json")
         self._entries = dict(entries)
+
+
+def import_closure(source: Path, roots: Sequence[Path]) -> set[Path]:
+    """Returns ``roots`` and every module of ``source`` that they import when they run, directly or through others.
+
+    Imports inside of functions count; those under ``if TYPE_CHECKING`` do not.
+    """
+    found: set[Path] = set()
+    waiting = list(roots)
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            for module in _imported_modules(ast.parse(file.read_bytes())):
+                parts = module.split(".")
+                for depth in range(1, len(parts) + 1):
+                    place = source.joinpath(*parts[:depth])
+                    waiting += [each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()]
+    return found
+
+
+def _imported_modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        yield from _imported_modules(node)
 
 
 def _definitions(file: Path) -> dict[str, frozenset[str]]:
@@ -398,6 +468,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only say whether the overlay is as it was installed")
     what.add_argument("--uninstall", action="store_true", help="take the overlay away and bring slime's files back")
+    parser.add_argument(
+        "--trainer-only", action="store_true", help="leave out what only the buffer's processes need: it runs elsewhere"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite or remove files that were changed")
     return parser.parse_args(arguments)
 
@@ -433,7 +506,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.uninstall:
         sys.stdout.write(f"{overlay.uninstall(force=options.force)} files taken away or restored\n")
         return 0
-    sys.stdout.write(f"{overlay.install(force=options.force)} files are in place\n")
+    sys.stdout.write(f"{overlay.install(force=options.force, trainer_only=options.trainer_only)} files are in place\n")
     sys.stdout.writelines(f"warning: {warning}\n" for warning in overlay.warnings)
     missing = missing_requirements()
     if missing:

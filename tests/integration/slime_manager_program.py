@@ -2,7 +2,7 @@
 
 Only what a CPU cannot have is replaced: the sglang packages are empty modules, and ``ray.put`` returns its argument.
 The data source with its checkpoint, the conversion to training data, the schedule over data-parallel ranks and the
-metrics are slime's own. Prints one JSON object.
+metrics are slime's own. Prints one JSON object. ``DEMO_TOKENIZER`` names the folder of a tokenizer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import json
+import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -55,7 +56,6 @@ from slime.rollout.agent_rollout_probe import LoopbackBuffer, probe_item  # noqa
 from slime.rollout.data_source import (  # type: ignore[import-not-found]  # noqa: E402 - as above
     RolloutDataSourceWithBuffer,
 )
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402 - as above
 
 slime_rollout.ray.put = lambda value, **_: value
 
@@ -238,7 +238,7 @@ def log_of(make_item: Any, **changes: Any) -> dict[str, Any]:
             wandb_always_use_train_step=False,
             use_wandb=False,
             use_tensorboard=False,
-            hf_checkpoint=str(DEMO_TOKENIZER_PATH),
+            hf_checkpoint=os.environ["DEMO_TOKENIZER"],
             qkv_format="thd",
             **logging,
             **changes,

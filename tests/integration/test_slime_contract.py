@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from slime.utils.types import Sample
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tools.install_into_slime import Overlay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +34,13 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout with our files in place."""
+    """A copy of the checkout with the trainer's end in place: what works with it works with the whole."""
     if subprocess.run([SLIME_PYTHON, "-c", "import torch, ray, transformers"], capture_output=True).returncode:
         pytest.skip(f"{SLIME_PYTHON} has no torch, ray or transformers: set ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
     target = tmp_path_factory.mktemp("slime")
     for folder in ("slime", "slime_plugins", "tests/plugin_contracts"):
         shutil.copytree(Path(SLIME) / folder, target / folder)
-    Overlay(target).install()
+    Overlay(target).install(trainer_only=True)
     return target
 
 
@@ -60,7 +61,9 @@ def run_in(checkout: Path, *command: str, **environment: str) -> str:
 @pytest.fixture(scope="session")
 def manager_report(checkout: Path) -> dict[str, Any]:
     program = ROOT / "tests" / "integration" / "slime_manager_program.py"
-    report: dict[str, Any] = json.loads(run_in(checkout, str(program)).splitlines()[-1])
+    report: dict[str, Any] = json.loads(
+        run_in(checkout, str(program), DEMO_TOKENIZER=str(DEMO_TOKENIZER_PATH)).splitlines()[-1]
+    )
     return report
 
 

@@ -165,6 +165,12 @@ def _megatron(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _buffer(settings: LaunchSettings) -> Iterator[str]:
+    if not (ROOT / "slime_plugins/rollout_buffer/server").is_dir():
+        yield (
+            "this checkout holds the trainer's end alone (install_into_slime --trainer-only): name the buffer that "
+            "runs elsewhere in SLIME_SCRIPT_BUFFER_URL, or install the overlay without --trainer-only"
+        )
+        return
     problem = _try(TRY_BUFFER.format(kind="math" if not settings.kind.is_android else "android_world"))
     if problem is not None:
         yield (

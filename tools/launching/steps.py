@@ -125,7 +125,8 @@ def _overlay(settings: LaunchSettings) -> list[Step]:
 
 
 def _cleaning(settings: LaunchSettings) -> list[Step]:
-    if not settings.kind.is_android:
+    """Nothing with a buffer elsewhere: the emulators are there, too."""
+    if not settings.kind.is_android or settings.external_buffer:
         return []
     return [
         Step(title="end emulators that an earlier run left", command=("bash", str(ROOT / "scripts" / "cleanup.sh")))

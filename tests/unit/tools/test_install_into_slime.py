@@ -420,6 +420,84 @@ def test_tasks_that_a_user_chose_are_those_that_are_written_and_trained(checkout
     assert git(checkout, "status", "--short", "--ignored") == ""
 
 
+# --- the trainer's end alone -----------------------------------------------------------------------------------------
+
+
+def run_in(checkout: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command from the checkout's root, where nothing but the checkout is found of this project."""
+    surroundings = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+    return subprocess.run(
+        command, cwd=checkout, env=surroundings | environment, capture_output=True, text=True, check=False, timeout=50
+    )
+
+
+@pytest.fixture
+def trainers_end(checkout: Path) -> Path:
+    """A checkout whose types are slime's as far as the rollout function uses them, and whose buffer runs elsewhere."""
+    for path in ("slime/utils/types.py", "slime/rollout/base_types.py"):
+        shutil.copy2(ROOT / path, checkout / path)
+    assert main([str(checkout), "--trainer-only"]) == 0
+    return checkout
+
+
+def test_the_trainers_end_plays_a_rollout_by_itself(trainers_end: Path) -> None:
+    """Every module that went in is imported, and a batch goes from the buffer's protocol to Samples."""
+    program = """
+import importlib, json, pathlib
+from slime.rollout.agent_rollout_probe import generate_rollout
+from types import SimpleNamespace
+
+source = SimpleNamespace(get_samples=lambda count: [], metadata={})
+batch = generate_rollout(None, 0, source)
+files = [*pathlib.Path("slime/rollout").glob("agent_*.py"), *pathlib.Path("slime_plugins").rglob("*.py")]
+for file in files:
+    importlib.import_module(".".join(file.with_suffix("").parts).removesuffix(".__init__"))
+print(json.dumps({"samples": sum(map(len, batch.samples)), "imported": len(files)}))
+"""
+    done = run_in(trainers_end, sys.executable, "-c", program, PYTHONPATH=str(trainers_end))
+
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["samples"] == 4
+    assert told["imported"] > 40
+
+
+def test_of_the_buffer_itself_nothing_goes_in_with_the_trainers_end(trainers_end: Path) -> None:
+    inside = {path.name for path in (trainers_end / "slime_plugins/rollout_buffer").iterdir() if path.is_dir()}
+
+    assert inside == {"rules", "tools", "trainer"}
+    assert main([str(trainers_end), "--check"]) == 0
+
+
+def test_slimes_own_way_to_start_the_buffer_says_how_to_start_this_one(trainers_end: Path) -> None:
+    done = run_in(trainers_end / "slime_plugins/rollout_buffer", sys.executable, "buffer.py")
+
+    assert done.returncode == 1
+    assert "rollout-buffer serve --data-dir" in done.stderr
+
+
+def test_a_training_from_the_trainers_end_wants_the_buffers_address(trainers_end: Path) -> None:
+    assert (
+        "name the buffer that runs elsewhere in SLIME_SCRIPT_BUFFER_URL"
+        in run_in(trainers_end, "./scripts/run_agent.sh").stderr
+    )
+
+    for script in ("./scripts/run_agent.sh", "./scripts/run_android_world.sh"):
+        shown = run_in(trainers_end, script, "--dry-run", SLIME_SCRIPT_BUFFER_URL="http://10.0.0.7:8889")
+        assert shown.returncode == 0, shown.stderr
+        assert "--rollout-buffer-url http://10.0.0.7:8889" in shown.stdout
+        assert "cleanup.sh" not in shown.stdout
+
+
+def test_the_whole_buffer_comes_over_the_trainers_end_and_goes_again(trainers_end: Path) -> None:
+    assert main([str(trainers_end)]) == 0
+    assert (trainers_end / "slime_plugins/rollout_buffer/server").is_dir()
+    assert main([str(trainers_end), "--trainer-only"]) == 0
+    assert not (trainers_end / "slime_plugins/rollout_buffer/server").exists()
+    assert main([str(trainers_end), "--uninstall"]) == 0
+    assert (trainers_end / "slime_plugins/rollout_buffer/buffer.py").read_text() == "# slime's own\n"
+
+
 @pytest.mark.slime
 @pytest.mark.skipif(not REAL_SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
 def test_a_real_checkout_is_what_it_was(tmp_path: Path) -> None:

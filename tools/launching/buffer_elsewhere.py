@@ -1,0 +1,15 @@
+"""Stands at ``slime_plugins/rollout_buffer/buffer.py`` where only the trainer's end is installed: says how to start."""
+
+from __future__ import annotations
+
+import sys
+
+ADVICE = (
+    "this slime checkout holds the trainer's end of the rollout buffer alone. Start the buffer in an environment of "
+    "its own: pip install slime-rollout-buffer, rollout-buffer serve --data-dir DIR; and name it to the trainer: "
+    "--rollout-buffer-url http://HOST:8889, or SLIME_SCRIPT_BUFFER_URL for scripts/run_agent.sh. To start it from "
+    "this checkout, install the overlay without --trainer-only"
+)
+
+if __name__ == "__main__":
+    sys.exit(f"buffer.py: {ADVICE}")
