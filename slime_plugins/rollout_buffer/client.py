@@ -169,8 +169,8 @@ class _BlockingTransport:
         response = requests.request(  # noqa: ASYNC210 - there is no loop to block: see _finished
             request.method,
             self._base_url + request.path,
-            json=request.body,
-            headers=self._headers,
+            data=None if request.body is None else json.dumps(request.body),  # with NaN, as aiohttp sends it
+            headers={"Content-Type": "application/json", **self._headers},
             timeout=timeout_s,
         )
         return response.status_code, response.content

@@ -5,9 +5,10 @@ The files of routes import from here and never from each other.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,9 +209,11 @@ def json_reply(body: Any, status: int = 200) -> Response:
     return as_response(Answer(as_json(body), status))
 
 
-def read_body() -> dict[str, Any]:
-    """Reads a JSON object; an empty body counts as an empty object."""
-    return json_object(read_bytes())
+def read_body(*, with_nan: bool = False) -> dict[str, Any]:
+    """Reads a JSON object; an empty body counts as an empty object. ``with_nan`` takes NaN and Infinity as well."""
+    content = read_bytes()
+    has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
+    return json_object(content, loads=json.loads if has_nan else orjson.loads)
 
 
 def read_bytes() -> bytes:
@@ -218,7 +221,9 @@ def read_bytes() -> bytes:
     return request.get_data(cache=False)
 
 
-def json_object(content: bytes | bytearray, what: str = "the body") -> dict[str, Any]:
+def json_object(
+    content: bytes | bytearray, what: str = "the body", *, loads: Callable[[bytes | bytearray], Any] = orjson.loads
+) -> dict[str, Any]:
     """Parses a body, or ``what`` is a part of it; an empty one counts as an empty object.
 
     Raises:
@@ -227,8 +232,8 @@ def json_object(content: bytes | bytearray, what: str = "the body") -> dict[str,
     if not content.strip():
         return {}
     try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
+        body = loads(content)
+    except (ValueError, RecursionError) as error:
         if "memory" in str(error):
             raise MemoryError(str(error)) from error
         raise InvalidPayloadError(f"{what} is not valid JSON: {error}") from error

@@ -17,7 +17,7 @@ routes = Blueprint("rollout_buffer_training_reports", __name__)
 @routes.post("/jobs/<id:job_id>/trainer_rows")
 def trainer_rows(job_id: str) -> Response:
     """Keeps what a trainer computed of the rows of a step, beside their trajectories."""
-    report = request_models.parse(TrainerReport, read_body())
+    report = request_models.parse(TrainerReport, read_body(with_nan=True))
     return json_reply(the_buffer().add_trainer_report(job_id, report))
 
 

@@ -50,6 +50,7 @@ def store_report(
     packed: dict[str, tuple[Sequence[Generation], Sequence[TrainingRow]]] = {}
     for row in report.rows:
         try:
+            row.check_numbers()
             if row.uid not in known:
                 raise ValueError("the job has no trajectory of that uid")
             if row.uid not in packed:

@@ -97,6 +97,12 @@ def test_of_a_row_the_last_word_counts(job: FlaskClient) -> None:
         ({"uid": "nobody", "log_probs": [-1.0]}, "no trajectory of that uid"),
         ({"uid": "one", "row": 3, "log_probs": [-1.0]}, "no training row of that number"),
         ({"uid": "one", "log_probs": [-1.0]}, "it trains 3 tokens, and log_probs has 1"),
+        ({"uid": "one", "log_probs": [-0.5, 1.7e308, -1.0]}, "log_probs[1] is 1.7e+308"),
+        ({"uid": "one", "log_probs": [-0.5, -0.25, float("nan")]}, "log_probs[2] is nan"),
+        ({"uid": "one", "log_probs": [float("-inf"), -0.25, -1.0]}, "log_probs[0] is -inf"),
+        ({"uid": "one", "advantage": float("nan")}, "advantage is nan"),
+        ({"uid": "one", "entropy": 1e39}, "entropy is 1e+39"),
+        ({"uid": "one", "clip_share": 2}, "clip_share is 2.0: a number from 0 to 1 is needed"),
     ],
 )
 def test_a_row_that_does_not_fit_is_named_and_costs_no_other(
@@ -108,13 +114,20 @@ def test_a_row_that_does_not_fit_is_named_and_costs_no_other(
     assert reason in said["refused"][0]["reason"]
 
 
+def test_the_largest_numbers_that_are_kept_can_be_shown(job: FlaskClient) -> None:
+    huge = {"uid": "one", "log_probs": [-3.4e38] * 3, "advantage": 3.4e38, "entropy": 3.4e38, "loss_share": -3.4e38}
+    assert report(job, huge)["kept"] == 1
+    for page in (f"/jobs/{JOB}/mismatch", f"/jobs/{JOB}", "/token_rows/one", f"/jobs/{JOB}/series", "/metrics"):
+        assert job.get(page).status_code == 200
+
+
 def test_a_row_may_say_little(job: FlaskClient) -> None:
     assert report(job, {"uid": "one", "advantage": -0.5, "clip_share": 0.25})["kept"] == 1
     assert job.get(f"/jobs/{JOB}/mismatch").get_json()["mean"] is None
 
 
 @pytest.mark.parametrize(
-    "rows", [[], [{"row": 1}], [{"uid": "one", "clip_share": 2}], [{"uid": "one", "log_prob": [1]}]]
+    "rows", [[], [{"row": 1}], [{"uid": "one", "entropy": "much"}], [{"uid": "one", "log_prob": [1]}]]
 )
 def test_what_means_nothing_is_refused(job: FlaskClient, rows: list[Any]) -> None:
     assert post(job, f"/jobs/{JOB}/trainer_rows", {"rows": rows})[0] == 400
