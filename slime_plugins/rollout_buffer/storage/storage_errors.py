@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sqlite3
 from pathlib import Path
@@ -40,11 +41,20 @@ class StorageErrors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if _is_garbled(error):
+            raise _damaged(error, self._data_dir) from error
         if (
             isinstance(error, sqlite3.Error | OSError)
             and (translated := storage_error(error, self._data_dir)) is not None
         ):
             raise translated from error
+
+
+def _is_garbled(error: BaseException | None) -> bool:
+    """Tells whether what was read is no text, or no JSON: every text and JSON that was written is."""
+    if isinstance(error, sqlite3.OperationalError):  # of Python's module, which has no code for it
+        return str(error).startswith("Could not decode to UTF-8")
+    return isinstance(error, UnicodeDecodeError | json.JSONDecodeError)
 
 
 def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBufferError | None:
@@ -81,13 +91,17 @@ def _of_the_database(error: sqlite3.Error, code: int, data_dir: Path) -> Rollout
     if code == sqlite3.SQLITE_FULL:
         return disk_is_full(data_dir, error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return DatabaseDamagedError(
-            f"the database {data_dir / 'buffer.sqlite3'} is damaged ({error}): stop the service, keep a copy of "
-            f"{data_dir}, and go on with a backup or another --data-dir; docs/troubleshooting.md says what can be saved"
-        )
+        return _damaged(error, data_dir)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return _why_no_access(error, data_dir)
     return None
+
+
+def _damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
+    return DatabaseDamagedError(
+        f"the database {data_dir / 'buffer.sqlite3'} is damaged ({str(error)[:200]}): stop the service, keep a copy of "
+        f"{data_dir}, and go on with a backup or another --data-dir; docs/troubleshooting.md says what can be saved"
+    )
 
 
 def _why_no_access(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
