@@ -31,7 +31,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "pause": (("a",), {}),
     "drain": (("a",), {}),
     "mismatch": (("a",), {}),
-    "report_training": (("a", [{"uid": "u"}]), {"step": 1}),
+    "report_training": (("a", [{"uid": "u", "advantage": float("inf")}]), {"step": 1}),
     "resume": (("a",), {}),
     "deliveries": (("a",), {"limit": 3}),
     "delivery": (("d",), {"images": "hash"}),

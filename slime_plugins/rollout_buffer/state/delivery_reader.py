@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.storage.pack_writer import Place
 from slime_plugins.rollout_buffer.storage.payload_store import Inlining, PayloadStore, Pieces
-from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.store import Store, whole_row
 from slime_plugins.rollout_buffer.storage.tables import content_rows, delivery_rows
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
@@ -235,7 +235,10 @@ def _is_purged(member: DeliveredMember) -> bool:
 def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
     if _is_purged(member):
         return DamagedError("the payload of this trajectory was purged: retention does not keep it any more")
-    return member.body or EMPTY_BODY
+    try:
+        return whole_row(member.body) if member.body else EMPTY_BODY
+    except DamagedError as error:
+        return error
 
 
 def _delivery_columns(member: DeliveredMember, *, damaged: bool = False) -> dict[str, Any]:

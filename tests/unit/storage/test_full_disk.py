@@ -267,14 +267,3 @@ def test_a_garbled_text_of_the_database_is_the_same_sentence(tmp_path: Path, col
         connection.execute(f"UPDATE jobs SET {column} = CAST(? AS TEXT)", (garbage,))
     with pytest.raises(DatabaseDamagedError, match=r"docs/troubleshooting\.md"):
         buffer.jobs()
-
-
-def test_a_schema_that_is_no_text_is_the_same_sentence(tmp_path: Path) -> None:
-    buffer = Buffer(Store(tmp_path))
-    buffer.store.close()
-    path = tmp_path / "buffer.sqlite3"
-    path.write_bytes(
-        path.read_bytes().replace(b"CREATE TABLE instances", b"\xff\xfe\xff\xfe\xff\xfe TABLE instances"[:22])
-    )
-    with pytest.raises(DatabaseDamagedError, match=r"docs/troubleshooting\.md"):
-        Buffer(Store(tmp_path)).jobs()

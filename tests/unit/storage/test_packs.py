@@ -292,6 +292,22 @@ def test_a_damaged_member_is_a_dummy_that_says_so_and_its_siblings_are_delivered
     assert len(list(examine(buffer.store))) == 1
 
 
+@pytest.mark.parametrize("garbage", [b"\xff\xfe", b"\x00", b"", b"[]"])
+def test_a_payload_that_is_garbled_in_its_row_is_damaged_like_one_in_a_pack(
+    client: FlaskClient, garbage: bytes
+) -> None:
+    buffer = client.application.extensions["rollout_buffer"].buffer
+    start_external(buffer)
+    assert client.post("/buffer/write", json={"items": [written("bad"), written("good", reward=0)]}).status_code == 200
+    with buffer.store.write() as connection:
+        connection.execute(
+            "UPDATE trajectories SET body = CAST(? || substr(body, 9) AS BLOB) WHERE uid = 'bad'", (garbage,)
+        )
+    assert "damaged" in client.get("/trajectories/bad").get_json()["error"]["message"]
+    bad, good = wire.decode_rollout_data(client.post("/get_rollout_data", json={"lease_s": 60}).get_json()).items
+    assert (bad.uid, bad.remove_sample, good.uid, good.remove_sample) == ("bad", True, "good", False)
+
+
 def test_a_damaged_image_is_mended_by_putting_it_again(client: FlaskClient) -> None:
     context: ServerContext = client.application.extensions["rollout_buffer"]
     image, path = shot(1), f"/images/{shot(1).sha256}"
