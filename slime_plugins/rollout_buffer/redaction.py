@@ -13,13 +13,15 @@ __all__ = ["holds_masked_address", "redacted", "redacted_values"]
 
 MASK: Final = "***"
 
+# Only what has an @ behind it is looked at, so that no part of a long text is scanned twice.
+_UP_TO_LAST_AT: Final = re.compile(r"(?<![^\s\"'<>])[^\s\"'<>]*@")
 # Everything between the scheme and the last @ of the address; a password with a slash in it is cut off no earlier.
 _CREDENTIALS: Final = re.compile(r"(?<=://)(?:[^/?#\s\"'<>]*|[^/?#\s\"'<>@:]*:[^\s\"'<>@]*)@")
 
 
 def redacted(text: str) -> str:
     """Returns a text with ``***`` in place of user, password or token in each address of it."""
-    return _CREDENTIALS.sub(f"{MASK}@", text) if "@" in text else text
+    return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 
 
 def redacted_values(values: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,6 +326,23 @@ def test_markdown_makes_no_element_that_could_do_anything_and_loses_no_letter(
     page = here.open()
     assert page.evaluate(FUZZ_MARKDOWN, [seed, 1500, PIECES]) == ""
     here.check()
+
+
+READ_HOSTILE = """async () => {
+  const { readEpisode } = await import("/dashboard/episode.js");
+  const { markdown } = await import("/dashboard/markdown.js");
+  const of = (piece, length) => piece.repeat(length / piece.length);
+  for (const piece of ["<tool_call>", "<think>", "<thinking>", "<conclusion>", "<tool_call>x</tool_call>"])
+    readEpisode({ messages: [{ role: "assistant", content: of(piece, 400000) }] });
+  for (const start of ["# ", "```", "~~~", "- ", "1. "]) markdown(start + of(" ", 39900) + "a\\u2028b");
+}"""
+
+
+def test_a_reply_of_400_kb_that_closes_nothing_freezes_no_page(visit: Callable[..., Visit]) -> None:
+    page = visit().open()
+    began = time.monotonic()
+    page.evaluate(READ_HOSTILE)
+    assert time.monotonic() - began < 20
 
 
 def test_the_player_draws_what_was_done_and_steps_with_keys(visit: Callable[..., Visit]) -> None:

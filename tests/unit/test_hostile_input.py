@@ -14,10 +14,16 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.cli.commands_inspect import tagged_parts
 from slime_plugins.rollout_buffer.config import read_token
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer
 from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
+from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.simulation.engine.math_policy import read_question
 from tests.support import stored_image, written
 
 START = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"}
@@ -457,3 +463,30 @@ def test_a_screenshot_in_a_refused_item_hurts_nobody(client: FlaskClient) -> Non
     refused(client, "/buffer/write", {**written("u", messages=[stored_image()]), "reward": None}, "reward")
     assert send(client, "/buffer/write", written("v", messages=[stored_image()]))[0] == 200
     the_rest_goes_on(client)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<tool_call>",
+        "<tool_call><function=a><parameter=b>",
+        "<think>",
+        "://:",
+        '\\"',
+        "\\boxed{",
+        "1/",
+        "((",
+        "a ",
+        "\n",
+    ],
+)
+def test_a_text_of_400_kb_that_closes_nothing_is_read_in_seconds(piece: str) -> None:
+    """Readers of models' and users' texts once took minutes for one or another of them."""
+    text = piece * (400_000 // len(piece))
+    assert redacted(f"@{text} http://user:pass@host/").endswith(" http://***@host/")
+    assert split_items(b'{"items": ["' + text.encode()) is None
+    assert "".join(segment.text for segment in read_segments(text)) == text
+    assert list(tagged_parts(text)) == []
+    for read in (final_answer, read_question):
+        read(text)

@@ -38,11 +38,11 @@ from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
-__all__ = ["register"]
+__all__ = ["register", "tagged_parts"]
 
 LONG_TEXT = 4000
 IMAGE_WIDTH = 32
-_PART = re.compile(r"<(thinking|think|tool_call|conclusion)>\n?(.*?)\n?</\1>", re.DOTALL)
+_OPENING = re.compile(r"<(thinking|think|tool_call|conclusion)>")
 _STYLES = {"thinking": "italic dim", "think": "italic dim", "conclusion": "cyan"}
 _ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 
@@ -258,17 +258,32 @@ def _message(
 def _text(text: str, role: str, most: int | None) -> Iterator[RenderableType]:
     """The parts of an answer each in its own style; what others wrote as it is."""
     at = 0
-    for match in _PART.finditer(text) if role == "assistant" else ():
-        if before := text[at : match.start()].strip():
+    for name, start, end in tagged_parts(text) if role == "assistant" else ():
+        if before := text[at:start].strip():
             yield _indented(_shortened(Text(before), most))
-        name, inside = match[1], match[2]
+        inside = text[start + len(f"<{name}>") : end - len(f"</{name}>")].removeprefix("\n").removesuffix("\n")
         if name == "tool_call":
             yield _indented(Syntax(inside, "json", word_wrap=True, background_color="default"))
         else:
             yield _indented(_shortened(Text(inside, style=_STYLES[name]), most))
-        at = match.end()
+        at = end
     if rest := text[at:].strip():
         yield _indented(_shortened(Text(rest), most))
+
+
+def tagged_parts(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yields name, start and end of what is tagged; a tag that nothing closes is looked for once."""
+    at, unclosed = 0, set[str]()
+    for opening in _OPENING.finditer(text):
+        name = opening[1]
+        if opening.start() < at or name in unclosed:
+            continue
+        closing = text.find(f"</{name}>", opening.end())
+        if closing < 0:
+            unclosed.add(name)
+        else:
+            at = closing + len(f"</{name}>")
+            yield name, opening.start(), at
 
 
 def _shortened(text: Text, most: int | None) -> Text:

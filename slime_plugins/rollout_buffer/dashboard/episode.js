@@ -107,15 +107,15 @@ function readReply(text, message) {
   const calls = [];
   let broken = false;
   let rest = text;
-  const take = (tag) => {
-    const match = new RegExp(`<${tag}>([\\s\\S]*?)</${tag}>`).exec(rest);
-    if (match) rest = rest.replace(match[0], "");
-    return match ? match[1].trim() : "";
+  const take = (tag, most = 1) => {
+    const found = insideOf(rest, tag, most);
+    rest = found.outside;
+    return found.inside;
   };
-  let thinking = take("thinking") || take("think");
+  let thinking = take("thinking")[0] || take("think")[0] || "";
   if (!thinking && rest.includes("</think>")) [thinking, rest] = splitOnce(rest, "</think>");
-  const conclusion = take("conclusion");
-  for (let found = take("tool_call"); found; found = take("tool_call")) {
+  const conclusion = take("conclusion")[0] ?? "";
+  for (const found of take("tool_call", Infinity).filter(Boolean)) {
     const call = parsed(found);
     if (isObject(call)) calls.push({ name: String(call.name ?? "?"), arguments: parsed(call.arguments) ?? {}, id: null });
     else {
@@ -128,6 +128,23 @@ function readReply(text, message) {
   }
   if (typeof message.reasoning_content === "string" && !thinking) thinking = message.reasoning_content;
   return { thinking, conclusion, calls, rest: rest.trim(), broken };
+}
+
+/** What stands inside the first tags of a name, and the text without them; one pass over it. */
+function insideOf(text, tag, most) {
+  const [opening, closing] = [`<${tag}>`, `</${tag}>`];
+  const inside = [];
+  const outside = [];
+  let at = 0;
+  while (inside.length < most) {
+    const start = text.indexOf(opening, at);
+    const end = start < 0 ? -1 : text.indexOf(closing, start);
+    if (end < 0) break;
+    outside.push(text.slice(at, start));
+    inside.push(text.slice(start + opening.length, end).trim());
+    at = end + closing.length;
+  }
+  return { inside, outside: outside.join("") + text.slice(at) };
 }
 
 function splitOnce(text, mark) {

@@ -9,7 +9,7 @@ import re
 
 __all__ = ["split_items"]
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"?|[\[\]{}]', re.DOTALL)
 _ITEMS_KEY = b'"items"'
 _COLON_AND_LIST = re.compile(rb"\s*:\s*\[")
 _OPENING, _CLOSING = b"[{", b"]}"

@@ -24,7 +24,7 @@ OVERLAP_WORDS: Final = 30
 HITS: Final = 12
 NOTHING: Final = "nothing"
 
-_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>\n(.{0,4000}?)\n</tool_call>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _NEEDLE = re.compile(r"access code of the (?P<place>[\w ]+) archive\?")
 _SUM = re.compile(r"How many crates of (?P<good>\w+) did the (?P<ship>[\w ]+) unload")

@@ -36,7 +36,7 @@ _SPELLINGS: Final = (
 )
 # A number is taken whole or not at all: tried in all its parts, a long one would take for ever.
 _TERM: Final = r"(?:\d++(?:\.\d++)?+|\b[a-z]\b|[()+\-*/\s])"
-_EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}++)=({_TERM}+)(?![\w=])")
+_EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}{{1,100}}+)=({_TERM}{{1,100}})(?![\w=])")
 _EXPRESSION: Final = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|[()+\-*/\s])+")
 
 

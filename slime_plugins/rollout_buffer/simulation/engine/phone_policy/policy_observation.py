@@ -22,8 +22,8 @@ __all__ = ["PolicyObservation", "Row", "read_goal", "read_history", "read_observ
 _GOAL: Final = re.compile(
     r"The user query:\s*(.*?)\s*(?:\n\s*\n(?=First\b|Before\b|Task progress|Think\b)|\Z)", re.DOTALL
 )
-_CONCLUSION: Final = re.compile(r"<conclusion>\s*(.*?)\s*</conclusion>", re.DOTALL)
-_PROGRESS: Final = re.compile(r"\n\s*\nTask progress[^:]*:\s*(.*?)(?:\n\s*\n|\Z)", re.DOTALL)
+_CONCLUSION: Final = re.compile(r"<conclusion>\s*+(.{0,4000}?)\s*</conclusion>", re.DOTALL)
+_PROGRESS: Final = re.compile(r"\n[^\S\n]*\nTask progress[^:]*:\s*(.*?)(?:\n\s*\n|\Z)", re.DOTALL)
 _DONE_STEP: Final = re.compile(r"Step \d+:\s*(.*?)\s*(?=(?:;\s*|\n)Step \d+:|\Z)", re.DOTALL)
 _STEP: Final = re.compile(r"Step (\d+)(?: of \d+)?:\s*\Z")
 
