@@ -89,9 +89,9 @@ async def plain_playwright(pages: int, taps: int, settings: MiniWobSettings) -> 
     """Yields what plays by calling Playwright, with browsers and pages made like ours."""
     from playwright.async_api import async_playwright
 
-    options = launch_options(settings)
-    free: asyncio.Queue[tuple[Any, Any]] = asyncio.Queue()
     folder = find_pages()
+    options = launch_options(settings, folder)
+    free: asyncio.Queue[tuple[Any, Any]] = asyncio.Queue()
 
     async def look(page: Any, protocol: Any) -> None:
         await page.evaluate("() => rollout.look()")

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,6 +227,20 @@ def test_a_page_reaches_no_network(device: BrowserPage) -> None:
         assert evaluated(device, ask, url) == "refused"
 
 
+@pytest.mark.parametrize("leave", ["location.href = 'file:///etc/hostname'", "window.open('file:///etc/hostname')"])
+def test_a_page_opens_no_file_outside_of_its_package(device: BrowserPage, leave: str) -> None:
+    device.reset("click-button", 3)
+
+    async def texts() -> list[str]:
+        await device._evaluate(f"() => {{ {leave}; }}")
+        await asyncio.sleep(1.0)
+        return [await page.evaluate("() => document.body.innerText") for page in device._opened.context.pages]
+
+    shown = device._do(texts, 20.0, "a test's way out")
+    assert "can’t be reached" in shown[-1]
+    assert Path("/etc/hostname").read_text().strip() not in shown
+
+
 def test_a_task_that_is_not_played_says_why(device: BrowserPage) -> None:
     with pytest.raises(EnvironmentSetupError, match="from a web server"):
         device.reset("flight.Alaska", 0)
@@ -312,7 +327,7 @@ def test_a_browser_that_stands_still_is_given_up_and_the_next_page_gets_another(
 
 def test_the_last_page_takes_browser_and_driver_along_and_a_page_that_does_not_open_leaves_nothing() -> None:
     shared = browsers.SharedBrowsers()
-    options = device_module.launch_options(MiniWobSettings())
+    options = device_module.launch_options(MiniWobSettings(), find_pages())
     opened = shared.open(options)
     with pytest.raises(DeviceError):
         shared.open(dataclasses.replace(options, script=None))  # type: ignore[arg-type]  # Playwright refuses it

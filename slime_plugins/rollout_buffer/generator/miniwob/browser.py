@@ -64,11 +64,12 @@ _Result = TypeVar("_Result")
 class LaunchOptions:
     """What a browser and its pages are started with. Pages that agree in all of it may share a browser.
 
-    An empty ``executable`` takes the Chromium that Playwright has installed for itself. ``script`` runs in every page
-    before its own scripts. ``width`` and ``height`` are points; a point has ``scale`` pixels on a side.
+    An empty ``executable`` takes the Chromium that Playwright has installed for itself. Pages load files below
+    ``folder`` and nothing else. ``script`` runs in every page before its own scripts. ``width`` and ``height`` are points; a point has ``scale`` pixels on a side.
     """
 
     executable: str
+    folder: Path
     script: str
     width: int
     height: int
@@ -308,6 +309,7 @@ def context_options(options: LaunchOptions) -> dict[str, Any]:
 async def _open_page(shared: _Shared) -> OpenPage:
     options, browser = shared.options, shared.browser
     context = await browser.new_context(**context_options(options))
+    await context.route(lambda url: not url.startswith(f"{options.folder.as_uri()}/"), lambda route: route.abort())
     await context.add_init_script(options.script)
     page = await context.new_page()
     page.set_default_timeout(options.timeout_s * 1000)

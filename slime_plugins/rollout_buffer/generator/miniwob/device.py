@@ -57,7 +57,7 @@ class BrowserPage:
         self._settings = settings
         self._folder = find_pages()
         self._browsers = shared_browsers()
-        self._opened = self._browsers.open(launch_options(settings))
+        self._opened = self._browsers.open(launch_options(settings, self._folder))
         self._closed = False
         self._task_name = ""
 
@@ -213,7 +213,7 @@ class BrowserPage:
         return x / scale, y / scale
 
 
-def launch_options(settings: MiniWobSettings) -> LaunchOptions:
+def launch_options(settings: MiniWobSettings, folder: Path) -> LaunchOptions:
     """Returns what the browser of such pages is started with.
 
     Raises:
@@ -222,6 +222,7 @@ def launch_options(settings: MiniWobSettings) -> LaunchOptions:
     width, height = POINTS
     return LaunchOptions(
         executable=find_chromium(settings.chromium),
+        folder=folder.parent,
         script=PAGE_SCRIPT.read_text(encoding="utf-8"),
         width=width,
         height=height,
