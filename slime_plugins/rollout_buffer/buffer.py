@@ -56,7 +56,7 @@ from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers,
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
-from slime_plugins.rollout_buffer.state.job_start import StartedJob
+from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
 from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
@@ -112,7 +112,8 @@ class Buffer:
         """Makes a payload a job, or attaches to the job it names.
 
         Attaching takes over the new engine URL and, when the payload brings a skip list, makes what was handed out but
-        not consumed ready again. The same ``start_id`` twice changes nothing the second time.
+        not consumed ready again. The same ``start_id`` twice changes nothing the second time, however late. A trainer
+        (who brings a skip list) takes over what was written to a job that no trainer has started, also with ``fresh``.
 
         Raises:
             ConflictError: a job of that id exists and is a different one.
@@ -120,11 +121,14 @@ class Buffer:
             UnavailableError: it is a large job that another call is starting just now.
         """
         with self.store.read() as connection:
-            is_new = job_start.creates_job(connection, payload)
-        if is_new:
+            way, job = job_start.way_of_start(connection, payload)
+        if way in (Way.CREATE, Way.SUPERSEDE):
             self.store.check_room()
-            if large_starts.is_large(payload, instances):
+        if large_starts.is_large(payload, instances):
+            if way in (Way.CREATE, Way.SUPERSEDE):
                 return large_starts.start_large(self.store, self._clock, payload, instances)
+            if way is Way.TAKE_OVER and job is not None:
+                return large_starts.take_over_large(self.store, self._clock, job.key, payload, instances)
         with self.store.write() as connection:
             return job_start.start_job(connection, self._clock(), payload, instances)
 

@@ -123,6 +123,18 @@ def train_with_writer(url: str, trainer: TrainerStandIn, rollouts: int, names: l
         writer.join()
 
 
+def test_rollout_0_trains_what_was_written_before_any_trainer_came(url: str, tmp_path: Path) -> None:
+    start = {"task_type": "external", "num_repeat_per_sample": SAMPLES, "job_id": "the-job"}
+    assert RolloutBufferClient(url).start_rollout(start).state == "running"
+    play(url, INSTANCES[:4])
+    trainer = trainer_of(url, tmp_path / "save", rollout_buffer_options={})
+    assert sorted(instances(trainer.train(1))) == INSTANCES[:4]
+    reset_jobs()
+    play(url, INSTANCES[4:8])
+    resumed = trainer_of(url, tmp_path / "save", rollout_buffer_options={}, start=1)
+    assert sorted(instances(resumed.train(1))) == INSTANCES[4:8]
+
+
 @pytest.mark.parametrize("place", ["beside the messages", "extra_info"])
 def test_the_tools_of_a_written_item_are_in_the_prompt_that_is_trained_after(
     url: str, tmp_path: Path, place: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -30,15 +31,8 @@ class BufferMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="rollout-buffer-"))
         self.clock = SettableClock()
         self.buffer = Buffer(Store(self.folder), clock=self.clock)
-        self.job: JobRecord = start_external(
-            self.buffer,
-            n=GROUP_SIZE,
-            ids=INSTANCES,
-            num_epoch=2,
-            job_id="j",
-            group_timeout_seconds=TIMEOUT_S,
-            min_timeout_group_size_ratio=1.0,
-        )
+        self.starts: list[dict[str, Any]] = [{"start_id": "s0", "skip_instance_ids": []}]
+        self.job: JobRecord = self._start(self.starts[0])
         self.written: dict[str, str] = {}
         self.leased: dict[str, tuple[list[str], float]] = {}
         self.delivered: list[str] = []
@@ -112,17 +106,16 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer = Buffer(Store(self.folder), clock=self.clock)
 
     @rule()
-    def start_again(self) -> None:
-        again = start_external(
-            self.buffer,
-            n=GROUP_SIZE,
-            ids=INSTANCES,
-            num_epoch=2,
-            job_id="j",
-            group_timeout_seconds=TIMEOUT_S,
-            min_timeout_group_size_ratio=1.0,
-        )
-        assert again.key == self.job.key
+    def start_anew(self) -> None:
+        self.starts.append({"start_id": f"s{len(self.starts)}"})
+        self._start(self.starts[-1])
+
+    @rule(data=st.data())
+    def start_again_late(self, data: st.DataObject) -> None:
+        before = slots(self.buffer, self.job)
+        again = self._start(self.starts[data.draw(st.integers(0, len(self.starts) - 1))])
+        assert (again.key, again.trainer_run) == (self.job.key, len(self.starts))
+        assert slots(self.buffer, self.job) == before
 
     @invariant()
     def the_accounting_balances(self) -> None:
@@ -136,6 +129,18 @@ class BufferMachine(RuleBasedStateMachine):
         if hasattr(self, "buffer"):
             self.buffer.store.close()
             shutil.rmtree(self.folder)
+
+    def _start(self, start: dict[str, Any]) -> JobRecord:
+        return start_external(
+            self.buffer,
+            n=GROUP_SIZE,
+            ids=INSTANCES,
+            num_epoch=2,
+            job_id="j",
+            group_timeout_seconds=TIMEOUT_S,
+            min_timeout_group_size_ratio=1.0,
+            **start,
+        )
 
     def _expire_in_model(self) -> None:
         for delivery_id, (_, expires_at) in list(self.leased.items()):

@@ -269,9 +269,9 @@ class StartPayload(JobSettings):
     job_id: JobName | None = None
     """Names the job; without it, the payload itself does."""
     fresh: bool = False
-    """Starts anew instead of attaching; the job of that id is cancelled and renamed."""
+    """Starts anew: the job of that id is cancelled and renamed, unless it waits for a trainer and this is one."""
     start_id: Identifier | None = None
-    """One id per intended start: a repeated call with it attaches, also with ``fresh``."""
+    """One id per intended start: a call that repeats it, also a late one or a ``fresh`` one, changes nothing."""
     retry_given_up: bool = False
     """Opens the slots of an evaluation that were given up, for ``max_attempts`` more tries."""
 
@@ -332,6 +332,23 @@ class StartPayload(JobSettings):
         """Returns what the job keeps, as JSON: everything but what may change from one start to the next."""
         settings: dict[str, Any] = self.model_dump(mode="json", exclude=NOT_SETTINGS)
         return settings
+
+    def named_settings(self) -> dict[str, Any]:
+        """Returns those of ``settings`` that the caller named, and no default."""
+        settings: dict[str, Any] = self.model_dump(
+            mode="json", exclude=NOT_SETTINGS, exclude_unset=True, exclude_none=True
+        )
+        return settings
+
+    @property
+    def has_input(self) -> bool:
+        """Tells whether it brings instances."""
+        return self.input_file is not None or self.instances is not None
+
+    @property
+    def is_trainers(self) -> bool:
+        """Tells whether a trainer starts the job: it says what it has consumed, be that nothing."""
+        return self.skip_instance_ids is not None
 
     def identity(self) -> str:
         """Names the work itself: two payloads with one identity are the same job."""

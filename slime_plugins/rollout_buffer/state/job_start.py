@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import orjson
@@ -28,13 +29,15 @@ from slime_plugins.rollout_buffer.storage.tables import (
     group_rows,
     job_rows,
     reward_sum_rows,
+    start_id_rows,
+    trajectory_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState, Instance, JobState
 from slime_plugins.rollout_buffer.wire import MAX_IDENTIFIER
 
-__all__ = ["StartedJob", "creates_job", "start_job"]
+__all__ = ["StartedJob", "Way", "add_input", "start_job", "way_of_start"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +49,16 @@ class StartedJob:
     message: str
 
 
+class Way(Enum):
+    """What a start does."""
+
+    REPEAT = auto()  # it was made before: nothing changes
+    ATTACH = auto()
+    TAKE_OVER = auto()  # a trainer's, of a job that was filled before: attaches with settings of its own
+    SUPERSEDE = auto()  # makes a new job under the id of another
+    CREATE = auto()
+
+
 def start_job(
     connection: Connection,
     now: float,
@@ -53,47 +66,108 @@ def start_job(
     instances: Sequence[Instance],
     *,
     written_as: int | None = None,
+    has_input_already: bool = False,
 ) -> StartedJob:
     """Attaches to the job that the payload names, or creates it; see ``Buffer.start_job``.
 
-    ``written_as`` is the key under which the groups of a large job were written before.
+    ``written_as`` is the key under which the groups of a large job were written before; ``has_input_already`` says that
+    a job to take over has got the input.
     """
-    job = _job_to_attach_to(connection, payload)
-    if job is not None and _attaches(job, payload):
-        if written_as is not None:
-            raise ConflictError(f"job {job.job_id} was started meanwhile: the same call attaches to it")
-        return _attach(connection, now, job, payload, repeated=_is_same_start(job, payload))
-    if job is not None:
-        _supersede(connection, now, job)
-    return _create_job(connection, now, payload, instances, written_as)
+    way, job = way_of_start(connection, payload)
+    if job is not None and way is not Way.SUPERSEDE and written_as is not None:
+        raise ConflictError(f"job {job.job_id} was started meanwhile: the same call attaches to it")
+    if job is None or way is Way.SUPERSEDE:
+        if job is not None:
+            _supersede(connection, now, job)
+        job = _create_job(connection, now, payload, instances, written_as)
+        started = StartedJob(job=job, attached=False, message="Rollout started")
+    else:
+        if way is Way.TAKE_OVER:
+            if not has_input_already:
+                add_input(connection, job.key, payload, instances)
+            _take_over(connection, job, payload)
+        if way is not Way.REPEAT:
+            _attach(connection, now, job_rows.get_job(connection, job.key), payload)
+        started = StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
+    if way is not Way.REPEAT and payload.start_id is not None:
+        job = started.job
+        start_id_rows.insert_start_id(connection, job.key, job.job_id, payload.start_id, payload.identity())
+    return started
 
 
-def creates_job(connection: Connection, payload: StartPayload) -> bool:
-    """Tells whether the payload makes a new job; else it attaches to one."""
-    job = _job_to_attach_to(connection, payload)
-    return job is None or not _attaches(job, payload)
+def way_of_start(connection: Connection, payload: StartPayload) -> tuple[Way, JobRecord | None]:
+    """Returns what a payload does, and to which job.
 
-
-def _attaches(job: JobRecord, payload: StartPayload) -> bool:
-    return not payload.fresh or _is_same_start(job, payload)
-
-
-def _is_same_start(job: JobRecord, payload: StartPayload) -> bool:
-    return payload.start_id is not None and payload.start_id == job.start_id
-
-
-def _job_to_attach_to(connection: Connection, payload: StartPayload) -> JobRecord | None:
-    identity = payload.identity()
-    if payload.job_id is not None:
-        job = job_rows.find_job(connection, payload.job_id)
-        if job is not None and job.identity != identity and not payload.fresh:
+    Raises:
+        ConflictError: the job is a different one, or the start was made before and its job is superseded.
+    """
+    repeated = _job_of_same_start(connection, payload)
+    if repeated is not None:
+        return Way.REPEAT, repeated
+    job = _named_job(connection, payload)
+    if job is None:
+        return Way.CREATE, None
+    if payload.is_trainers and _waits_for_trainer(connection, job):
+        if _can_take_over(job, payload):
+            return Way.TAKE_OVER, job
+        if written := trajectory_rows.count_trajectories(connection, job.key):
             raise ConflictError(
-                f"job {payload.job_id} exists with other settings ({_difference(job, payload)}): send the same "
-                "payload to attach, another job_id, or fresh: true to start anew",
+                f"job {job.job_id} holds {written} items that no trainer has had, and was started for "
+                f"{job.task_type} with num_repeat_per_sample {job.group_size}, not for {payload.task_type} with "
+                f"{payload.num_repeat_per_sample}: ask for the same, name another job_id, or cancel that job first",
                 {"job_id": job.job_id},
             )
-        return job
-    same = [job for job in job_rows.all_jobs(connection) if job.identity == identity]
+    if payload.fresh:
+        return Way.SUPERSEDE, job
+    identity = payload.identity()
+    mine = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
+    if identity not in mine:
+        raise ConflictError(
+            f"job {job.job_id} exists with other settings ({_difference(job, payload)}): send the same "
+            "payload to attach, another job_id, or fresh: true to start anew",
+            {"job_id": job.job_id},
+        )
+    if job.trainer_identity not in (None, identity) and not payload.is_trainers:
+        return Way.REPEAT, job  # who made the job finds it as the trainer has it
+    return Way.ATTACH, job
+
+
+def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobRecord | None:
+    if payload.start_id is None:
+        return None
+    start = start_id_rows.find_start_id(connection, payload.start_id, payload.identity(), payload.job_id)
+    if start is None:
+        return None
+    job = job_rows.get_job(connection, start.job_key)
+    if job.job_id != start.job_id:
+        raise ConflictError(
+            f"this start (start_id {payload.start_id}) was made before, and job {start.job_id} was started anew since: "
+            f"what came of it is job {job.job_id}",
+            {"job_id": job.job_id},
+        )
+    return job
+
+
+def _waits_for_trainer(connection: Connection, job: JobRecord) -> bool:
+    """Tells whether a job was made to be filled by writers, and no trainer has started it or consumed any of it."""
+    return (
+        not job.has_runner
+        and job.trainer_identity is None
+        and job.state is not JobState.CANCELLED
+        and not delivery_rows.has_groups(connection, job.key, GroupState.DELIVERED)
+    )
+
+
+def _can_take_over(job: JobRecord, payload: StartPayload) -> bool:
+    return (payload.task_type, payload.num_repeat_per_sample) == (job.task_type, job.group_size)
+
+
+def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | None:
+    """Returns the job of the payload's id; without one, that of the same work which goes on, or has failed."""
+    if payload.job_id is not None:
+        return job_rows.find_job(connection, payload.job_id)
+    identity = payload.identity()
+    same = [job for job in job_rows.all_jobs(connection) if identity in (job.identity, job.trainer_identity)]
     unfinished = [job for job in same if job.state in job_rules.OPEN_STATES]
     if unfinished:
         return unfinished[-1]
@@ -106,7 +180,7 @@ def _create_job(
     payload: StartPayload,
     instances: Sequence[Instance],
     written_as: int | None,
-) -> StartedJob:
+) -> JobRecord:
     ids = [instance.instance_id for instance in instances]
     key = job_rows.insert_job(
         connection,
@@ -115,7 +189,7 @@ def _create_job(
         task_type=payload.task_type,
         state=JobState.RUNNING.value,
         identity=payload.identity(),
-        start_id=payload.start_id,
+        trainer_identity=payload.identity() if payload.is_trainers else None,
         engine_url=payload.remote_engine_url,
         settings=payload.settings(),
         has_input=bool(ids),
@@ -133,7 +207,7 @@ def _create_job(
         group_rows.insert_instances(connection, key, lines)
         planned = plan_groups(ids, payload.num_epoch, map(str, payload.skip_instance_ids or ()))
         group_rows.insert_groups(connection, key, ids, planned)
-    return StartedJob(job=job_rows.get_job(connection, key), attached=False, message="Rollout started")
+    return job_rows.get_job(connection, key)
 
 
 def _supersede(connection: Connection, now: float, job: JobRecord) -> None:
@@ -157,24 +231,41 @@ def _free_name(connection: Connection, job: JobRecord) -> str:
         ending += "~"
 
 
-def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload, *, repeated: bool) -> StartedJob:
-    brought = {} if repeated else {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
+def add_input(connection: Connection, job_key: int, payload: StartPayload, instances: Sequence[Instance]) -> None:
+    """Adds what a job lacks of a trainer's input, or of a part of it; doing it twice changes nothing."""
+    lines = ((instance.instance_id, orjson.dumps(instance.data)) for instance in instances)
+    group_rows.add_instances(connection, job_key, lines)
+    group_rows.add_open_groups(connection, job_key, [one.instance_id for one in instances], payload.num_epoch)
+
+
+def _take_over(connection: Connection, job: JobRecord, payload: StartPayload) -> None:
+    """Makes a job that was filled before any trainer came the trainer's: its settings go by those that it names."""
+    settings = {**job.settings.kept, **payload.named_settings()}
+    changes: dict[str, Any] = {"settings": json.dumps(settings)}
+    if payload.has_input:
+        changes |= {"has_input": True, "num_epoch": max(job.num_epoch, payload.num_epoch)}
+    job_rows.update_job(connection, job.key, **changes)
+    group_rows.count_instances(connection, job.key)
+
+
+def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload) -> None:
+    brought = {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
     settings = {**job.settings.kept, **brought}
-    changes: dict[str, Any] = {"start_id": payload.start_id, "settings": json.dumps(settings), "updated_at": now}
+    changes: dict[str, Any] = {"settings": json.dumps(settings), "updated_at": now}
+    if payload.is_trainers:
+        changes["trainer_identity"] = payload.identity()
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
     if job.state is JobState.FAILED:
         changes |= {"state": job_rules.next_state(job.state, "reopen").value, "finished_at": None, **NO_CAUSE.columns()}
     job_rows.update_job(connection, job.key, **changes)
-    if job.state is JobState.FAILED and not repeated:
+    if job.state is JobState.FAILED:
         _open_failed_groups(connection, now, job, settings)
-    if not repeated:
-        job_rows.open_trainer_run(connection, job.key, now)
-    if payload.skip_instance_ids is not None and not repeated:
+    job_rows.open_trainer_run(connection, job.key, now)
+    if payload.skip_instance_ids is not None:
         apply_skip_list(connection, job, [str(entry) for entry in payload.skip_instance_ids])
-    if payload.retry_given_up and not repeated and job.state is not JobState.CANCELLED:
+    if payload.retry_given_up and job.state is not JobState.CANCELLED:
         _retry_given_up(connection, now, job, settings)
-    return StartedJob(job=job_rows.get_job(connection, job.key), attached=True, message="Rollout attached")
 
 
 def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, st
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Instance
 
-__all__ = ["is_large", "start_large", "undo_interrupted"]
+__all__ = ["is_large", "start_large", "take_over_large", "undo_interrupted"]
 
 ROWS_AT_ONCE = 10_000
 """Groups up to here are written with their job. So many rows take a fraction of a second."""
@@ -63,6 +63,18 @@ def start_large(
         with contextlib.suppress(RolloutBufferError):  # what cannot be undone now is undone later
             _undo(store, key)
         raise
+
+
+def take_over_large(
+    store: Store, clock: Callable[[], float], job_key: int, payload: StartPayload, instances: Sequence[Instance]
+) -> StartedJob:
+    """Gives a job that waits for a trainer the trainer's input, in many transactions; made again, it goes on."""
+    for some_instances in _cut(instances):
+        store.check_room()
+        with store.write() as connection:
+            job_start.add_input(connection, job_key, payload, some_instances)
+    with store.write() as connection:
+        return job_start.start_job(connection, clock(), payload, instances, has_input_already=True)
 
 
 def undo_interrupted(store: Store) -> int:

@@ -9,7 +9,7 @@ CREATE TABLE jobs (
     cause          TEXT    NOT NULL DEFAULT '',
     cause_code     TEXT    NOT NULL DEFAULT '',
     identity       TEXT    NOT NULL,            -- digest of the payload without what may change between starts
-    start_id       TEXT,                        -- of the last call that started or attached
+    trainer_identity TEXT,                      -- that of the trainer's payload; NULL: no trainer has started it yet
     engine_url     TEXT,
     settings       TEXT    NOT NULL,            -- what the job keeps of its payload, as JSON
     has_runner     INTEGER NOT NULL,            -- 0: filled through /buffer/write alone
@@ -261,6 +261,17 @@ CREATE TABLE starts (
     touched_at REAL    NOT NULL,
     written    INTEGER NOT NULL                 -- rows so far
 );
+
+-- A start that is sent again is the same start, however late: the newest start ids of each job.
+CREATE TABLE start_ids (
+    key      INTEGER PRIMARY KEY,               -- in the order of the starts
+    job_key  INTEGER NOT NULL REFERENCES jobs (key),
+    job_id   TEXT    NOT NULL,                  -- the job's name at that start
+    start_id TEXT    NOT NULL,
+    identity TEXT    NOT NULL                   -- of the payload that came with it
+);
+CREATE INDEX start_ids_by_id ON start_ids (start_id);
+CREATE INDEX start_ids_by_job ON start_ids (job_key);
 
 CREATE TABLE members (
     group_key     INTEGER NOT NULL REFERENCES groups (key),

@@ -270,14 +270,6 @@ def test_a_resumed_trainer_gets_again_what_it_had_received_but_not_trained(buffe
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1", "c0", "c1"]
 
 
-def test_a_repeated_start_does_not_take_back_what_was_delivered_in_between(buffer: Buffer) -> None:
-    job = start_external(buffer, job_id="j", start_id="s", skip_instance_ids=[])
-    write(buffer, job, written("u0", reward=0), written("u1"))
-    poll(buffer, job)
-    start_external(buffer, job_id="j", start_id="s", skip_instance_ids=[])
-    assert poll(buffer, job) is None
-
-
 # --- runners ---------------------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,35 @@ def insert_group_of_new_instance(connection: Connection, job_key: int, instance_
     )
 
 
+def add_instances(connection: Connection, job_key: int, lines: Iterable[tuple[str, bytes]]) -> None:
+    """Adds those instances (instance_id, line) that a job does not have; of the others the line is the new one."""
+    query = "SELECT coalesce(max(position), -1) + 1 FROM instances WHERE job_key = ?"
+    position = int(connection.execute(query, (job_key,)).fetchone()[0])
+    rows = ((job_key, at, instance_id, line) for at, (instance_id, line) in enumerate(lines, start=position))
+    connection.executemany(
+        "INSERT INTO instances (job_key, position, instance_id, line) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (job_key, instance_id) DO UPDATE SET line = excluded.line",
+        rows,
+    )
+
+
+def count_instances(connection: Connection, job_key: int) -> None:
+    """Lets a job say how many instances it has."""
+    query = "UPDATE jobs SET instance_count = (SELECT count(*) FROM instances WHERE job_key = jobs.key) WHERE key = ?"
+    connection.execute(query, (job_key,))
+
+
+def add_open_groups(connection: Connection, job_key: int, instance_ids: Sequence[str], num_epoch: int) -> None:
+    """Adds an open group of each instance for every epoch in which it has none."""
+    rows = ((epoch, job_key, instance_id) for epoch in range(num_epoch) for instance_id in instance_ids)
+    connection.executemany(
+        "INSERT INTO groups (job_key, epoch, position, instance_id, state) "
+        "SELECT job_key, ?, position, instance_id, 'open' FROM instances WHERE job_key = ? AND instance_id = ? "
+        "ON CONFLICT (job_key, epoch, position) DO NOTHING",
+        rows,
+    )
+
+
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
     """Returns every group of a job in epoch order, as the skip list is compared with them."""
     query = (

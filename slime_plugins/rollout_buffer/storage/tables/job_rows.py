@@ -28,7 +28,7 @@ class JobRecord:
     cause: str
     cause_code: CauseCode
     identity: str
-    start_id: str | None
+    trainer_identity: str | None
     engine_url: str | None
     settings: StoredSettings
     has_runner: bool
