@@ -60,6 +60,7 @@ def make_sdk(folder: Path) -> dict[str, str]:
         "android_avd_home": str(avd.parent),
         "avd_name": "Base",
         "base_avd_name_pattern": "orphan_test_{}",
+        "stop_timeout_s": "0.5",
     }
 
 

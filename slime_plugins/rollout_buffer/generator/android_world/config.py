@@ -88,6 +88,7 @@ class AndroidWorldSettings(GuiAgentSettings):
     android_world_python: str = ""
     clones_at_once: int = Field(default=4, ge=1)
     clone_s_per_gb: float = Field(default=120, gt=0)
+    stop_timeout_s: float = Field(default=10, ge=0)
     avd_name: str = "AndroidWorldAvd"
     base_avd_name_pattern: str = "slime_aw_{}"
     base_console_port: int = Field(default=5556, ge=1024, le=65535)

@@ -373,7 +373,7 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     pid_file = tmp_path / "pid"
     records = tmp_path / "records"
     guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
-    guard += ["emulator-5554", "--"]
+    guard += ["emulator-5554", "0.5", "--"]
     deaf = "trap '' TERM; " if ends_by == "kill" else ""
     emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
     owner = subprocess.Popen(
@@ -400,7 +400,7 @@ def test_a_guard_forgets_what_killed_guards_left_on_record_and_nothing_that_live
     for name in (living, recycled, gone, "notes-1"):
         (records / name).write_text("kind=emulator\n")
     guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
-    subprocess.run([*guard, "emulator-5554", "--", "/bin/true"], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    subprocess.run([*guard, "emulator-5554", "0.5", "--", "/bin/true"], stdin=subprocess.DEVNULL, check=True, timeout=60)
     assert sorted(path.name for path in records.iterdir()) == sorted([living, "notes-1"])
 
 

@@ -1,6 +1,6 @@
 """Runs one emulator for a device worker, and ends it when the worker is gone, whatever way it went.
 
-Started as ``python guard.py RECORDS AVD ADB PORT SERIAL -- COMMAND``. Its standard input is a pipe whose
+Started as ``python guard.py RECORDS AVD ADB PORT SERIAL STOP_TIMEOUT_S -- COMMAND``. Its standard input is a pipe whose
 other end only the worker holds: when that closes (an orderly end, an exception, SIGKILL) the emulator's whole process
 group is ended, and the adb server that belongs to it alone. If the guard itself is killed, the kernel kills the
 emulator.
@@ -28,7 +28,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 _POLL_S = 0.5
-_TIMEOUT_S = 10.0
 _ADB_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1
 _LISTENING = "0A"
@@ -37,7 +36,7 @@ _LAST_LOOKS = 2
 
 def main(words: list[str]) -> int:
     """Returns the emulator's exit code."""
-    folder, avd, adb, port, serial, _, *command = words
+    folder, avd, adb, port, serial, stop_timeout_s, _, *command = words
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
@@ -57,7 +56,7 @@ def main(words: list[str]) -> int:
             _adb(adb, port, "-s", serial, "emu", "kill")
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left to do is what it asks for
-        _end(child)
+        _end(child, float(stop_timeout_s))
         _end_adb_server(adb, port)
         records.clear()
     return child.returncode
@@ -192,14 +191,14 @@ def _end_adb_server(adb: str, port: str) -> None:
             _adb(adb, port, "kill-server")
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ends the process group: first asked, then killed. The group is gone when this returns."""
+def _end(child: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Ends the process group: SIGTERM, after ``timeout_s`` SIGKILL. The group is gone when this returns."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
         except ProcessLookupError:
             break
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
     child.wait()

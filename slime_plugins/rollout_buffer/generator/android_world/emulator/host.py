@@ -42,7 +42,8 @@ _ADB_S = 15.0
 _SHUT_DOWN_S = 60.0
 _SHARE_OF_ANDROID = 0.8
 """Of ``boot_timeout_s``; the rest is for connecting, and so that what is said here comes before the whole limit."""
-_GUARD_S = 40.0
+_GUARD_S = 30.0
+"""What a guard needs beside ``stop_timeout_s``: adb is asked three times, for 10 s at most."""
 _LOG_LINES = 15
 
 
@@ -135,7 +136,7 @@ class EmulatorHost:
         """Ends the emulator and its adb server; a second call does nothing."""
         guard, self._guard = self._guard, None
         if guard is not None:
-            _close_guard(guard)
+            _close_guard(guard, self._settings.stop_timeout_s + _GUARD_S)
         ports, self.ports = self.ports, None
         if ports is not None:
             self._end_adb_server(ports)
@@ -196,7 +197,7 @@ class EmulatorHost:
         ]
         guarded = [
             *(sys.executable, "-S", str(_GUARD), str(records_folder()), self._avd_name),
-            *(self.adb_path, str(ports.adb_server), ports.serial, "--"),
+            *(self.adb_path, str(ports.adb_server), ports.serial, str(settings.stop_timeout_s), "--"),
         ]
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
@@ -280,12 +281,12 @@ def _output(command: Sequence[str]) -> str:
     return done.stdout.decode("utf-8", "replace")
 
 
-def _close_guard(guard: subprocess.Popen[bytes]) -> None:
+def _close_guard(guard: subprocess.Popen[bytes], timeout_s: float) -> None:
     """Closes the pipe by which the guard knows that it is wanted, and waits until it has ended the emulator."""
     if guard.stdin is not None:
         guard.stdin.close()
     try:
-        guard.wait(timeout=_GUARD_S)
+        guard.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         logger.error("the emulator's guard (pid %d) does not end; killing it", guard.pid)
         guard.kill()
