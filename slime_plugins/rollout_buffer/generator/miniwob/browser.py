@@ -65,7 +65,8 @@ class LaunchOptions:
     """What a browser and its pages are started with. Pages that agree in all of it may share a browser.
 
     An empty ``executable`` takes the Chromium that Playwright has installed for itself. Pages load files below
-    ``folder`` and nothing else. ``script`` runs in every page before its own scripts. ``width`` and ``height`` are points; a point has ``scale`` pixels on a side.
+    ``folder`` and nothing else. ``script`` runs in every page before its own scripts. ``width`` and ``height`` are
+    points; a point has ``scale`` pixels on a side.
     """
 
     executable: str

@@ -400,7 +400,8 @@ def test_a_guard_forgets_what_killed_guards_left_on_record_and_nothing_that_live
     for name in (living, recycled, gone, "notes-1"):
         (records / name).write_text("kind=emulator\n")
     guard = [sys.executable, "-S", emulator_guard.__file__, str(records), "clone_0", "/bin/true", str(free_port())]
-    subprocess.run([*guard, "emulator-5554", "0.5", "--", "/bin/true"], stdin=subprocess.DEVNULL, check=True, timeout=60)
+    guard += ["emulator-5554", "0.5", "--", "/bin/true"]
+    subprocess.run(guard, stdin=subprocess.DEVNULL, check=True, timeout=60)
     assert sorted(path.name for path in records.iterdir()) == sorted([living, "notes-1"])
 
 
