@@ -16,7 +16,7 @@ BUFFER = "slime_plugins.rollout_buffer"
 LAYERS = [
     "types redaction installation demo_tokenizer tools",
     "errors",
-    "config rules observability chat_tokens tokenizer_loading",
+    "config rules observability chat_tokens tokenizer_loading strict_yaml",
     "devices engine wire",
     "client storage sglang_server",
     "protocol embedded_engine trainer",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 from tools.launching.models import Kind, LaunchError, default_model, owner_of, shape_of
 from tools.launching.slime_checkout import backend_of, takes_weight_off_dummies
 
@@ -271,8 +271,8 @@ def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str])
     content: Any = {}
     if kind.is_android:
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            content = load_yaml(path.read_text(encoding="utf-8"), path.name)[0] or {}
+        except (OSError, ValueError, ConfigError) as error:
             raise LaunchError(f"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG is {path}: it cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise LaunchError(f"{path} is no list of `key: value` lines")

@@ -71,11 +71,11 @@ def start(
 
 
 def _payload(path: Path) -> dict[str, Any]:
-    import yaml
+    from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        body, _ = load_yaml(path.read_text(encoding="utf-8"), str(path))  # JSON is YAML
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is neither JSON nor YAML: {error}") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{path} does not hold an object with the keys of a start payload")

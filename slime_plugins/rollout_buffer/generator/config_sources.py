@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
 __all__ = [
     "Layer",
@@ -57,18 +58,14 @@ def from_file(path: Path) -> Layer:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the config {path} is not valid YAML: {error}") from error
+    values, root = load_yaml(text, path.name)
     if values is None:
         return Layer()
     if not isinstance(values, dict):
         raise ConfigError(f"the config {path} must be a list of `key: value` lines")
-    lines = dict(_key_lines(path, root, ()))
-    return Layer(values=values, places={key: f"{path.name}: line {line}: " for key, line in lines.items()})
+    return Layer(values=values, places={key: f"{path.name}: line {line}: " for key, line in _key_lines(root)})
 
 
 def from_variables(environment: Mapping[str, str], prefix: str) -> Layer:
@@ -109,11 +106,7 @@ def as_variables(assignments: Sequence[str], prefix: str) -> dict[str, str]:
 def _assigned(assigned: Iterable[tuple[tuple[str, ...], str, str]]) -> Layer:
     layer = Layer()
     for address, text, place in assigned:
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{place}the value is not valid YAML") from error
-        nested: Any = value
+        nested, _ = load_yaml(text, f"{place}the value")
         for key in reversed(address):
             nested = {key: nested}
         layer = merged([layer, Layer(values=nested, places=dict.fromkeys(_addresses(nested), place))])
@@ -127,18 +120,12 @@ def _addresses(values: Any, above: Address = ()) -> Iterator[Address]:
             yield from _addresses(value, (*above, str(key)))
 
 
-def _key_lines(path: Path, node: yaml.Node | None, above: Address) -> list[tuple[Address, int]]:
-    """Returns the line of every key below ``node``; a key that stands twice would silently hide the first."""
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    found: dict[Address, int] = {}
-    for key_node, value_node in node.value:
-        key, line = (*above, str(key_node.value)), key_node.start_mark.line + 1
-        if key in found:
-            raise ConfigError(f"{path.name}: line {line}: {key[-1]} was already set in line {found[key]}")
-        found[key] = line
-        found.update(_key_lines(path, value_node, key))
-    return list(found.items())
+def _key_lines(node: yaml.Node | None, above: Address = ()) -> Iterator[tuple[Address, int]]:
+    """Yields the line of every key below ``node``."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        address = (*above, str(key.value))
+        yield address, key.start_mark.line + 1
+        yield from _key_lines(value, address)
 
 
 # ---- putting together ------------------------------------------------------------------------------------------------
