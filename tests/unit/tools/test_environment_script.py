@@ -20,9 +20,14 @@ def programs(tmp_path: Path) -> Path:
     """An empty PATH, but for a shell's own tools."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("bash", "cat", "cut", "mkdir", "sha256sum", "touch", "chmod"):
+    for name in ("bash", "cat", "cut", "grep", "mkdir", "sha256sum", "touch", "chmod"):
         (folder / name).symlink_to(shutil.which(name) or name)
     return folder
+
+
+def add_program(programs: Path, name: str, script: str) -> None:
+    (programs / name).write_text(f"#!/bin/bash\n{script}\n")
+    (programs / name).chmod(0o755)
 
 
 def add_python(programs: Path, name: str, version: tuple[int, int]) -> None:
@@ -152,6 +157,52 @@ def test_uv_alone_is_enough(programs: Path, tmp_path: Path) -> None:
 
     assert sourced(programs, f"prepare_environment {tmp_path}/venv android").returncode == 0
     assert f"uv venv --quiet --seed --python 3.13 {tmp_path}/venv" in (programs / "calls").read_text()
+
+
+@pytest.mark.parametrize("with_uv", [False, True])
+@pytest.mark.parametrize(
+    ("system", "has_gpu", "extras", "is_for_cpus"),
+    [
+        ("Linux", False, "embedded-engine", True),
+        ("Linux", False, "embedded-engine,miniwob", True),
+        ("Linux", True, "embedded-engine", False),
+        ("Darwin", False, "embedded-engine", False),  # PyPI has no other build for it
+        ("Linux", False, "android", False),
+    ],
+)
+def test_cuda_is_installed_only_where_there_is_a_gpu(
+    programs: Path, tmp_path: Path, system: str, has_gpu: bool, extras: str, is_for_cpus: bool, with_uv: bool
+) -> None:
+    add_python(programs, "python3.13", (3, 13))
+    add_program(programs, "uname", f"echo {system}")
+    add_program(programs, "nvidia-smi", f"exit {int(not has_gpu)}")
+    if with_uv:
+        add_uv(programs)
+
+    done = sourced(programs, f"prepare_environment {tmp_path}/venv {extras}")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    installs = [call for call in (programs / "calls").read_text().splitlines() if " pip install " in call]
+    of_torch, of_project = installs[:-1], installs[-1]
+    assert of_project.endswith(f"--editable .[{extras}]")
+    assert len(of_torch) == is_for_cpus
+    for call in of_torch:
+        assert " --no-deps --extra-index-url https://download.pytorch.org/whl/cpu torch==" in call
+        assert call.endswith("+cpu")
+
+
+def test_where_the_build_for_cpus_is_not_to_be_had_the_other_one_is_taken(programs: Path, tmp_path: Path) -> None:
+    add_python(programs, "python3.13", (3, 13))
+    add_program(programs, "uname", "echo Linux")
+    add_program(programs, "uv", f'echo "uv $*" >>{programs}/calls; case "$*" in *+cpu*) exit 1 ;; esac')
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    add_program(tmp_path / "venv" / "bin", "python", "exit 1")
+
+    done = sourced(programs, f"prepare_environment {tmp_path}/venv embedded-engine")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PyTorch's build for CPUs cannot be installed" in done.stdout
+    assert (programs / "calls").read_text().splitlines()[-1].endswith("--editable .[embedded-engine]")
 
 
 def test_the_package_says_which_pythons_it_runs_on() -> None:
