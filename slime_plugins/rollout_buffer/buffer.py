@@ -40,7 +40,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
-from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, GATEWAY
 from slime_plugins.rollout_buffer.state import (
     attempts,
     deliveries,
@@ -590,16 +590,28 @@ class Buffer:
         self.store.clock.mark()
         return jump
 
+    def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
+        """Returns the begun groups of a running job that got nothing for as long as the job allows.
+
+        An open session holds the clock while its gateway lives. A runner's attempts do not: where a limit was set for
+        the groups of a job that a runner plays, it is what ends them.
+        """
+        if job.group_timeout_s is None or job.state is not JobState.RUNNING:
+            return []
+        now = self._clock()
+        with self.store.read() as connection:
+            beat = None if job.has_runner else service_rows.heartbeat(connection, GATEWAY.name)
+            seen_at = 0.0 if beat is None else beat[0]
+            if not GATEWAY.is_silent(abs(now - seen_at)):
+                seen_at = now
+            return group_rows.quiet_groups(connection, job.key, now - job.group_timeout_s, seen_at)
+
     def close_timed_out_groups(self) -> int:
-        """Closes the groups of external jobs whose last item is older than the job's timeout; returns how many."""
+        """Closes the groups of external jobs whose time ran out; returns how many. A runner closes those of its job."""
         closed = 0
         for job in self.unfinished_jobs():
-            if job.has_runner or job.state is not JobState.RUNNING:
-                continue
-            deadline = self._clock() - job.settings.group_timeout_seconds
-            for group, _ in self.begun_open_groups(job.key):
-                if group.last_write_at is not None and group.last_write_at < deadline:
-                    closed += self.judge_and_close(group, job_lookup.group_policy(job), timed_out=True) is not None
+            for group in [] if job.has_runner else self.timed_out_groups(job):
+                closed += self.judge_and_close(group, job_lookup.group_policy(job), timed_out=True) is not None
         return closed
 
     def restart_group_clocks(self) -> None:

@@ -70,12 +70,16 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartReply:
-    """The buffer's answer to ``start_rollout``. ``attached`` is true when the job was there already."""
+    """The buffer's answer to ``start_rollout``. ``attached`` is true when the job was there already.
+
+    ``notes`` say what its settings do to the data.
+    """
 
     job_id: str
     state: str
     message: str
     attached: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -618,6 +622,7 @@ def decode_start_reply(reply: Any) -> StartReply:
         state=body["state"],
         message=str(body.get("message", "")),
         attached=body.get("attached") is True,
+        notes=tuple(map(str, body.get("notes") or ())),
     )
 
 

@@ -158,7 +158,6 @@ def train(buffer: BufferProcess, engine_port: int, input_file: Path, groups: int
         save=str(input_file.parent / "checkpoints"),
         rollout_buffer_options={
             "max_attempts": MAX_ATTEMPTS,
-            "group_timeout_seconds": 3000,
             "android_world": {"max_turns": 40, "max_context_len": 65536},
         },
     )

@@ -213,7 +213,6 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
                     "tokenizer_path": str(DEMO_TOKENIZER_PATH),
                     "sampling_params": {"max_tokens": 512},
                     "max_attempts": 8,
-                    "group_timeout_seconds": 3000,
                     "max_groups_ahead": len(tasks),
                     "android_world": {"max_turns": 5, "max_context_len": 65536},
                 }

@@ -34,8 +34,6 @@ __all__ = [
 
 PLAN_FILE = "evaluation.json"
 ENGINE_TIMEOUT_S = 10.0
-LONGEST_PAUSE_OF_A_GROUP_S = 7 * 86_400.0
-"""A task whose attempts come far apart is waited for; each attempt has limits of its own."""
 ANY_REWARD = (-1e12, 1e12)
 
 
@@ -158,7 +156,6 @@ def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instan
         "sampling_params": dict(settings.sampling_params),
         "sampling_seed": settings.seed,
         "reward_range": list(ANY_REWARD),
-        "group_timeout_seconds": LONGEST_PAUSE_OF_A_GROUP_S,
         "max_groups_ahead": None,
         "pause_when_idle_s": None,
         **_input(settings, tasks),

@@ -52,6 +52,7 @@ from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenB
 from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaims
+from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
     Generation,
@@ -70,6 +71,7 @@ SETTLE_INTERVAL_S = 5.0
 MODEL_NAME = "policy"
 EXPIRED = "session_expired"
 ABANDONED = "session_abandoned"
+GROUP_CLOSED = "group_closed"
 STOPPED = "gateway_stopped"
 STORE_THREADS = 4
 
@@ -116,6 +118,7 @@ class Gateway:
         self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
         self._reconciler: asyncio.Task[None] | None = None
         self._settled_at = -math.inf
+        self._beat_at = -math.inf
 
     async def start(self) -> None:
         """Gives up what an earlier process left open, and begins to look after what expires."""
@@ -172,7 +175,9 @@ class Gateway:
         session = self._sessions.get(session_id)
         if session is not None:
             session.check_open()
-            return session
+            await self._end_refused([session])
+            if session.ended is None:
+                return session
         state = await self._past(session_id)
         raise GoneError(_what_became_of(state), {"state": state.state, "reason": state.error_code})
 
@@ -191,6 +196,8 @@ class Gateway:
         if session is None:
             return self._closed_before(await self._past(session_id))
         async with session.closing:
+            if session.ended is None:
+                await self._end_refused([session])
             if session.name not in self._sessions:
                 return self._closed_before(await self._past(session_id))
             if not session.recording.turns:
@@ -362,11 +369,10 @@ class Gateway:
         for session in tuple(self._sessions.values()):
             if not session.closing.locked() and session.is_expired(now, self.settings.session_timeout_s):
                 await self._give_up(session, EXPIRED, "has expired: nobody asked for too long", given_up=False)
-        open_now = list(self._sessions.values())
-        running = await self.stored(self.claims.running, [session.claim for session in open_now])
-        for session, runs in zip(open_now, running, strict=True):
-            if not runs and not session.closing.locked() and self._sessions.pop(session.name, None) is not None:
-                session.end("was ended: its job is over, or was taken over")
+        await self._end_refused([one for one in self._sessions.values() if not one.closing.locked()])
+        if self._sessions and now - self._beat_at > GATEWAY.beats_every_s:
+            self._beat_at = now
+            await self.stored(self.buffer.beat, GATEWAY.name, os.getpid(), {})
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)
@@ -376,6 +382,13 @@ class Gateway:
         if now - self._settled_at > SETTLE_INTERVAL_S:
             self._settled_at = now
             await self.stored(self.claims.settle_all)
+
+    async def _end_refused(self, sessions: Sequence[Session]) -> None:
+        """Ends sessions whose results would not count any more: their group or their job was closed by others."""
+        refusals = await self.stored(self.claims.refusals, [session.claim for session in sessions])
+        for session, why in zip(sessions, refusals, strict=True):
+            if why and session.ended is None:
+                await self._give_up(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
 
     async def _give_up(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
         session.end(why)

@@ -167,14 +167,10 @@ class SlotClaims:
                 return None
             return _claim_state(uid, job_rows.get_job(connection, named.job_key).job_id, found)
 
-    def running(self, claims: list[SlotClaim]) -> list[bool]:
-        """Tells of each claim whether its attempt still runs; a cancelled job's do not."""
+    def refusals(self, claims: Sequence[SlotClaim]) -> list[str]:
+        """Tells of each claim why nothing that it brings would count any more; empty while it would."""
         with self._buffer.store.read() as connection:
-            return [
-                attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt)
-                is AttemptState.RUNNING
-                for claim in claims
-            ]
+            return [_refusal(connection, claim) for claim in claims]
 
     def settle_all(self) -> None:
         """Closes groups that got all they will get: also those whose process died between the last member and that."""
@@ -220,6 +216,15 @@ def _check_room(connection: Connection, job: JobRecord) -> None:
             f"{limit} groups of job {job.job_id} are worked on or wait for the trainer: ask again when it has fetched "
             "some"
         )
+
+
+def _refusal(connection: Connection, claim: SlotClaim) -> str:
+    group = group_rows.get_group(connection, claim.group.key)
+    if group.state is not GroupState.OPEN:
+        why = f" ({group.cause})" if group.cause else ""
+        return f"its group is {group.state.value}{why}"
+    state = attempt_rows.attempt_state(connection, claim.group.key, claim.slot, claim.attempt)
+    return "" if state is AttemptState.RUNNING else "its job is over, or was taken over"
 
 
 def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) -> tuple[GroupRecord, int]:

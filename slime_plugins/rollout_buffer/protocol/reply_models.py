@@ -72,6 +72,8 @@ class StartReply(TypedDict):
     """Instances times epochs."""
     group_size: int
     """Slots of each group."""
+    notes: list[str]
+    """What its settings do to the data."""
 
 
 class Item(TypedDict):

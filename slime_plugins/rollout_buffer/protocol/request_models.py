@@ -202,8 +202,8 @@ class JobSettings(BaseModel):
     """Fraction of n that must be left after `filter_item`; else the group is filtered."""
     min_timeout_group_size_ratio: Ratio = 0.7
     """Fraction of n from which a group whose time ran out is delivered, padded; below it the group fails."""
-    group_timeout_seconds: Annotated[Number, Field(gt=0)] = 300.0
-    """Seconds without a new item after which a begun group is closed."""
+    group_timeout_seconds: Annotated[Number, Field(gt=0)] | None = None
+    """A begun group ends after so long without item and open session. None: 300, and unlimited where a runner plays."""
     reward_range: tuple[Number, Number] | None = None
     """Items whose rewards lie outside are refused (422). Without it only a generator's own range holds, if any."""
     normalize_rewards: bool = False
@@ -354,6 +354,7 @@ class StartPayload(JobSettings):
         """Names the work itself: two payloads with one identity are the same job."""
         content = {**self.settings(), "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
+        content["group_timeout_seconds"] = 300.0  # it was a part of the work once: those jobs are still found
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -366,6 +367,7 @@ CHANGEABLE = frozenset(
         "tokenizer_path",
         "max_attempts",
         "attempt_timeout_seconds",
+        "group_timeout_seconds",
         "stop_after_failures",
         "stop_hopeless_groups",
         "max_groups_ahead",

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
+from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
@@ -242,6 +243,13 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             f"{at.max_weight_version_lag} versions behind the newest{newest}.",
             advice="staleness_policy: admit begins nothing that would be too old and drops nothing. Else let less "
             "wait with max_groups_ahead, or raise max_weight_version_lag.",
+        )
+    if at.gives_up_slow_members:
+        yield Explanation(
+            code="group_timeout_set",
+            severity=Severity.ATTENTION,
+            message=f"{GROUP_TIMEOUT_NOTE}.",
+            advice="Start it without group_timeout_seconds: the same job attaches, and has no such limit.",
         )
     if (slow := at.slow_loss) is not None:
         yield Explanation(

@@ -69,6 +69,8 @@ class JobSnapshot:
     stale_groups: int = 0
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
+    gives_up_slow_members: bool = False
+    """A limit was set for the groups of a job that is played here."""
     slow_loss: SlowLoss | None = None
     stuck_weights: StuckWeights | None = None
     """Whose weight version stands still while groups are trained."""
@@ -116,6 +118,7 @@ def take_snapshot(
         commonest_causes=group_rows.commonest_causes(connection, job.key),
         stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
         max_weight_version_lag=job.settings.max_weight_version_lag,
+        gives_up_slow_members=job.gives_up_slow_members,
         slow_loss=_slow_loss(connection, job, groups),
         trainer_run=job.trainer_run,
         weight_version=job.weight_version,

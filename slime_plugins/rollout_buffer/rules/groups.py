@@ -19,9 +19,23 @@ from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
 
-__all__ = ["GroupFunctions", "GroupPolicy", "Member", "Verdict", "judge_group", "summarize_rewards"]
+__all__ = [
+    "GROUP_TIMEOUT_NOTE",
+    "GroupFunctions",
+    "GroupPolicy",
+    "Member",
+    "Verdict",
+    "judge_group",
+    "summarize_rewards",
+]
 
 EPSILON = 1e-8
+GROUP_TIMEOUT_NOTE = (
+    "group_timeout_seconds is set: members that still play when their group's time is over are given up, mostly "
+    "slow ones: quick members are trained more often than they were submitted. Without it only an attempt has a limit "
+    "(attempt_timeout_seconds)"
+)
+"""What a limit for the groups of a job that is played here does to the data."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

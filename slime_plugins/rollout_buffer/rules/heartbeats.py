@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CONCURRENCY", "DEVICES", "ENGINE", "SUPERVISOR", "Service"]
+__all__ = ["CONCURRENCY", "DEVICES", "ENGINE", "GATEWAY", "SUPERVISOR", "Service"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,8 @@ class Service:
 
 
 SUPERVISOR = Service(name="supervisor", beats_every_s=2.0, silent_after_s=15.0)
+GATEWAY = Service(name="gateway", beats_every_s=5.0, silent_after_s=15.0)
+"""That sessions are open: it beats while there are some."""
 ENGINE = Service(name="runner:", beats_every_s=3.0, silent_after_s=15.0)
 """How a job's engine is, for as long as it is not well: its runner says so, or the gateway. Earlier
 data directories have it under this name."""

@@ -72,7 +72,7 @@ def ending_of(
     failed, filtered = (groups.get(state, 0) for state in (GroupState.FAILED, GroupState.FILTERED))
     if failed:
         most = commonest[GroupState.FAILED]
-        if failures is not None and most.cause.code in (CauseCode.SLOTS_FAILED, CauseCode.TIMED_OUT):
+        if failures is not None and most.cause.code is CauseCode.SLOTS_FAILED:
             return JobState.FAILED, Cause(CauseCode.ATTEMPTS_FAILED, failures.sentence())
         message = f"none of {failed + filtered} groups could be delivered{_commonest(most, failed + filtered)}"
         return JobState.FAILED, Cause(CauseCode.NO_GROUP_READY, message)

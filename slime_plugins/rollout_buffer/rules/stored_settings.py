@@ -27,7 +27,7 @@ class StoredSettings:
     min_valid_group_size_ratio: float = 1.0
     min_valid_item_size_ratio: float = 0.7
     min_timeout_group_size_ratio: float = 0.7
-    group_timeout_seconds: float = 300.0
+    group_timeout_seconds: float | None = None
     reward_range: tuple[float, float] | None = None
     normalize_rewards: bool = False
     padding: str = "dummy"

@@ -103,15 +103,13 @@ class _Tried(Enum):
 
 @dataclass(slots=True)
 class _RunningGroup:
-    """A group that this runner plays: how many slots are unsettled, and how long it has been running unpaused."""
+    """A group that this runner plays, and how many of its slots are unsettled."""
 
     record: GroupRecord
     unsettled: int
     given_up: int
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     waiting_to_begin: int = 0
-    quiet_s: float = 0.0
-    has_members: bool = False
 
 
 @dataclass(slots=True)
@@ -331,7 +329,6 @@ class JobRunner:
             1 for filled, failures in progress.values() if not filled and failures >= self._settings.max_attempts
         )
         group = _RunningGroup(record, len(open_slots), given_up, waiting_to_begin=len(open_slots))
-        group.has_members = any(filled for filled, _ in progress.values())
         self._groups[record.key] = group
         if not open_slots:
             await self._close_group(group, timed_out=False)
@@ -423,7 +420,6 @@ class JobRunner:
             reason = "".join(traceback.format_exception_only(error)).strip()
             await self._give_up(record, slot, number, GeneratorError.code, reason, transcript=request.transcript)
             return _Tried.FAILED
-        group.quiet_s, group.has_members = 0.0, True
         self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
         if self._steering is not None:
             self._steering.episode_ended()
@@ -566,15 +562,15 @@ class JobRunner:
     async def _beside_closing(self, running: asyncio.Future[None]) -> None:
         while not running.done():
             await asyncio.wait({running}, timeout=WATCH_INTERVAL_S)
-            await self._stored(self._close_complete_groups)
+            await self._stored(self._close_groups)
         running.result()
 
-    def _close_complete_groups(self) -> None:
-        oldest = self._buffer.store.clock() - self._settings.group_timeout_seconds
+    def _close_groups(self) -> None:
         for record, count in self._buffer.begun_open_groups(self._job.key):
-            timed_out = record.last_write_at is not None and record.last_write_at < oldest
-            if count >= self._job.group_size or timed_out:
-                self._judge_and_close(record, timed_out and count < self._job.group_size)
+            if count >= self._job.group_size:
+                self._judge_and_close(record, False)
+        for record in self._buffer.timed_out_groups(self._job):
+            self._judge_and_close(record, True)
 
     def _close_what_is_left(self) -> None:
         """The generator is through: what it has not filled by now it never will."""
@@ -587,7 +583,7 @@ class JobRunner:
     # --- the watcher -------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Follows what others do to the job, and owns the clock of its groups. Returns when the job is over."""
+        """Follows what others do to the job. Returns when it is over."""
         while True:
             job = await self._stored(self._buffer.job_by_key, self._job.key)
             if job.fence != self._fence:
@@ -603,7 +599,7 @@ class JobRunner:
             if self._job.state is JobState.PAUSED and self._job.cause_code is CauseCode.STOPPED:
                 for playing in self._playing:
                     playing.cancel()
-            await self._time_groups_out()
+            await self._close_timed_out_groups()
             await self._report_engine()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
@@ -638,15 +634,13 @@ class JobRunner:
         else:
             self._may_play.set()
 
-    async def _time_groups_out(self) -> None:
-        """Closes groups that wait too long for their last members. Only running, unpaused time counts."""
-        if not self._may_play.is_set():
+    async def _close_timed_out_groups(self) -> None:
+        """Where a limit was set for groups, gives up what runs of one that waits too long for its last members."""
+        if self._job.group_timeout_s is None or not self._groups:
             return
-        for group in list(self._groups.values()):
-            if not group.has_members or group.waiting_to_begin:
-                continue
-            group.quiet_s += WATCH_INTERVAL_S
-            if group.quiet_s > self._settings.group_timeout_seconds:
+        for record in await self._stored(self._buffer.timed_out_groups, self._job):
+            group = self._groups.get(record.key)
+            if group is not None and not group.waiting_to_begin:
                 await self._close_group(group, timed_out=True)
                 for task in group.tasks:
                     task.cancel()

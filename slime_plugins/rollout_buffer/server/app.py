@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import AckPayload, DrainPayload, StartPayload
+from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.server import routes_dashboard, routes_inspect, routes_training_reports
 from slime_plugins.rollout_buffer.server.http import (
     IdConverter,
@@ -89,6 +90,7 @@ def start_rollout() -> Response:
             "attached": started.attached,
             "groups": job.instance_count * job.num_epoch,
             "group_size": job.group_size,
+            "notes": [GROUP_TIMEOUT_NOTE] if job.gives_up_slow_members else [],
         }
     )
 

@@ -162,6 +162,8 @@ def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, 
         except Exception as error:  # noqa: BLE001 - pause_after raises again what trying again cannot mend
             time.sleep(tally.pause_after(error))
         else:
+            for note in reply.notes:
+                logger.warning("job %s: %s", reply.job_id, note)
             return {"job_id": reply.job_id, "state": reply.state, "message": reply.message}
 
 

@@ -18,10 +18,11 @@ from aiohttp import web
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import GroupState
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job, tokenizer
-from tests.support import poll, slots, start_external, uids
+from tests.support import poll, slots, start_external, uids, write, written
 
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 
@@ -198,6 +199,29 @@ async def test_a_session_without_a_turn_cannot_be_closed_but_abandoned(gateway: 
     assert (await gateway.open(job))["attempt"] == 2
     closed = await gateway.close(opened, reward=1)
     assert (closed.status, "my agent broke" in closed.body["error"]["message"]) == (410, True)
+
+
+async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_next_turn_and_at_its_close(
+    gateway: GatewayUnderTest,
+) -> None:
+    job = start_session_job(gateway.buffer, n=2, ids=("a", "b"))
+    talking, closing = await gateway.open(job), await gateway.open(job)
+    assert (await gateway.chat(talking, [USER])).status == 200
+    assert (await gateway.chat(closing, [USER])).status == 200
+    assert write(gateway.buffer, job, written("x", "a", reward=0), written("y", "a")) == ["stored", "stored"]
+    for reply in (await gateway.chat(talking, [USER]), await gateway.close(closing, reward=1)):
+        assert (reply.status, "its group is ready" in reply.body["error"]["message"]) == (410, True)
+    await gateway.gateway.reconcile()
+    assert gateway.buffer.describe(job)["attempts"] == {"given_up": 2, "given_up:group_closed": 2}
+    assert gateway.gateway.open_sessions == 0
+
+
+async def test_open_sessions_let_their_gateway_beat(gateway: GatewayUnderTest) -> None:
+    await gateway.gateway.reconcile()
+    assert gateway.buffer.heartbeat(GATEWAY.name) is None
+    await gateway.open(start_session_job(gateway.buffer, n=1))
+    await gateway.gateway.reconcile()
+    assert gateway.buffer.heartbeat(GATEWAY.name) is not None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ import pytest
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, StaleAttemptError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from tests.support import poll, slots, start_external, uids, write, written
 
@@ -95,18 +99,71 @@ def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: B
 
 
 def test_a_group_that_timed_out_takes_a_late_result_and_says_so(
-    buffer: Buffer, claims: SlotClaims, clock: object
+    buffer: Buffer, claims: SlotClaims, clock: SettableClock
 ) -> None:
     job = start_external(buffer, n=2, ids=("i",), group_timeout_seconds=10)
     first, second = claims.claim(job.job_id), claims.claim(job.job_id)
     claims.finish(first, brought(first))
-    clock.advance(11)  # type: ignore[attr-defined] # the fixture's own type is not importable here
+    clock.advance(11)
     buffer.close_timed_out_groups()
     assert claims.finish(second, brought(second)) == "late"
 
 
+def five_with_one_open(buffer: Buffer, claims: SlotClaims) -> tuple[JobRecord, SlotClaim]:
+    """A group of which four members have come, and the fifth's session is open."""
+    job = start_external(buffer, n=5, ids=("i",))
+    *finished, last = [claims.claim(job.job_id) for _ in range(5)]
+    for claim in finished:
+        claims.finish(claim, brought(claim))
+    return job, last
+
+
+def test_an_open_session_holds_the_clock_of_its_group_while_its_gateway_lives(
+    buffer: Buffer, claims: SlotClaims, clock: SettableClock
+) -> None:
+    job, last = five_with_one_open(buffer, claims)
+    for _ in range(100):
+        clock.advance(10)
+        buffer.beat(GATEWAY.name, 1, {})
+        assert buffer.close_timed_out_groups() == 0
+    claims.fail(last, "session_expired", "nobody asked for too long")
+    clock.advance(299)
+    assert buffer.close_timed_out_groups() == 0
+    clock.advance(2)
+    assert buffer.close_timed_out_groups() == 1
+    assert slots(buffer, job)["ready"] == 5
+
+
+def test_the_session_of_a_gateway_that_is_gone_for_good_holds_the_clock_no_longer(
+    buffer: Buffer, claims: SlotClaims, clock: SettableClock
+) -> None:
+    job, _ = five_with_one_open(buffer, claims)
+    clock.advance(1000)
+    buffer.beat(GATEWAY.name, 1, {})
+    clock.advance(299)
+    assert buffer.close_timed_out_groups() == 0
+    clock.advance(2)
+    assert buffer.close_timed_out_groups() == 1
+    assert slots(buffer, job)["ready"] == 5
+
+
+def test_a_job_whose_groups_timed_out_says_so_and_not_how_a_session_ended(
+    buffer: Buffer, claims: SlotClaims, clock: SettableClock
+) -> None:
+    job = start_external(buffer, n=2, ids=("i",))
+    first, second = claims.claim(job.job_id), claims.claim(job.job_id)
+    claims.finish(first, brought(first))
+    claims.fail(second, "session_abandoned", "the session was abandoned")
+    clock.advance(301)
+    buffer.close_timed_out_groups()
+    assert buffer.finish_if_done(job.key)
+    cause = "none of 1 groups could be delivered: timed out (1 of 2 members came within group_timeout_seconds)"
+    assert buffer.job(job.job_id).cause == cause
+    assert cause in str(Views(buffer.store, "supervisor", clock=clock).explanation(job.job_id))
+
+
 def test_a_slot_whose_result_came_late_is_claimed_again_once_its_group_is_open_again(
-    buffer: Buffer, claims: SlotClaims, clock: object
+    buffer: Buffer, claims: SlotClaims, clock: SettableClock
 ) -> None:
     job = start_external(buffer, n=1, ids=("i",), group_timeout_seconds=10, job_id="j", evaluation=True)
     claim = claims.claim(job.job_id)

@@ -35,6 +35,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS_OF_A_JOB
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -434,7 +435,29 @@ async def test_a_play_that_ignores_its_cancellation_keeps_no_job_from_its_end(
     may_end.set()
 
 
-async def test_a_group_that_waits_too_long_for_its_last_member_is_closed_by_the_clock(real_time_buffer: Buffer) -> None:
+async def test_a_slow_member_is_waited_for_however_long_its_siblings_are_through(real_time_buffer: Buffer) -> None:
+    clock = SettableClock()
+    buffer = Buffer(real_time_buffer.store, clock=clock)
+    job = start(buffer, count=1)
+    may_end = asyncio.Event()
+
+    async def slow() -> float:
+        await may_end.wait()
+        return 0.0
+
+    running = asyncio.create_task(run(buffer, job, ScriptedGenerator(lambda e: slow() if e.slot == 1 else 1.0)))
+    await _when(lambda: buffer.describe(job)["outcomes"] == {"completed": 1})
+    clock.advance(100_000)
+    await asyncio.sleep(0.2)
+    may_end.set()
+    await running
+    assert buffer.describe(job)["attempts"] == {"finished": 2}
+    assert slots(buffer, job)["ready"] == 2
+
+
+async def test_a_limit_that_was_set_for_groups_gives_up_the_member_that_is_waited_for(
+    real_time_buffer: Buffer,
+) -> None:
     options = {"group_timeout_seconds": 0.2, "min_timeout_group_size_ratio": 0.5}
     job = start(real_time_buffer, count=1, **options)
 

@@ -13,6 +13,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.http import ServerContext
 from tests.support import PNG, written
@@ -152,6 +153,20 @@ def test_a_wrong_payload_gets_a_sentence_and_starts_nothing(
     got, reply = post(client, "/start_rollout", {**seed_payload(math_file), **changes})
     assert (got, sentence in reply["error"]["message"]) == (status, True), reply
     assert client.get("/jobs").get_json() == {"jobs": []}
+
+
+def test_who_sets_a_limit_for_groups_that_are_played_here_is_told_that_it_bends_the_data(
+    client: FlaskClient, math_file: Path
+) -> None:
+    payload = {**seed_payload(math_file), "job_id": "j"}
+    _, reply = post(client, "/start_rollout", {**payload, "group_timeout_seconds": 60})
+    assert reply["notes"] == [GROUP_TIMEOUT_NOTE]
+    assert GROUP_TIMEOUT_NOTE in client.get("/jobs/j/explanation").get_data(as_text=True)
+    _, reply = post(client, "/start_rollout", payload)
+    assert (reply["attached"], reply["notes"]) == (True, [])
+    assert GROUP_TIMEOUT_NOTE not in client.get("/jobs/j/explanation").get_data(as_text=True)
+    written = {"task_type": "external", "num_repeat_per_sample": 2, "job_id": "e", "group_timeout_seconds": 60}
+    assert post(client, "/start_rollout", written)[1]["notes"] == []
 
 
 @pytest.mark.parametrize(

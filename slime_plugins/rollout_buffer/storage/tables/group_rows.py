@@ -206,6 +206,18 @@ def begun_open_groups(connection: Connection, job_key: int) -> list[GroupRecord]
     return [as_group(row) for row in connection.execute(query, (job_key,))]
 
 
+def quiet_groups(connection: Connection, job_key: int, since: float, sessions_seen_at: float) -> list[GroupRecord]:
+    """Returns open groups that something was written to, but nothing since then, and of which no attempt ran since.
+
+    An attempt that has not ended was last seen at ``sessions_seen_at``, or when it began.
+    """
+    query = (
+        "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND last_write_at < ? AND NOT EXISTS "
+        "(SELECT 1 FROM attempts WHERE group_key = g.key AND max(started_at, coalesce(ended_at, ?)) >= ?)"
+    )
+    return [as_group(row) for row in connection.execute(query, (job_key, since, sessions_seen_at, since))]
+
+
 def opened_groups(connection: Connection, job_key: int) -> list[GroupRecord]:
     """Returns open groups of which something was begun, the oldest first."""
     query = (

@@ -16,6 +16,8 @@ from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import JobState
 
+DEFAULT_GROUP_TIMEOUT_S = 300.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRecord:
@@ -54,6 +56,18 @@ class JobRecord:
     last_poll_at: float | None
     waiting_since: float | None
     portion: int
+
+    @property
+    def group_timeout_s(self) -> float | None:
+        """How long a begun group waits for its next item; None is without a limit, as where a runner plays."""
+        if self.settings.group_timeout_seconds is None and self.takes_items:
+            return DEFAULT_GROUP_TIMEOUT_S
+        return self.settings.group_timeout_seconds
+
+    @property
+    def gives_up_slow_members(self) -> bool:
+        """Whether it is played here, and its groups end by a clock."""
+        return self.has_runner and self.settings.group_timeout_seconds is not None
 
     def known_versions(self) -> KnownVersions:
         """Returns what the job knows of the weight versions of its trainer's present run."""
