@@ -1,0 +1,74 @@
+"""Prints how large this project is: lines of code without blanks, comments and docstrings, and all lines of the tests.
+
+python tools/size_report.py           # a table; --files 10 adds the largest modules
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = ("simulation", "learning", "embedded_engine", "sglang_server")
+"""Packages of the buffer with which people try and learn; nobody who runs it for months needs them."""
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def code_lines(source: str) -> int:
+    """Returns how many lines of a module hold code: no blank line, no comment, no docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def part_of(path: Path) -> str:
+    """Returns the part of the project that a module of it belongs to."""
+    top, *rest = path.parts
+    if top == "slime" or (top == "slime_plugins" and rest[1] not in LAB):
+        return "product"
+    return "lab" if top == "slime_plugins" else top
+
+
+def measure() -> dict[Path, tuple[int, int]]:
+    """Returns for every module (lines of code, all lines), by its path from the root."""
+    found = {}
+    for top in ("slime", "slime_plugins", "tests", "tools", "benchmarks", "examples"):
+        for file in (ROOT / top).rglob("*.py"):
+            source = file.read_text(encoding="utf-8")
+            found[file.relative_to(ROOT)] = (code_lines(source), source.count("\n"))
+    return found
+
+
+def main() -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--files", type=int, default=0, metavar="N", help="also the N largest modules of the product")
+    shown = parser.parse_args().files
+    measured = measure()
+    code: Counter[str] = Counter()
+    whole: Counter[str] = Counter()
+    modules = Counter(part_of(path) for path in measured)
+    for path, (lines, everything) in measured.items():
+        code[part_of(path)] += lines
+        whole[part_of(path)] += everything
+    sys.stdout.write(f"{'part':<12}{'modules':>8}{'code':>9}{'lines':>9}\n")
+    for part in modules:
+        sys.stdout.write(f"{part:<12}{modules[part]:>8}{code[part]:>9,}{whole[part]:>9,}\n")
+    largest = sorted((-lines, path) for path, (lines, _) in measured.items() if part_of(path) == "product")
+    for lines, path in largest[:shown]:
+        sys.stdout.write(f"{-lines:>6,}  {path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
