@@ -88,6 +88,7 @@ def make_client(tmp_path: Path) -> Iterator[Callable[..., FlaskClient]]:
         contexts.append(context)
         known: dict[str, Any] = {name: {"needs_ray": False} for name in ("external", "math")}
         known["remote_rollout"] = {"needs_ray": False, "required_keys": ["tokenizer_path", "remote_rollout_url"]}
+        known["strict"] = {"needs_ray": False, "required_keys": ["place"], "option_keys": ["max_turns"]}
         context.buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": known, "broken_generators": {}})
         return app.test_client()
 

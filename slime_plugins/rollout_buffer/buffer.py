@@ -22,7 +22,13 @@ import orjson
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
-from slime_plugins.rollout_buffer.protocol.request_models import LONGEST_WAIT_S, PollPayload, StartPayload
+from slime_plugins.rollout_buffer.protocol.request_models import (
+    LONGEST_WAIT_S,
+    JobSettings,
+    PollPayload,
+    StartPayload,
+    why_too_large,
+)
 from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
 from slime_plugins.rollout_buffer.reporting.bias import groups_over
@@ -684,5 +690,15 @@ class Buffer:
             "measures": measures,
             "bias": [asdict(row) for row in bias],
             "causes": causes,
-            "settings": redacted_values(job.settings.kept),
         }
+
+    def shown_settings(self, job: JobRecord) -> dict[str, Any]:
+        """Returns what a job keeps of its payload, as it may be shown.
+
+        Of what an earlier version kept without a limit, those that every job has.
+        """
+        kept = dict(job.settings.kept)
+        if why_too_large(kept):
+            kept = {key: value for key, value in kept.items() if key in JobSettings.model_fields}
+        shown: dict[str, Any] = redacted_values(kept)
+        return shown

@@ -77,6 +77,32 @@ def test_an_item_that_is_nested_too_deeply_is_refused(client: FlaskClient, where
     the_rest_goes_on(client)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("option", "x" * 300_000, "more than 256 KB"),
+        ("option", "é" * 140_000, "more than 256 KB"),
+        ("option", [1.2345678901] * 9_990 + ["x" * 150_000], "more than 256 KB"),
+        ("o" * 300_000, 1, "more than 256 KB"),
+        ("option", [0] * 10_001, "more than 10000 elements"),
+        ("option", {str(number): 0 for number in range(10_001)}, "more than 10000 elements"),
+        ("option", [[[]] * 99] * 101, "more than 10000 elements"),
+        ("sampling_params", {"regex": "x" * 300_000}, "more than 256 KB"),
+    ],
+)
+def test_options_without_a_size_are_refused_at_the_door(client: FlaskClient, key: str, value: Any, reason: str) -> None:
+    refused(client, "/start_rollout", {**START, key: value}, f"settings and options have {reason}")
+    assert client.get("/jobs").get_json()["jobs"] == []
+    the_rest_goes_on(client)
+
+
+def test_options_up_to_the_limit_are_the_generators(client: FlaskClient) -> None:
+    options = {"text": "x" * 180_000, "table": {str(number): [number] for number in range(4_900)}}
+    assert send(client, "/start_rollout", {**START, **options})[0] == 200
+    shown = client.get("/jobs/j").get_json()["settings"]
+    assert {key: shown[key] for key in options} == options
+
+
 @pytest.mark.parametrize("depth", [250, 254, 300, 1000])
 @pytest.mark.parametrize("where", ["option", "sampling_params", "instances"])
 def test_a_start_that_is_nested_too_deeply_is_refused_and_no_job_list_breaks(

@@ -72,7 +72,8 @@ class GeneratorContext:
 class Generator(Protocol):
     """Plays episodes of one task type. A module in ``generator/`` that defines ``TASK_TYPE`` offers one through
     ``create_generator() -> Generator``; it may also define any of the five group functions, and ``REWARD_RANGE``,
-    ``NEEDS_RAY``, ``REQUIRED_KEYS``. ``play`` is called many times at once on one event loop and must never block it.
+    ``NEEDS_RAY``, ``REQUIRED_KEYS``, ``OPTION_KEYS``. ``play`` is called many times at once on one event loop and must
+    never block it.
     """
 
     async def start(self, context: GeneratorContext) -> None:

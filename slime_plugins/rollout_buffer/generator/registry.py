@@ -7,9 +7,10 @@ and one of
 * ``run_rollout(data)``: slime's plain form. It gets the whole payload and writes finished items to ``/buffer/write``.
 
 It may define ``REWARD_RANGE = (low, high)``, ``NEEDS_RAY = True`` (or a function that says it of this host's settings),
-``REQUIRED_KEYS = ("tokenizer_path",)`` (keys of the start payload: a job without them is refused at its start) and any
-of the five group functions with slime's signatures. A file that does not load is reported with its traceback and stops
-no other.
+``REQUIRED_KEYS = ("tokenizer_path",)`` (keys of the start payload: a job without them is refused at its start),
+``OPTION_KEYS = ("max_turns",)`` (the options it takes beside those: a job with any other is refused) and any of the
+five group functions with slime's signatures. A file that does not load is reported with its traceback and stops no
+other.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Plugin:
     reward_range: tuple[float, float] | None
     functions: GroupFunctions
     required_keys: tuple[str, ...] = ()
+    option_keys: tuple[str, ...] | None = None
+    """None takes any option."""
     create_generator: Callable[[], Generator] | None = None
     run_rollout: Callable[[dict[str, Any]], Any] | None = None
 
@@ -136,6 +139,7 @@ def _load_file(path: Path) -> Plugin | None:
         source=path,
         needs_ray=_needs_ray(module),
         required_keys=tuple(getattr(module, "REQUIRED_KEYS", ())),
+        option_keys=tuple(module.OPTION_KEYS) if hasattr(module, "OPTION_KEYS") else None,
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         functions=group_functions_of(module),
         create_generator=create,
@@ -169,6 +173,7 @@ def describe(catalog: Catalog) -> str:
         name: {
             "needs_ray": plugin.needs_ray,
             "required_keys": plugin.required_keys,
+            "option_keys": plugin.option_keys,
             "source": str(plugin.source),
         }
         for name, plugin in catalog.plugins.items()

@@ -361,10 +361,10 @@ class Job(TypedDict):
     """Trained against submitted, of the newest groups that are over; empty while there are fewer than 16."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
-    settings: dict[str, Any]
-    """What the job keeps of its start payload."""
+    settings: NotRequired[dict[str, Any]]
+    """Only from `GET /jobs/{job_id}`: what the job keeps of its start payload; passwords and keys are shown as `***`."""
     devices: NotRequired[dict[str, Any] | None]
-    """Only for one job: the last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
+    """Only from there: the last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
     each of `devices` its state, last error, counters and times.
     """
 

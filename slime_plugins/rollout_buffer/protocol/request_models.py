@@ -53,6 +53,13 @@ MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs. They are made in one transaction."""
 MAX_NESTING = 100
 """Levels of the settings and options of a job; what can be stored must be possible to show."""
+MAX_SETTINGS_ELEMENTS = 10_000
+"""Entries of all lists and objects in the settings and options of a job."""
+MAX_SETTINGS_BYTES = 256 * 1024
+"""Of settings and options as JSON."""
+TOO_MANY_BYTES = f"have more than {MAX_SETTINGS_BYTES // 1024} KB"
+LISTS = frozenset({"instances", "skip_instance_ids"})
+"""What a start brings beside its settings; it is stored elsewhere, and has limits of its own."""
 ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"})
 MAX_INTEGER = 2**53
 MAX_COUNT = 1_000_000_000
@@ -277,16 +284,6 @@ class StartPayload(JobSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_not_nested_too_deeply(cls, body: Any) -> Any:
-        shown = [value for key, value in body.items() if key != "instances"] if isinstance(body, dict) else []
-        if is_deeper_than(shown, MAX_NESTING):
-            raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
-        if holds_masked_address(shown):
-            raise ValueError("an address has *** in place of a password, as replies show it: send the real one")
-        return body
-
-    @model_validator(mode="before")
-    @classmethod
     def _is_notmisspelt(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
@@ -304,6 +301,17 @@ class StartPayload(JobSettings):
     def _knows_the_older_name(cls, body: Any) -> Any:
         if isinstance(body, dict) and "stale_groups" in body and body.get("staleness_policy") is None:
             return {**body, "staleness_policy": body["stale_groups"]}
+        return body
+
+    @model_validator(mode="before")
+    @classmethod
+    def _can_be_kept_and_shown(cls, body: Any) -> Any:
+        """Comes first: pydantic calls the validator that was defined last before the others."""
+        shown = {key: value for key, value in body.items() if key not in LISTS} if isinstance(body, dict) else {}
+        if reason := why_too_large(shown):
+            raise ValueError(f"settings and options {reason}; what is larger belongs into a file that they name")
+        if holds_masked_address(shown):
+            raise ValueError("an address has *** in place of a password, as replies show it: send the real one")
         return body
 
     @model_validator(mode="after")
@@ -462,6 +470,26 @@ def is_deeper_than(value: Any, levels: int) -> bool:
         if not level:
             return False
     return True
+
+
+def why_too_large(settings: Mapping[str, Any]) -> str | None:
+    """Says why settings and options are too large to be kept, or None; looks at no more than it needs for that."""
+    level: list[Any] = [settings]
+    elements = characters = 0
+    for _ in range(MAX_NESTING + 1):
+        containers = [outer for outer in level if isinstance(outer, dict | list)]
+        elements += sum(map(len, containers))
+        if elements > MAX_SETTINGS_ELEMENTS:
+            return f"have more than {MAX_SETTINGS_ELEMENTS} elements"
+        names = [key for outer in containers if isinstance(outer, dict) for key in outer]
+        characters += sum(len(text) for text in (*level, *names) if isinstance(text, str))
+        if characters > MAX_SETTINGS_BYTES:
+            return TOO_MANY_BYTES
+        level = [inner for outer in containers for inner in _parts(outer)]
+        if not level:
+            size = len(json.dumps(settings, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass"))
+            return TOO_MANY_BYTES if size > MAX_SETTINGS_BYTES else None
+    return f"are nested more than {MAX_NESTING} levels deep"
 
 
 def _parts(value: dict[str, Any] | list[Any]) -> Iterable[Any]:

@@ -77,6 +77,7 @@ def start_rollout() -> Response:
     task = _check_task_type(body.get("task_type"))
     payload = request_models.parse(StartPayload, body)
     _check_required_keys(payload, task.get("required_keys", ()))
+    _check_options(payload, task)
     _check_tokenizer(payload)
     instances = _instances(payload)
     _check_size(payload, len(instances))
@@ -129,6 +130,18 @@ def _check_required_keys(payload: StartPayload, required: Sequence[str]) -> None
                 for key in missing
             )
         )
+
+
+def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
+    """Refuses what a generator does not take that says which options it takes."""
+    if task.get("option_keys") is None:
+        return
+    known = [*task["option_keys"], *task.get("required_keys", ())]
+    unknown = [key for key in payload.options if key not in known]
+    if unknown:
+        near = get_close_matches(unknown[0], known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'no options'}"
+        raise InvalidPayloadError(f"{unknown[0][:100]} is not known to task_type {payload.task_type}: {meant}")
 
 
 def _check_tokenizer(payload: StartPayload) -> None:
@@ -206,7 +219,8 @@ def job(job_id: str) -> Response:
     """Returns one job with its progress and accounting, and what its runner said of its devices."""
     buffer = the_buffer()
     found = buffer.job(job_id)
-    return json_reply({**buffer.describe(found), "devices": devices_of_job(buffer.store, found.key)})
+    beside = {"settings": buffer.shown_settings(found), "devices": devices_of_job(buffer.store, found.key)}
+    return json_reply({**buffer.describe(found), **beside})
 
 
 @routes.post("/jobs/<id:job_id>/<any(cancel, pause, resume):verb>")

@@ -79,6 +79,11 @@ def test_while_it_is_not_known_what_can_be_played_a_start_may_be_tried_again(cli
     assert "not known yet" in reply["error"]["message"]
 
 
+def test_options_that_a_generator_declares_are_taken(client: FlaskClient, math_file: Path) -> None:
+    declared = {**seed_payload(math_file), "task_type": "strict", "place": "a", "max_turns": 3}
+    assert post(client, "/start_rollout", declared)[0] == 200
+
+
 def test_starting_twice_attaches(client: FlaskClient, math_file: Path) -> None:
     _, first = post(client, "/start_rollout", seed_payload(math_file))
     _, second = post(client, "/start_rollout", seed_payload(math_file))
@@ -93,7 +98,7 @@ def test_a_slice_of_the_input_file_is_what_is_played(client: FlaskClient, math_f
 
 
 WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
-    ({"task_type": "mth"}, 404, "known: external, math, remote_rollout; did you mean math?"),
+    ({"task_type": "mth"}, 404, "known: external, math, remote_rollout, strict; did you mean math?"),
     ({"task_type": "unheard_of"}, 404, "no generator has task_type 'unheard_of'; known: external, math"),
     ({"task_type": None}, 400, "task_type"),
     ({"task_type": ["math"]}, 400, "task_type"),
@@ -104,6 +109,16 @@ WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
         "tokenizer_path is missing: task_type remote_rollout needs the folder of",
     ),
     ({"task_type": "remote_rollout"}, 400, "remote_rollout_url is missing: task_type remote_rollout needs the address"),
+    (
+        {"task_type": "strict", "place": "a", "max_turn": 3},
+        400,
+        "max_turn is not known to task_type strict: did you mean max_turns?",
+    ),
+    (
+        {"task_type": "strict", "place": "a", "zebra": 3},
+        400,
+        "zebra is not known to task_type strict: it takes max_turns, place",
+    ),
     ({"input_file": "/etc/passwd"}, 400, "outside the data roots"),
     ({"input_file": "../../etc/passwd"}, 400, "outside the data roots"),
     ({"input_file": "no_such.jsonl"}, 400, "is not a file the buffer host can see"),
