@@ -121,7 +121,8 @@ async def gateway_on(
     def connect(url: str, **_: Any) -> Engine:
         return engine(url) if callable(engine) else engine
 
-    gateway = Gateway(made, Buffer(store), backends=JobBackends(connect, load))
+    buffer = Buffer(store)
+    gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load))
     app = create_app(gateway, Keys.of(folder))
     async with running(app, made.host, made.port) as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)

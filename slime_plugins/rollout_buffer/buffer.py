@@ -24,10 +24,10 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.request_models import (
     LONGEST_WAIT_S,
+    MAX_SETTINGS_BYTES,
     JobSettings,
     PollPayload,
     StartPayload,
-    why_too_large,
 )
 from slime_plugins.rollout_buffer.protocol.trainer_reports import TrainerReport
 from slime_plugins.rollout_buffer.redaction import redacted, redacted_values
@@ -97,6 +97,8 @@ __all__ = ["Buffer", "Delivery", "StartedJob"]
 
 logger = logging.getLogger(__name__)
 
+MAX_SHOWN_BYTES = 6 * MAX_SETTINGS_BYTES
+"""Of options as they are stored, where each character beyond ASCII takes six."""
 LONGEST_GAP_BETWEEN_POLLS_S = LONGEST_WAIT_S + 30.0
 """A trainer that was silent for longer was not waiting."""
 
@@ -146,6 +148,12 @@ class Buffer:
         """
         with self.store.read() as connection:
             return job_lookup.find_job(connection, job_id)
+
+    def job_settings(self, job: JobRecord) -> JobSettings:
+        """Returns what a job is played by: its settings, and the options of its generator."""
+        with self.store.read() as connection:
+            options = job_rows.options_of(connection, job.key) or {}
+        return JobSettings.model_validate({**job.settings.kept, **options})
 
     def jobs(self) -> list[JobRecord]:
         """Returns every job, newest first."""
@@ -697,8 +705,7 @@ class Buffer:
 
         Of what an earlier version kept without a limit, those that every job has.
         """
-        kept = dict(job.settings.kept)
-        if why_too_large(kept):
-            kept = {key: value for key, value in kept.items() if key in JobSettings.model_fields}
-        shown: dict[str, Any] = redacted_values(kept)
+        with self.store.read() as connection:
+            options = job_rows.options_of(connection, job.key, max_bytes=MAX_SHOWN_BYTES)
+        shown: dict[str, Any] = redacted_values({**job.settings.kept, **(options or {})})
         return shown

@@ -56,8 +56,7 @@ logger = logging.getLogger(__name__)
 class JobBackend:
     """The way of one job's sessions to its engine."""
 
-    def __init__(self, job: JobRecord, engine: Engine, tokenizer: Any) -> None:
-        settings = JobSettings.model_validate(dict(job.settings.kept))
+    def __init__(self, settings: JobSettings, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportPacer()
@@ -121,10 +120,13 @@ class JobBackends:
     """The backends of all jobs that have sessions, made when first asked for."""
 
     def __init__(
-        self, connect: Callable[..., Engine] = make_engine, load: Callable[[str], Any] = load_tokenizer
+        self,
+        settings_of: Callable[[JobRecord], JobSettings],
+        connect: Callable[..., Engine] = make_engine,
+        load: Callable[[str], Any] = load_tokenizer,
     ) -> None:
         """``connect`` is called as ``make_engine`` is, with an address, ``tokenizer`` and ``tokenizer_path``."""
-        self._connect, self._load = connect, load
+        self._settings_of, self._connect, self._load = settings_of, connect, load
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
@@ -174,7 +176,7 @@ class JobBackends:
         try:
             tokenizer = await self._tokenizer(path)
             engine = self._connect(job.engine_url, tokenizer=tokenizer, tokenizer_path=path)
-            return JobBackend(job, engine, tokenizer)
+            return JobBackend(self._settings_of(job), engine, tokenizer)
         except (ConfigError, InvalidPayloadError, OSError, ValueError) as error:
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
 

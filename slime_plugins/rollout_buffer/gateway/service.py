@@ -112,7 +112,7 @@ class Gateway:
         self.settings = settings
         self.buffer = buffer
         self.claims = SlotClaims(buffer)
-        self.backends = backends or JobBackends()
+        self.backends = backends or JobBackends(buffer.job_settings)
         self._sessions: dict[str, Session] = {}
         self._opening = 0
         self._store_threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")

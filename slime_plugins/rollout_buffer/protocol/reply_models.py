@@ -362,7 +362,7 @@ class Job(TypedDict):
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
     settings: NotRequired[dict[str, Any]]
-    """Only from `GET /jobs/{job_id}`: what the job keeps of its start payload; passwords and keys are shown as `***`."""
+    """Only from `GET /jobs/{job_id}`: what the job keeps of its start payload, with `***` for passwords and keys."""
     devices: NotRequired[dict[str, Any] | None]
     """Only from there: the last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
     each of `devices` its state, last error, counters and times.

@@ -337,14 +337,14 @@ class StartPayload(JobSettings):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Returns what the job keeps, as JSON: everything but what may change from one start to the next."""
-        settings: dict[str, Any] = self.model_dump(mode="json", exclude=NOT_SETTINGS)
+        """Returns what the job keeps beside its options, as JSON; not what may change from one start to the next."""
+        settings: dict[str, Any] = self.model_dump(mode="json", include=set(JobSettings.model_fields))
         return settings
 
     def named_settings(self) -> dict[str, Any]:
         """Returns those of ``settings`` that the caller named, and no default."""
         settings: dict[str, Any] = self.model_dump(
-            mode="json", exclude=NOT_SETTINGS, exclude_unset=True, exclude_none=True
+            mode="json", include=set(JobSettings.model_fields), exclude_unset=True, exclude_none=True
         )
         return settings
 
@@ -360,7 +360,7 @@ class StartPayload(JobSettings):
 
     def identity(self) -> str:
         """Names the work itself: two payloads with one identity are the same job."""
-        content = {**self.settings(), "instances": self.instances}
+        content = {**self.settings(), **self.options, "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
         content["group_timeout_seconds"] = 300.0  # it was a part of the work once: those jobs are still found
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -384,8 +384,6 @@ CHANGEABLE = frozenset(
     }
 )
 """Settings that an attaching payload may bring anew: they say how the work is done, not which."""
-
-NOT_SETTINGS = set(StartPayload.model_fields) - set(JobSettings.model_fields)
 
 
 class PollPayload(Body):

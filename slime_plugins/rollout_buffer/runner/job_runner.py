@@ -153,7 +153,7 @@ class JobRunner:
         """
         self._buffer = buffer
         self._job = buffer.job_by_key(job_key)
-        self._settings = JobSettings.model_validate(dict(self._job.settings.kept))
+        self._settings = buffer.job_settings(self._job)
         self._policy = group_policy(self._job, plugin.reward_range)
         self._plugin = plugin
         self._buffer_url = buffer_url

@@ -123,7 +123,7 @@ def way_of_start(connection: Connection, payload: StartPayload) -> tuple[Way, Jo
     mine = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
     if identity not in mine:
         raise ConflictError(
-            f"job {job.job_id} exists with other settings ({_difference(job, payload)}): send the same "
+            f"job {job.job_id} exists with other settings ({_difference(connection, job, payload)}): send the same "
             "payload to attach, another job_id, or fresh: true to start anew",
             {"job_id": job.job_id},
         )
@@ -192,6 +192,7 @@ def _create_job(
         trainer_identity=payload.identity() if payload.is_trainers else None,
         engine_url=payload.remote_engine_url,
         settings=payload.settings(),
+        options=payload.options,
         has_input=bool(ids),
         has_runner=payload.task_type != EXTERNAL_TASK_TYPE,
         takes_items=payload.task_type == EXTERNAL_TASK_TYPE,
@@ -245,6 +246,8 @@ def _take_over(connection: Connection, job: JobRecord, payload: StartPayload) ->
     if payload.has_input:
         changes |= {"has_input": True, "num_epoch": max(job.num_epoch, payload.num_epoch)}
     job_rows.update_job(connection, job.key, **changes)
+    if payload.options:
+        job_rows.update_options(connection, job.key, {**_options(connection, job), **payload.options})
     group_rows.count_instances(connection, job.key)
 
 
@@ -295,7 +298,11 @@ def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[st
     job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))
 
 
-def _difference(job: JobRecord, payload: StartPayload) -> str:
-    new, old = payload.settings(), job.settings.kept
+def _options(connection: Connection, job: JobRecord) -> dict[str, Any]:
+    return job_rows.options_of(connection, job.key) or {}
+
+
+def _difference(connection: Connection, job: JobRecord, payload: StartPayload) -> str:
+    new, old = {**payload.settings(), **payload.options}, {**job.settings.kept, **_options(connection, job)}
     keys = sorted(key for key in {*new, *old} - CHANGEABLE if new.get(key) != old.get(key))
     return "different: " + (", ".join(keys[:8]) or "instances")

@@ -11,7 +11,7 @@ CREATE TABLE jobs (
     identity       TEXT    NOT NULL,            -- digest of the payload without what may change between starts
     trainer_identity TEXT,                      -- that of the trainer's payload; NULL: no trainer has started it yet
     engine_url     TEXT,
-    settings       TEXT    NOT NULL,            -- what the job keeps of its payload, as JSON
+    settings       TEXT    NOT NULL,            -- what the job keeps of its payload beside its options, as JSON
     has_runner     INTEGER NOT NULL,            -- 0: filled through /buffer/write alone
     takes_items    INTEGER NOT NULL DEFAULT 1,  -- 0: its runner plays every slot itself, /buffer/write is refused
     has_input      INTEGER NOT NULL,            -- 0: the items that are written name its instances
@@ -35,6 +35,12 @@ CREATE TABLE jobs (
     last_poll_at   REAL,
     waiting_since  REAL,                        -- since when a trainer has polled and got nothing; NULL when it got some
     portion        INTEGER NOT NULL DEFAULT 1   -- what is written now belongs to it
+);
+
+-- What only the job's generator understands. It may be large, and is read by who plays the job or looks at it alone.
+CREATE TABLE job_options (
+    job_key INTEGER PRIMARY KEY REFERENCES jobs (key),
+    options BLOB    NOT NULL                    -- as JSON; of a BLOB, SQLite knows the size without reading it
 );
 
 CREATE TABLE instances (

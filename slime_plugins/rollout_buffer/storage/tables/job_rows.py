@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,27 @@ class JobRecord:
         )
 
 
-def insert_job(connection: Connection, **columns: Any) -> int:
+def insert_job(connection: Connection, options: Mapping[str, Any], **columns: Any) -> int:
     """Adds a job and returns its key: the one that is given, or the next."""
     columns = {"key": columns.pop("key", None) or next_key(connection), **columns}
     columns["settings"] = json.dumps(columns["settings"])
     names = ", ".join(columns)
     marks = ", ".join(f":{name}" for name in columns)
-    return int(connection.execute(f"INSERT INTO jobs ({names}) VALUES ({marks}) RETURNING key", columns).fetchone()[0])
+    key = int(connection.execute(f"INSERT INTO jobs ({names}) VALUES ({marks}) RETURNING key", columns).fetchone()[0])
+    connection.execute("INSERT INTO job_options (job_key, options) VALUES (?, ?)", (key, json.dumps(options).encode()))
+    return key
+
+
+def options_of(connection: Connection, key: int, *, max_bytes: int | None = None) -> dict[str, Any] | None:
+    """Returns the options of a job, which only its generator understands; None when they are larger than that."""
+    query = "SELECT options FROM job_options WHERE job_key = ? AND (?2 IS NULL OR length(options) <= ?2)"
+    row = connection.execute(query, (key, max_bytes)).fetchone()
+    return None if row is None else json.loads(row[0])
+
+
+def update_options(connection: Connection, key: int, options: Mapping[str, Any]) -> None:
+    """Replaces the options of a job."""
+    connection.execute("UPDATE job_options SET options = ? WHERE job_key = ?", (json.dumps(options).encode(), key))
 
 
 def next_key(connection: Connection) -> int:
