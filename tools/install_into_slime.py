@@ -5,13 +5,13 @@
     python tools/install_into_slime.py ~/slime --check       # 0: as installed; 1: changed, incomplete or not there
     python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
 
-What goes in: ``slime/rollout/agent_rollout*.py``, ``slime/utils/mask_*.py``, ``slime_plugins/rollout_buffer/``,
-``examples/android_world/``, and the scripts that start a training, with what they need. With ``--trainer-only`` of
-``slime_plugins/rollout_buffer/`` only what the trainer's end imports, and a ``buffer.py`` that says how to start the
-buffer. slime's own types stay. A file
-that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of everything that was put
-there, and comes back when the overlay goes. Files that somebody changed since are never overwritten or removed without
-``--force``; an edited ``slime/utils/mask_utils.py`` stays as it is, as does the farm's ``config.yaml``, with a warning.
+What goes in: ``slime/rollout/agent_rollout*.py``, our masks beside slime's ``mask_utils.py``,
+``slime_plugins/rollout_buffer/``, ``examples/android_world/``, and the scripts that start a training, with what they
+need. With ``--trainer-only`` of ``slime_plugins/rollout_buffer/`` only what the trainer's end imports, and a
+``buffer.py`` that says how to start the buffer. slime's types and its ``mask_utils.py`` stay: its other users get what
+slime gives them. A file that is replaced is kept in ``.rollout_buffer_overlay/`` of the checkout, beside a manifest of
+everything that was put there, and comes back when the overlay goes. Files that somebody changed since are never
+overwritten or removed without ``--force``; an edited ``config.yaml`` of the farm stays as it is, with a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ __all__ = ["Overlay", "OverlayError", "main"]
 SOURCE = Path(__file__).resolve().parent.parent
 PATTERNS = (
     "slime/rollout/agent_rollout*.py",
-    "slime/utils/mask_*.py",
+    "slime/utils/mask_[!u]*.py",  # not mask_utils.py, which is slime's
     "slime_plugins/rollout_buffer/**/*",
     "examples/android_world/**/*",
     "scripts/cleanup.sh",
@@ -53,8 +52,8 @@ PATTERNS = (
     "data/task_list.txt",
     "data/tasks.jsonl",
 )
-TRAINER_ROOTS = ("slime/rollout/agent_rollout*.py", "slime/utils/mask_*.py", "tools/launch_training.py")
-"""What a trainer starts from: its rollout functions, its masks, and the program that launches it."""
+TRAINER_ROOTS = ("slime/rollout/agent_rollout*.py", "tools/launch_training.py")
+"""What a trainer starts from: its rollout functions and the program that launches it."""
 TRAINER_FILES = (
     *TRAINER_ROOTS,
     "slime_plugins/rollout_buffer/py.typed",
@@ -72,11 +71,8 @@ BUFFER_PROGRAM = "slime_plugins/rollout_buffer/buffer.py"
 BUFFER_ELSEWHERE = "tools/launching/buffer_elsewhere.py"
 """What stands in the place of slime's ``buffer.py`` where only the trainer's end is installed."""
 STATE = ".rollout_buffer_overlay"
-MASK_UTILS = "slime/utils/mask_utils.py"
 FARM_CONFIG = "examples/android_world/config.yaml"
 """There to be edited: an edited one is nothing wrong, and stays."""
-MASK_SOURCES = "slime/utils/mask_*.py"
-"""Where the names are defined that slime's other users import of ours."""
 NAMES_OF_SLIME: Mapping[str, frozenset[str]] = {
     "slime/__init__.py": frozenset(),
     "slime/utils/types.py": frozenset({"Sample"}),
@@ -93,10 +89,6 @@ FIELDS_OF_SAMPLE = frozenset(
 EXECUTION_FIELDS = frozenset({"rollout_id", "group_id"})
 """What the rows of one trajectory share: one of them, by slime's age. Without any, each trajectory is one row."""
 EDITED = "changed since it was installed"
-MASKS_STAY = (
-    "The rollout function uses the overlay's masks, and a class of that file for a loss_mask_type that only it knows, "
-    "or where rollout_buffer_loss_mask names it"
-)
 ONE_ROW_EACH = (
     "this slime is from before 25 May 2026: it weighs each row as a trajectory of its own. Trajectories of one row are "
     "trained (mathematics, Android World's mode incremental); of several rows, the rollout says so and ends"
@@ -127,7 +119,6 @@ class Overlay:
         self._state = self._checkout / STATE
         self._trainer_only = False
         self._entries = self._read_manifest()
-        self._kept = self._why_masks_are_kept()
 
     @property
     def is_installed(self) -> bool:
@@ -138,8 +129,6 @@ class Overlay:
     def warnings(self) -> list[str]:
         """What is not as the overlay would have it, and works all the same: one sentence each."""
         found = []
-        if self._kept is not None:
-            found.append(f"{MASK_UTILS} stays as it is: {self._kept}. {MASKS_STAY}")
         if self._farm_config_is_edited():
             found.append(f"{FARM_CONFIG} stays as it was edited; what ships is {self._source / FARM_CONFIG}")
         if not self._sample_fields() & EXECUTION_FIELDS:
@@ -156,13 +145,10 @@ class Overlay:
         """
         self._check_tree()
         self._trainer_only = trainer_only
-        self._refuse_changed(force, but=(MASK_UTILS, FARM_CONFIG))
-        if force:
-            self._kept = None
-        wanted = self._wanted()
+        self._refuse_changed(force, but=FARM_CONFIG)
+        wanted = self._files()
         sources = self._sources()
-        stay = {MASK_UTILS} if self._kept is not None else set()
-        stay |= {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
+        stay = {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
         entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
         gone = {path: entry for path, entry in self._entries.items() if path not in entries}
         self._write_manifest({**gone, **entries})
@@ -193,7 +179,7 @@ class Overlay:
         """Says what is not as it should be: one line for each file, none when all is well."""
         if not self.is_installed:
             return [f"{self._checkout} has no overlay: run this without --check to install it"]
-        wanted = self._wanted()
+        wanted = self._files()
         states = {path: self._state_of(path) for path in sorted(self._entries)}
         found = [
             f"{path}: {state}"
@@ -224,49 +210,12 @@ class Overlay:
     def _sample_fields(self) -> frozenset[str]:
         return _definitions(self._original_or_current("slime/utils/types.py"))["Sample"]
 
-    def _why_masks_are_kept(self) -> str | None:
-        """Says what somebody did to the module of masks, ours or slime's; None where it may be replaced."""
-        file = self._checkout / MASK_UTILS
-        if not file.is_file():
-            return None
-        if MASK_UTILS in self._entries:
-            return "it was changed since it was installed" if self._is_foreign(MASK_UTILS, self._files()) else None
-        try:
-            theirs = _public_names(file)
-        except OverlayError as error:
-            return str(error)
-        missing = theirs.difference(*map(_public_names, self._source.glob(MASK_SOURCES)))
-        if missing:
-            return f"it also defines {_listed(missing)}"
-        return "git says that it was edited" if self._is_edited(MASK_UTILS) else None
-
-    def _is_edited(self, path: str) -> bool:
-        """Asks git whether a file differs from the last commit; no where there is no git to ask, as in an image."""
-        in_git = ("git", "-C", str(self._checkout))
-        try:
-            # Outside of a repository, and before a first commit, git diff exits with 1, too.
-            if subprocess.run(
-                [*in_git, "cat-file", "-e", f"HEAD:./{path}"], capture_output=True, check=False
-            ).returncode:
-                return False
-            differs = [*in_git, "diff", "--quiet", "HEAD", "--", path]
-            return subprocess.run(differs, capture_output=True, check=False).returncode == 1
-        except OSError:
-            return False
-
     def _original_or_current(self, path: str) -> Path:
         kept = self._state / "originals" / path
         file = kept if kept.is_file() else self._checkout / path
         if not file.is_file():
             raise OverlayError(f"{self._checkout} is no slime checkout: it has no {path}")
         return file
-
-    def _wanted(self) -> dict[str, str]:
-        """Returns the files that go in: all of ours but one that stays as somebody edited it."""
-        files = self._files()
-        if self._kept is not None and MASK_UTILS not in self._entries:
-            del files[MASK_UTILS]
-        return files
 
     def _files(self) -> dict[str, str]:
         return {path: _sha256(file) for path, file in self._sources().items()}
@@ -278,7 +227,6 @@ class Overlay:
         if self._trainer_only:
             roots = [file for pattern in TRAINER_ROOTS for file in self._source.glob(pattern)]
             files |= import_closure(self._source, roots) - {self._source / path for path in NAMES_OF_SLIME}
-            files |= set(self._source.glob(MASK_SOURCES))
         found = {
             file.relative_to(self._source).as_posix(): file
             for file in sorted(files)
@@ -297,9 +245,9 @@ class Overlay:
     def _farm_config_is_edited(self) -> bool:
         return FARM_CONFIG in self._entries and self._is_foreign(FARM_CONFIG, self._files())
 
-    def _refuse_changed(self, force: bool, *, but: Sequence[str] = ()) -> None:
+    def _refuse_changed(self, force: bool, *, but: str | None = None) -> None:
         wanted = self._files()
-        changed = [path for path in self._entries if path not in but and self._is_foreign(path, wanted)]
+        changed = [path for path in self._entries if path != but and self._is_foreign(path, wanted)]
         if changed and not force:
             raise OverlayError(
                 f"changed since they were installed: {_listed(changed)}; keep your changes elsewhere and repeat with "
@@ -424,13 +372,6 @@ def _definitions(file: Path) -> dict[str, frozenset[str]]:
         elif isinstance(node, ast.Assign):
             found |= {target.id: frozenset() for target in node.targets if isinstance(target, ast.Name)}
     return found
-
-
-def _public_names(file: Path) -> frozenset[str]:
-    """Returns what a module defines, and the methods of its classes, as ``Class.method``."""
-    defined = _definitions(file)
-    members = {f"{name}.{member}" for name, members in defined.items() for member in members}
-    return frozenset(name for name in {*defined, *members} if not name.rpartition(".")[2].startswith("_"))
 
 
 def _members(node: ast.ClassDef) -> set[str]:

@@ -38,7 +38,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if subprocess.run([SLIME_PYTHON, "-c", "import torch, ray, transformers"], capture_output=True).returncode:
         pytest.skip(f"{SLIME_PYTHON} has no torch, ray or transformers: set ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
     target = tmp_path_factory.mktemp("slime")
-    for folder in ("slime", "slime_plugins", "tests/plugin_contracts"):
+    for folder in ("slime", "slime_plugins", "tests/plugin_contracts", "tests/utils"):
         shutil.copytree(Path(SLIME) / folder, target / folder)
     Overlay(target).install(trainer_only=True)
     return target
@@ -75,6 +75,12 @@ def test_slimes_contract_for_rollout_functions_holds(checkout: Path) -> None:
     )
 
     assert "6 passed" in output
+
+
+def test_slimes_other_users_of_masks_get_slimes(checkout: Path) -> None:
+    tests = "tests/utils/test_loss_mask_type_qwen35.py"
+
+    assert "4 passed" in run_in(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests)
 
 
 def test_the_real_entry_has_the_signature_of_slimes_own(checkout: Path) -> None:
