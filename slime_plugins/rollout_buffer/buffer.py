@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -60,7 +61,7 @@ from slime_plugins.rollout_buffer.state import (
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, ShortGroup, only_played
 from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
-from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Write, WriteResult, Written
+from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
 from slime_plugins.rollout_buffer.state.staleness import Outlook
@@ -430,6 +431,11 @@ class Buffer:
     def write_together(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Does ``write`` for each, with one fsync for all; what one of them raises stands in its place."""
         return self._item_writer.write_together(writes)
+
+    def note_refusals(self, refusals: Sequence[Refusal]) -> None:
+        """Lets jobs say what was refused of what was written to them, where that can be stored."""
+        with suppress(StorageFullError, UnavailableError):
+            self._item_writer.note_refusals(refusals)
 
     # --- reports of trainers -----------------------------------------------------------------------------------------
 

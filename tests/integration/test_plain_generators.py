@@ -104,7 +104,7 @@ def test_a_generator_on_slimes_base_class_fills_its_own_job_beside_another_and_b
 def test_slimes_own_base_generator_file_plays_here(
     start_buffer: StartBuffer, stand_in_engine: int, tmp_path: Path
 ) -> None:
-    """With its forks, its pauses and its hooks. Two lines differ: the name of its task, which ours has, and torch."""
+    """With its forks, beside another job. Two lines differ: the name of its task, which ours has, and torch."""
     text = (Path(SLIME) / "slime_plugins/rollout_buffer/generator/base_generator.py").read_text()
     text = text.replace('TASK_TYPE = "math"', 'TASK_TYPE = "slimes_math"')
     needs_torch = "from slime.rollout.rm_hub import get_deepscaler_rule_based_reward"
@@ -114,6 +114,7 @@ def test_slimes_own_base_generator_file_plays_here(
     folder.mkdir()
     (folder / "slimes_math.py").write_text(text.replace(needs_torch, judge))
     buffer = start_buffer("--generator-dir", str(folder))
+    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "another"})
     job_id = buffer.client.start_rollout(
         {
             "task_type": "slimes_math",

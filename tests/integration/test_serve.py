@@ -225,8 +225,10 @@ def test_slimes_plain_form_of_a_generator_is_understood(start_buffer: StartBuffe
     buffer = start_buffer("--generator-dir", str(folder))
     with pytest.raises(UnknownTaskTypeError, match="no_such_module"):
         buffer.client.start_rollout({"task_type": "broken"})
+    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "another"})
     payload = {
         "task_type": "plain",
+        "job_id": "plain/1 %",
         "input_file": str(math_file(tmp_path, 3)),
         "remote_engine_url": "http://127.0.0.1:1",
         "num_repeat_per_sample": 3,

@@ -32,10 +32,8 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
 )
 
-__all__ = ["JOB_ID_VARIABLE", "SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"]
+__all__ = ["SAMPLING_PARAMS", "BaseGenerator", "query_single_turn"]
 
-JOB_ID_VARIABLE: Final = "ROLLOUT_BUFFER_JOB_ID"
-"""Where the runner says which job its plain generator plays: slime's constructor has no place for it."""
 SAMPLING_PARAMS: Final[dict[str, Any]] = {"top_p": 1}
 """What every play samples with, beside the generator's ``max_tokens``; a module that wants more puts it in here."""
 QUERY_TRIES: Final = 6
@@ -132,7 +130,6 @@ class BaseGenerator:
         from slime_plugins.rollout_buffer.client import RolloutBufferClient  # every runner loads this file
 
         self._buffer = RolloutBufferClient(remote_buffer_url, token=os.environ.get("ROLLOUT_BUFFER_TOKEN") or None)
-        self._job_id = os.environ.get(JOB_ID_VARIABLE) or None
 
     def entry(
         self, input_file: str, rollout_func: RolloutFunction, reward_func: RewardFunction, num_epoch: int = 1
@@ -159,7 +156,7 @@ class BaseGenerator:
         return "finished"
 
     def send_data_to_buffer(self, data: Item) -> None:
-        """Writes an item to the job that is played, again and again until it is stored.
+        """Writes an item to the job's address, ``remote_buffer_url``, again and again until it is stored.
 
         Raises:
             RequestError: the buffer refuses the item and says why.
@@ -167,7 +164,7 @@ class BaseGenerator:
         pause_s = 0.5
         while True:
             try:
-                self._buffer.write([data], job_id=data.get("job_id") or self._job_id)
+                self._buffer.write([data], job_id=data.get("job_id"))
             except (RolloutBufferError, OSError) as error:
                 if isinstance(error, RequestError) and not isinstance(error, BusyError):
                     raise

@@ -144,6 +144,20 @@ OPERATIONS: tuple[Operation, ...] = (
         example="-o screen.png URL/images/SHA256",
     ),
     Operation(
+        method="post",
+        path="/jobs/{job_id}/buffer/write",
+        summary="Write finished items of a job",
+        description="As `/buffer/write`, for items that name no job: what follows `remote_buffer_url` in generators of "
+        "slime's form, which get `URL/jobs/{job_id}` for it. A `job_id` in the body comes first.",
+        body=ref("WriteBody"),
+        reply=ref("WriteReply"),
+        reply_description="All items are durable.",
+        path_parameters=_JOB_ID,
+        errors=(400, 404, 409, 422, 503, 507),
+        example="""-d '{"uid": "a/1", "instance_id": "a", "reward": 0.0,
+        "messages": [{"role": "assistant", "content": "!"}]}' URL/jobs/run-1/buffer/write""",
+    ),
+    Operation(
         method="put",
         path="/images/{sha256}",
         summary="Keep a screenshot",

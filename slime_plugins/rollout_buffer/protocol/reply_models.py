@@ -351,7 +351,7 @@ class Job(TypedDict):
     damaged: int
     """Trajectories that could not be read when they were to be delivered."""
     refused_items: int
-    """Written items whose reward lay outside of the payload's `reward_range`."""
+    """Written items that were refused; of requests without the token, only now and then one is counted."""
     trainer_run: int
     """Weight versions are ordered within one; every start of the trainer opens the next."""
     measures: dict[str, dict[str, float]]

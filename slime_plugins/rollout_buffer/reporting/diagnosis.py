@@ -273,11 +273,15 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
     if at.refused_items:
         yield Explanation(
             code="refused_items",
-            severity=Severity.ATTENTION,
-            message=f"{_many(at.refused_items, 'item')} refused because of the reward. "
-            f"The last: {at.last_refusal[:300]}.",
-            advice="Start the job with a reward_range that holds every reward, or without one.",
+            severity=Severity.STOPPED if _only_refused(at) else Severity.ATTENTION,
+            message=f"{_many(at.refused_items, 'item')} refused. The last was answered {at.last_refusal[:300]}.",
+            advice="Mend what writes the items; for a reward, start the job with a reward_range that holds it.",
         )
+
+
+def _only_refused(at: JobSnapshot) -> bool:
+    """Tells of a job that goes on whether its generator is at work, in vain."""
+    return at.state is JobState.RUNNING and at.has_runner and at.trajectory_age_s is None
 
 
 def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:

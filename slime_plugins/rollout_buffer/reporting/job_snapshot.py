@@ -80,7 +80,7 @@ class JobSnapshot:
     """How often a weight version was named that is absurdly far ahead; ``lone_version`` is the last of them."""
     lone_version: int | None = None
     refused_items: int = 0
-    """Written items that the job's ``reward_range`` refused; ``last_refusal`` says it of the last."""
+    """Written items that were refused; ``last_refusal`` is the status and the reason of the last."""
     last_refusal: str = ""
 
     def count(self, *states: GroupState) -> int:

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -542,7 +543,7 @@ class JobRunner:
             "num_process": self._settings.places(),
             "sampling_params": self._settings.plain_sampling_params(),
             "job_id": self._job.job_id,
-            "remote_buffer_url": self._buffer_url,
+            "remote_buffer_url": f"{self._buffer_url}/jobs/{quote(self._job.job_id, safe='')}",
             "remote_engine_url": self._job.engine_url,
             "skip_instance_ids": await self._stored(self._buffer.skipped_instance_ids, self._job.key),
         }

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GeneratorError
-from slime_plugins.rollout_buffer.generator.plain_generator import JOB_ID_VARIABLE
 from slime_plugins.rollout_buffer.generator.registry import Plugin, load, load_file
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_heartbeats
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
@@ -34,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_logging()
     buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
     job = buffer.job_by_key(options.job_key)
-    os.environ[JOB_ID_VARIABLE] = job.job_id
     try:
         plugin = _plugin(job.task_type, options)
     except GeneratorError as error:

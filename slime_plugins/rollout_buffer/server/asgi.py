@@ -25,6 +25,7 @@ from werkzeug.exceptions import (
     RequestURITooLarge,
 )
 
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.auth import is_open
@@ -50,6 +51,7 @@ from slime_plugins.rollout_buffer.server.request_bodies import (
 from slime_plugins.rollout_buffer.server.routes_data import (
     LARGE_BODY,
     Poll,
+    WriteBody,
     answer_poll,
     begin_poll,
     describe_health,
@@ -59,6 +61,7 @@ from slime_plugins.rollout_buffer.server.routes_data import (
 )
 from slime_plugins.rollout_buffer.server.write_batcher import WriteBatcher
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of, with_body
+from slime_plugins.rollout_buffer.state.item_writes import Refusal
 
 __all__ = [
     "OWN_ROUTES",
@@ -67,7 +70,12 @@ __all__ = [
     "create_application_from_environment",
 ]
 
-OWN_ROUTES = {"/buffer/write": ("POST",), "/get_rollout_data": ("POST",), "/health": ("GET", "HEAD")}
+OWN_ROUTES = {
+    "/buffer/write": ("POST",),
+    "/jobs/{job_id}/buffer/write": ("POST",),
+    "/get_rollout_data": ("POST",),
+    "/health": ("GET", "HEAD"),
+}
 """What is answered here, with its methods; everything else is Flask's."""
 PUBLIC_PER_S = 500
 PUBLIC_AT_ONCE = 100
@@ -100,6 +108,8 @@ class Exchange:
         self.connection: RequestState = Unlimited()
         self._send = send
         self._body_is_here = not self._header("content-length") and not self._header("transfer-encoding")
+        self.written_job = _written_job(self.environ["REQUEST_METHOD"], self.environ["PATH_INFO"])
+        """The job whose address items are posted to; None for any other request."""
 
     @property
     def name(self) -> str:
@@ -195,8 +205,8 @@ class Application:
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
         self._large_write_thread = ThreadPoolExecutor(1, thread_name_prefix="large writes")
         keep = partial(write_bodies, self.context)
-        self._writes: WriteBatcher[Answer] = WriteBatcher(keep, self._write_thread)
-        self._large_writes: WriteBatcher[Answer] = WriteBatcher(keep, self._large_write_thread)
+        self._writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(keep, self._write_thread)
+        self._large_writes: WriteBatcher[WriteBody, Answer] = WriteBatcher(keep, self._large_write_thread)
         self._polls = PollWatcher(self.context.buffer.store.data_version)
         self._public_limiter = RateLimiter(PUBLIC_PER_S, PUBLIC_AT_ONCE)
         self._budget = BodyBudget(BODIES_AT_ONCE * settings.max_body_bytes)
@@ -254,7 +264,18 @@ class Application:
                 raise ClientGoneError from error
             if not exchange.connection.is_known:
                 await self._public_limiter.acquire(exchange.connection)
-            await self._send(exchange, error_answer(self.context, exchange.name, error))
+            answer = error_answer(self.context, exchange.name, error)
+            await self._note_refusal(exchange, answer)
+            await self._send(exchange, answer)
+
+    async def _note_refusal(self, exchange: Exchange, answer: Answer) -> None:
+        """Lets a job say that writes to it are refused unread: now and then, since anybody may send one."""
+        told = wire.decode_error(answer.content) if isinstance(answer.content, bytes) else None
+        if exchange.written_job is None or answer.status >= 500 or told is None:
+            return
+        if self.context.may_log("refused_write"):
+            refusal = Refusal(exchange.written_job, 1, answer.status, *told[:2])
+            await _in(self._data_threads, partial(self.context.buffer.note_refusals, [refusal]))
 
     async def _route(self, exchange: Exchange) -> None:
         _check_head(exchange)
@@ -264,7 +285,7 @@ class Application:
             await self._public_limiter.acquire(exchange.connection)
         if may_ask and self.context.token is not None:
             exchange.connection.prove()
-        route = self._routes.get(path, self._flask)
+        route = self._write if exchange.written_job is not None else self._routes.get(path, self._flask)
         if path in OWN_ROUTES and method not in OWN_ROUTES[path]:
             raise MethodNotAllowed(OWN_ROUTES[path])
         body = await self._read_body(exchange, may_ask=may_ask)
@@ -282,7 +303,7 @@ class Application:
 
     async def _write(self, exchange: Exchange, body: bytes) -> None:
         writes = self._large_writes if len(body) > LARGE_BODY else self._writes
-        await self._send(exchange, await writes.write(body))
+        await self._send(exchange, await writes.write(WriteBody(body, exchange.written_job)))
 
     async def _health(self, exchange: Exchange, _body: bytes) -> None:
         await self._send(exchange, await _in(self._health_thread, partial(describe_health, self.context)))
@@ -344,6 +365,14 @@ def create_application(settings: ServeSettings) -> Application:
 def create_application_from_environment() -> Application:
     """What gunicorn calls: reads the settings that the supervisor put into the environment, as JSON."""
     return create_application(ServeSettings.model_validate_json(os.environ[SETTINGS_VARIABLE]))
+
+
+def _written_job(method: str, path: str) -> str | None:
+    """Returns the job of ``POST /jobs/ID/buffer/write``; of any other request None."""
+    prefix, suffix = "/jobs/", "/buffer/write"
+    if method != "POST" or not path.startswith(prefix) or not path.endswith(suffix):
+        return None
+    return path[len(prefix) : -len(suffix)].encode("latin-1").decode("utf-8", "replace") or None
 
 
 def _check_head(exchange: Exchange) -> None:

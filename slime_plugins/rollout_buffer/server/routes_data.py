@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Delivery
-from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
@@ -28,12 +28,13 @@ from slime_plugins.rollout_buffer.server.http import (
     json_object,
 )
 from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
-from slime_plugins.rollout_buffer.state.item_writes import Write, WriteResult
+from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
 __all__ = [
     "LARGE_BODY",
     "Poll",
+    "WriteBody",
     "answer_poll",
     "begin_poll",
     "describe_health",
@@ -50,36 +51,63 @@ POLL_NOTE_INTERVAL_S = 5.0
 # --- items in --------------------------------------------------------------------------------------------------------
 
 
-def write_bodies(context: ServerContext, bodies: Sequence[bytes]) -> list[Answer]:
+@dataclass(frozen=True, slots=True)
+class WriteBody:
+    """The body of a request that brings items, and the job that the request's path names."""
+
+    content: bytes
+    job_id: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A body that no items can be read from, and the job that it is for, as far as that was read."""
+
+    job_id: str | None
+    error: Exception
+
+
+def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[Answer]:
     """Keeps what several requests bring, with one fsync for all of them; one that cannot be kept fails alone."""
     writes = [_read(body) for body in bodies]
     kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
-    results = [next(kept) if isinstance(write, Write) else write for write in writes]
-    return [
-        error_answer(context, "POST /buffer/write", result) if isinstance(result, Exception) else _written(*result)
-        for result in results
-    ]
+    answers, refusals = [], []
+    for write in writes:
+        result = next(kept) if isinstance(write, Write) else write.error
+        answers.append(_answer(context, result))
+        if isinstance(result, RequestError):
+            items = len(write.items) if isinstance(write, Write) else 1
+            refusals.append(Refusal(write.job_id, items, result.http_status, result.code, result.message))
+    if refusals:
+        context.buffer.note_refusals(refusals)
+    return answers
 
 
-def _read(body: bytes) -> Write | Exception:
-    try:
-        return _wanted(body)
-    except Exception as error:  # noqa: BLE001 - it is the answer to this one write
-        return error
+def _answer(context: ServerContext, result: Written | Exception) -> Answer:
+    if isinstance(result, Exception):
+        return error_answer(context, "POST /buffer/write", result)
+    return _written(*result)
 
 
-def _wanted(content: bytes) -> Write:
+def _read(body: WriteBody) -> Write | _Unread:
     """Reads what a body wants written: one item, or a list under ``items``."""
-    text, images = take_out(content)
-    body = _body(text)
-    job_id = body.pop("job_id", None)
-    if job_id is not None:
-        job_id = wire.identifier(job_id, "job_id")
-    entries = _entries(body)
-    items = [
-        wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
-        for at, entry in enumerate(entries)
-    ]
+    job_id = body.job_id
+    try:
+        text, images = take_out(body.content)
+        wanted = _body(text)
+        job_id = wanted.pop("job_id", None) or job_id
+        if job_id is not None:
+            job_id = wire.identifier(job_id, "job_id")
+        entries = _entries(wanted)
+        items = [
+            wire.decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
+            for at, entry in enumerate(entries)
+        ]
+    except Exception as error:  # noqa: BLE001 - it is the answer to this one write
+        return _Unread(job_id if isinstance(job_id, str) else None, error)
     return Write(job_id, items)
 
 

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, WriteStatus
 
-__all__ = ["ItemWriter", "Write", "WriteResult", "Written"]
+__all__ = ["ItemWriter", "Refusal", "Write", "WriteResult", "Written"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +50,21 @@ class Write:
 
     job_id: str | None
     items: Sequence[wire.WrittenItem]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How many items were refused of a request that named a job, or none, and with which answer."""
+
+    job_id: str | None
+    items: int
+    status: int
+    code: str
+    message: str
+
+    def sentence(self) -> str:
+        """Says it with the status, as the writer was told."""
+        return f"{self.status} {self.code}: {self.message}"[:500]
 
 
 ITEMS_IN_A_TURN = 100
@@ -80,24 +95,19 @@ class ItemWriter:
             NotFoundError: no such job, or none is open.
             ConflictError: ``job_id`` is missing while several jobs are open; an instance that the input does not have;
                 the job takes no writes (its own runner plays it, or it is over).
-            RewardRangeError: a reward lies outside of the job's ``reward_range``; the job counts it.
+            RewardRangeError: a reward lies outside of the job's ``reward_range``.
         """
         if len(items) > ITEMS_IN_A_TURN:
             return self._write_in_parts(job_id, items)
         (stored,) = self._store_bytes([Write(job_id, items)])
-        written = self._store.commit(lambda connection: self._write_items(connection, job_id, stored, {}))
-        if isinstance(written, RewardRangeError):
-            raise written
-        return written
+        return self._store.commit(lambda connection: self._write_items(connection, job_id, stored, {}))
 
     def _write_in_parts(self, job_id: str | None, items: Sequence[wire.WrittenItem]) -> Written:
         with self._store.read() as connection:
             job = self._job_for_write(connection, job_id)
-            outside = _check(connection, job, items)
+            _check(connection, job, items)
             for instance_id in {item.instance_id for item in items}:
                 _groups_of_known_instance(connection, job, instance_id)
-        if outside:
-            raise self._store.commit(lambda connection: _refuse(connection, job, outside))
         results: list[WriteResult] = []
         for at in range(0, len(items), ITEMS_IN_A_TURN):
             (stored,) = self._store_bytes([Write(job.job_id, items[at : at + ITEMS_IN_A_TURN])])
@@ -179,17 +189,22 @@ class ItemWriter:
         job_id: str | None,
         items: Sequence[tuple[wire.WrittenItem, StoredPayload | None]],
         jobs: _Jobs,
-    ) -> Written | RewardRangeError:
-        """``jobs`` were looked up already in this transaction; no write changes what is asked of them.
-
-        A refusal is returned, not raised: that it is counted must stay.
-        """
+    ) -> Written:
+        """``jobs`` were looked up already in this transaction; no write changes what is asked of them."""
         if job_id not in jobs:
             jobs[job_id] = self._job_for_write(connection, job_id)
         job = jobs[job_id]
-        if outside := _check(connection, job, [item for item, _ in items]):
-            return _refuse(connection, job, outside)
+        _check(connection, job, [item for item, _ in items])
         return job, [self._write_item(connection, job, item, payload) for item, payload in items]
+
+    def note_refusals(self, refusals: Sequence[Refusal]) -> None:
+        """Counts items that were refused for the jobs that they were meant for; of the last one they say why."""
+        with self._store.read() as connection:
+            noted = [(job.key, refusal) for refusal in refusals for job in _meant(connection, refusal.job_id)]
+        if noted:
+            with self._store.write() as connection:
+                for job_key, refusal in noted:
+                    job_rows.note_refused_items(connection, job_key, refusal.items, refusal.sentence())
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
@@ -240,6 +255,15 @@ class ItemWriter:
         return None, 0
 
 
+def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
+    """Returns the job of that name; without one the only open job, or else those whose generator writes its items."""
+    if job_id is not None:
+        named = job_rows.find_job(connection, job_id)
+        return [named] if named is not None and named.takes_items else []
+    candidates = [job for job in job_rows.jobs_in_states(connection, job_rules.OPEN_STATES) if job.takes_items]
+    return candidates if len(candidates) == 1 else [job for job in candidates if job.has_runner]
+
+
 def _turns(writes: Sequence[Write]) -> Iterator[list[Write]]:
     """Yields the writes in order, as many together as one turn may take."""
     batch: list[Write] = []
@@ -262,8 +286,8 @@ def _groups_of_known_instance(connection: Connection, job: JobRecord, instance_i
     return existing
 
 
-def _check(connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]) -> list[wire.WrittenItem]:
-    """Returns the new items whose rewards the job's payload does not allow; raises for what else is wrong."""
+def _check(connection: Connection, job: JobRecord, items: Sequence[wire.WrittenItem]) -> None:
+    """Raises for what a job does not take; what it has already passes whatever its reward is."""
     if not job.takes_items:
         raise ConflictError(
             f"job {job.job_id} is played by its own runner, which fills every slot itself: start a job of "
@@ -271,11 +295,16 @@ def _check(connection: Connection, job: JobRecord, items: Sequence[wire.WrittenI
         )
     for item in items:
         _check_tokens(job, item)
-    wanted = job.settings.reward_range
-    if wanted is None:
-        return []
-    outside = [item for item in items if not wanted[0] <= item.reward <= wanted[1]]
-    return [item for item in outside if not trajectory_rows.has_trajectory(connection, job.key, item.uid)]
+    if job.settings.reward_range is None:
+        return
+    low, high = job.settings.reward_range
+    for item in items:
+        if not low <= item.reward <= high and not trajectory_rows.has_trajectory(connection, job.key, item.uid):
+            raise RewardRangeError(
+                f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
+                f"{low:g} to {high:g}: nothing of this request was stored",
+                {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
+            )
 
 
 def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
@@ -293,23 +322,6 @@ def _check_tokens(job: JobRecord, item: wire.WrittenItem) -> None:
         raise InvalidPayloadError(
             f"item {item.uid!r} holds a generation of {longest} tokens, and the cap of job {job.job_id} is {cap}"
         )
-
-
-def _refuse(connection: Connection, job: JobRecord, outside: Sequence[wire.WrittenItem]) -> RewardRangeError:
-    """Counts what a job's ``reward_range`` refuses."""
-    refusal = _refusal(job, outside[0])
-    job_rows.note_refused_items(connection, job.key, len(outside), refusal.message[:500])
-    return refusal
-
-
-def _refusal(job: JobRecord, item: wire.WrittenItem) -> RewardRangeError:
-    assert job.settings.reward_range is not None
-    low, high = job.settings.reward_range
-    return RewardRangeError(
-        f"item {item.uid!r} has the reward {item.reward:g}, outside of the reward_range of job {job.job_id}, "
-        f"{low:g} to {high:g}: nothing of this request was stored",
-        {"uid": item.uid, "reward": item.reward, "reward_range": [low, high]},
-    )
 
 
 def _pending_payload(item: wire.WrittenItem) -> PendingPayload:

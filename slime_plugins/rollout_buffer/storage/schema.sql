@@ -26,7 +26,7 @@ CREATE TABLE jobs (
     earlier_weight_version INTEGER,             -- the newest of the run before
     lone_versions  INTEGER NOT NULL DEFAULT 0,  -- how often a version was named that is absurdly far ahead
     lone_version   INTEGER,                     -- the last of them
-    refused_items  INTEGER NOT NULL DEFAULT 0,  -- items whose reward lies outside of the job's reward_range
+    refused_items  INTEGER NOT NULL DEFAULT 0,  -- written items that were refused, and the answer to the last
     last_refusal   TEXT    NOT NULL DEFAULT '',
     meta_info      TEXT    NOT NULL DEFAULT '{}', -- what the generator's own get_group_data_meta_info said last
     created_at     REAL    NOT NULL,

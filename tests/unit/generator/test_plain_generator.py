@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.errors import EngineError, GeneratorError, InvalidPayloadError, UnavailableError
-from slime_plugins.rollout_buffer.generator import BaseGenerator, base_generator, plain_generator, query_single_turn
+from slime_plugins.rollout_buffer.generator import BaseGenerator, base_generator, query_single_turn
 
 QUESTION = [{"role": "user", "content": "2 + 2?"}]
 
@@ -41,14 +41,12 @@ class ScriptedBuffer:
     def __init__(self, *script: Exception) -> None:
         self.script = list(script)
         self.items: list[dict[str, Any]] = []
-        self.jobs: list[str | None] = []
 
     def write(self, items: Sequence[dict[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """One write."""
         if self.script:
             raise self.script.pop(0)
         self.items += items
-        self.jobs.append(job_id)
         return {}
 
 
@@ -152,12 +150,3 @@ def test_one_broken_play_costs_itself_and_all_broken_ones_are_told(input_file: s
 
     with pytest.raises(GeneratorError, match="3 of 3 plays failed, 3 of them with ValueError: no label"):
         generator()[0].run(input_file, four, fails)
-
-
-def test_the_job_comes_from_the_runner(input_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(plain_generator.JOB_ID_VARIABLE, "mine")
-    made, buffer = generator()
-
-    made.run(input_file, four, lambda item: 1.0)
-
-    assert set(buffer.jobs) == {"mine"}

@@ -46,7 +46,7 @@ def test_a_reward_outside_of_a_set_range_is_refused_counted_and_explained(client
     job = client.get("/jobs/j").get_json()
     assert (job["refused_items"], job["outcomes"]) == (1, {})
     says = {one["code"]: one["message"] for one in explanation(client)}
-    assert "1 item was refused because of the reward. The last: item 'a0'" in says["refused_items"]
+    assert "1 item was refused. The last was answered 422 reward_out_of_range: item 'a0'" in says["refused_items"]
     assert "nothing was written yet: 1 item was refused" in says["external_waits"]
 
 
@@ -56,12 +56,12 @@ def test_the_ends_of_a_range_belong_to_it(client: FlaskClient, reward: float) ->
     assert post(client, "/buffer/write", written("a0", "a", reward=reward))[0] == 200
 
 
-def test_one_request_is_stored_whole_or_not_and_each_of_its_refusals_counts(client: FlaskClient) -> None:
+def test_one_request_is_stored_whole_or_not_and_all_its_items_count_as_refused(client: FlaskClient) -> None:
     start(client, reward_range=[0, 1])
     items = [written("a0", "a", reward=1.0), written("a1", "a", reward=2.0), written("a2", "a", reward=3.0)]
     assert post(client, "/buffer/write", {"items": items})[0] == 422
     assert post(client, "/buffer/write", items[0])[1]["results"] == [{"uid": "a0", "status": "stored"}]
-    assert client.get("/jobs/j").get_json()["refused_items"] == 2
+    assert client.get("/jobs/j").get_json()["refused_items"] == 3
 
 
 def test_items_are_refused_where_a_runner_fills_the_slots(client: FlaskClient) -> None:

@@ -193,7 +193,7 @@ def note_lone_version(connection: Connection, job_key: int, version: int) -> Non
 
 
 def note_refused_items(connection: Connection, job_key: int, count: int, why: str) -> None:
-    """Counts items that were refused for their reward."""
+    """Counts items that were refused."""
     query = "UPDATE jobs SET refused_items = refused_items + ?, last_refusal = ? WHERE key = ?"
     connection.execute(query, (count, why, job_key))
 
