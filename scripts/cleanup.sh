@@ -2,12 +2,15 @@
 # Ends emulators and adb servers that device workers of this project left behind. Nothing else is touched:
 #   * processes are ended by recorded id and start time, so an id that means another process by now is left alone;
 #     besides, an emulator or adb server of this user that carries ROLLOUT_BUFFER_DEVICE in its environment;
-#   * virtual devices are removed only where base_avd_name_pattern fits and the clone's own mark is in them.
+#   * of farms that another checkout or installation started, nothing is ended; --all asks for each run of it;
+#   * virtual devices are removed only where base_avd_name_pattern fits, the clone's own mark is in them, and no
+#     emulator that is left uses them.
 # Stop the buffer first: a running one starts its emulators again.
 #
 #   scripts/cleanup.sh              emulators and adb servers
 #   scripts/cleanup.sh --avd        and the cloned virtual devices
-#   scripts/cleanup.sh --all        and temporary folders, port locks and records
+#   scripts/cleanup.sh --all        and temporary folders, port locks and records; asks before it ends other farms
+#   scripts/cleanup.sh --all --yes  does not ask
 #   scripts/cleanup.sh --dry-run    says what it would do; goes with the others
 #   scripts/cleanup.sh --config F   settings; else ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, else the shipped config.yaml
 #
@@ -15,13 +18,13 @@
 # they do for the devices. What `serve` was given as --android has to be given here in one of these ways.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 config=${ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG:-$here/slime_plugins/rollout_buffer/generator/android_world/config.yaml}
 records=${ROLLOUT_BUFFER_DEVICE_RECORDS:-/tmp/rollout_buffer_devices_$(id -u)}
 locks=${ROLLOUT_BUFFER_PORT_LOCKS:-/tmp/rollout_buffer_ports_$(id -u)}
 temporary=${ROLLOUT_BUFFER_DEVICE_TMP:-/tmp}
 boot=$(cat /proc/sys/kernel/random/boot_id)
-remove_avds=false remove_all=false dry_run=false
+remove_avds=false remove_all=false dry_run=false agreed=false
 guard_patience=25 patience=10
 
 while [ $# -gt 0 ]; do
@@ -29,6 +32,7 @@ while [ $# -gt 0 ]; do
     --avd) remove_avds=true ;;
     --all) remove_avds=true remove_all=true ;;
     --dry-run) dry_run=true ;;
+    --yes) agreed=true ;;
     --config)
         config=${2:?--config needs a file}
         shift
@@ -98,7 +102,12 @@ value_of() { # value_of FILE KEY
     sed -n "s/^$2=//p" "$1" | head -n 1
 }
 
-found=() # "PID START KIND AVD", guards first: they end the rest in good order
+found=()  # "PID START KIND AVD", guards first: they end the rest in good order
+others=() # the same of what another checkout or installation started
+
+add_found() { # add_found CHECKOUT PID START KIND AVD
+    if [ "$1" = "$here" ]; then found+=("${*:2}"); else others+=("${*:2} $1"); fi
+}
 
 find_recorded() { # find_recorded KIND
     local record name pid start avd
@@ -107,13 +116,13 @@ find_recorded() { # find_recorded KIND
         if ! [[ $name =~ ^[0-9]+-[0-9]+$ ]] || [ "$(value_of "$record" kind)" != "$1" ]; then continue; fi
         pid=${name%-*} start=${name#*-} avd=$(value_of "$record" avd)
         if [ "$(value_of "$record" boot)" = "$boot" ] && fits_pattern "$avd" && lives "$pid" "$start"; then
-            found+=("$pid $start $1 $avd")
+            add_found "$(value_of "$record" checkout)" "$pid" "$start" "$1" "$avd"
         fi
     done
 }
 
 find_marked() { # emulators and adb servers without a record: a guard that was killed at the wrong moment
-    local folder pid avd command
+    local folder pid avd command checkout
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
         if [ ! -O "$folder" ] || [ "$pid" = $$ ]; then continue; fi
@@ -124,11 +133,28 @@ find_marked() { # emulators and adb servers without a record: a guard that was k
         *" -avd $avd "* | *" fork-server server "*) ;;
         *) continue ;;
         esac
-        case " ${found[*]-} " in
+        checkout=$(tr '\0' '\n' 2>/dev/null <"$folder/environ" | sed -n 's/^ROLLOUT_BUFFER_DEVICE_CHECKOUT=//p') || continue
+        case " ${found[*]-} ${others[*]-} " in
         *" $pid $(start_of "$pid") "*) ;;
-        *) found+=("$pid $(start_of "$pid") unrecorded $avd") ;;
+        *) add_found "$checkout" "$pid" "$(start_of "$pid")" unrecorded "$avd" ;;
         esac
     done
+}
+
+include_others() { # with --all, once somebody has agreed; else they are only named
+    local entry answer
+    [ ${#others[@]} -gt 0 ] || return 0
+    if $remove_all && ! $agreed && ! $dry_run && [ -t 0 ]; then
+        printf '%s\n' "${others[@]}" >&2
+        read -r -p "cleanup: end these, too, which other checkouts started (PID START KIND DEVICE CHECKOUT)? [y/N] " answer
+        case $answer in [yY]*) agreed=true ;; esac
+    fi
+    if $remove_all && $agreed; then
+        for entry in "${others[@]}"; do found+=("$(cut -d' ' -f1-4 <<<"$entry")"); done
+        others=()
+    else
+        echo "cleanup: ${#others[@]} processes of other checkouts are left alone (--all --yes ends them)" >&2
+    fi
 }
 
 wait_for_end() { # wait_for_end SECONDS ENTRY…
@@ -183,6 +209,7 @@ remove_clones() {
     local folder name path
     for folder in "${avd_home%/}"/*.avd; do
         name=$(basename "$folder" .avd)
+        case " ${others[*]-} " in *" $name "*) continue ;; esac
         if fits_pattern "$name" && [ -f "$folder/rollout_buffer_clone_of" ] && [ ! -L "$folder" ]; then
             remove "$folder" "${avd_home%/}/$name.ini" "${avd_home%/}/.$name.lock"
         fi
@@ -214,6 +241,7 @@ remove_stale_records() { # of processes that are gone, whoever ended them
 
 for kind in guard emulator adb_server; do find_recorded "$kind"; done
 find_marked
+include_others
 end_processes guard $guard_patience
 end_processes "emulator adb_server unrecorded" $patience
 if $remove_avds; then remove_clones; fi

@@ -17,9 +17,10 @@ import pytest
 from slime_plugins.rollout_buffer.generator.android_world.config import SETTING_PREFIX
 from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
-from slime_plugins.rollout_buffer.generator.android_world.emulator.host import DEVICE_MARK
+from slime_plugins.rollout_buffer.generator.android_world.emulator.host import CHECKOUT_MARK, DEVICE_MARK
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "cleanup.sh"
+CHECKOUT = str(Path(__file__).resolve().parents[2])
+SCRIPT = Path(CHECKOUT) / "scripts" / "cleanup.sh"
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 EMULATOR = "import signal, time, sys; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -60,7 +61,7 @@ class Host:
     def program(self, *words: str, mark: str | None = None) -> int:
         """Starts a Python that prints a line when it is up; returns its id."""
         environment = {key: value for key, value in os.environ.items() if key != DEVICE_MARK}
-        environment |= {} if mark is None else {DEVICE_MARK: mark}
+        environment |= {} if mark is None else {DEVICE_MARK: mark, CHECKOUT_MARK: CHECKOUT}
         process = subprocess.Popen(
             [sys.executable, "-c", *words], stdout=subprocess.PIPE, env=environment, start_new_session=True
         )
@@ -69,12 +70,13 @@ class Host:
         process.stdout.readline()
         return process.pid
 
-    def guard(self, avd: str, *, emulator: str = EMULATOR, port: int = 1) -> int:
+    def guard(self, avd: str, *, emulator: str = EMULATOR, port: int = 1, checkout: str = CHECKOUT) -> int:
         """Starts a guard with an emulator, and returns the emulator's id once it is on record."""
         command = [sys.executable, "-S", emulator_guard.__file__, str(self.records), avd, "/bin/true", str(port)]
-        command += ["emulator-5554", "--", sys.executable, "-c", emulator, "-avd", avd]
+        command += ["emulator-5554", "0.5", "--", sys.executable, "-c", emulator, "-avd", avd]
+        environment = {**os.environ, CHECKOUT_MARK: checkout}
         # An owner that never lets go: its end of the pipe stays open until the test is over.
-        self.started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        self.started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment))
         until(lambda: self.recorded("emulator", avd) is not None)
         return self.recorded("emulator", avd) or 0
 
@@ -88,7 +90,8 @@ class Host:
     def record(self, kind: str, pid: int, *, avd: str, start: int | None = None, boot: str = BOOT) -> Path:
         """Writes a record by hand."""
         path = self.records / f"{pid}-{start if start is not None else start_of(pid)}"
-        path.write_text(f"kind={kind}\navd={avd}\nserial=emulator-5554\nadb_port=1\nadb=adb\nboot={boot}\n")
+        facts = f"kind={kind}\navd={avd}\nserial=emulator-5554\nadb_port=1\nadb=adb\nboot={boot}\n"
+        path.write_text(f"{facts}checkout={CHECKOUT}\n")
         return path
 
     def end(self) -> None:
@@ -131,6 +134,19 @@ def test_emulators_on_record_are_ended_with_their_guards(host: Host) -> None:
     assert "ending guard" in said
     until(lambda: not lives(willing) and not lives(deaf))
     assert host.cleanup() == ""
+
+
+def test_the_farm_of_another_checkout_stays_until_somebody_agrees(host: Host) -> None:
+    """So do its clones, which carry the same names where both farms have the shipped settings."""
+    foreign = host.guard("cleanup_test_0", checkout="/another/checkout")
+    clone_avd(host.avd_home, "Base", "cleanup_test_0")
+    host.cleanup("--all")
+    assert lives(foreign)
+    assert (host.avd_home / "cleanup_test_0.avd").is_dir()
+
+    host.cleanup("--all", "--yes")
+    until(lambda: not lives(foreign))
+    assert not (host.avd_home / "cleanup_test_0.avd").exists()
 
 
 def test_an_adb_server_that_came_with_an_emulator_is_on_record_and_ended(host: Host) -> None:

@@ -67,7 +67,10 @@ class _Records:
 
     def __init__(self, folder: Path, facts: dict[str, str]) -> None:
         self._folder = folder
-        self._facts = facts | {"boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip()}
+        self._facts = facts | {
+            "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "checkout": os.environ.get("ROLLOUT_BUFFER_DEVICE_CHECKOUT", ""),
+        }
         self._written: list[Path] = []
         self._started = _start_of(os.getpid()) or 0
         self._has_adb_server = False

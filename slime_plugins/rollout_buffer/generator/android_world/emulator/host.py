@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
 """In the environment of everything that is started for an emulator: the name of its clone."""
 
+CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
+"""Beside it: the checkout or installation that started it. ``scripts/cleanup.sh`` ends those of its own."""
+
+_CHECKOUT = Path(__file__).resolve().parents[5]
 _GUARD = Path(__file__).with_name("guard.py")
 _HEADLESS = (
     *("-no-window", "-no-audio", "-no-boot-anim", "-no-metrics"),
@@ -221,6 +225,7 @@ class EmulatorHost:
             "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
             "no_proxy": "localhost,127.0.0.1,10.0.2.2",
             DEVICE_MARK: self._avd_name,
+            CHECKOUT_MARK: str(_CHECKOUT),
         }
 
     def _is_booted(self) -> bool:
