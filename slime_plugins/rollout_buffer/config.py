@@ -68,11 +68,8 @@ class ServeSettings(BaseModel):
 
     @model_validator(mode="after")
     def _only_loopback_without_a_token(self) -> ServeSettings:
-        if self.token_file is None and not is_loopback(self.host):
-            raise ValueError(
-                f"host {self.host} can be reached from other machines: give --token-file FILE (one line, the token), "
-                "or serve on 127.0.0.1"
-            )
+        if why := why_exposed(self.host, self.token_file):
+            raise ValueError(why)
         return self
 
     @property
@@ -102,6 +99,16 @@ def build_serve_settings(**values: object) -> ServeSettings:
             if not folder.is_dir():
                 raise ConfigError(f"{flag} {folder} is not a folder: name one that is there")
     return settings
+
+
+def why_exposed(host: str, token_file: Path | None) -> str:
+    """Says why a server may not listen at ``host``: others reach it, and there is no token. Empty when it may."""
+    if token_file is not None or is_loopback(host):
+        return ""
+    return (
+        f"host {host} can be reached from other machines: give --token-file FILE (one line, the token), "
+        "or serve on 127.0.0.1"
+    )
 
 
 def is_loopback(host: str) -> bool:

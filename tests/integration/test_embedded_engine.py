@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ torch: Any = pytest.importorskip("torch", reason="the embedded engine needs torc
 
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402 - they need torch
 
+from slime_plugins.rollout_buffer.embedded_engine import decoder, service  # noqa: E402
 from slime_plugins.rollout_buffer.embedded_engine.language_model import load_language_model  # noqa: E402
 from slime_plugins.rollout_buffer.embedded_engine.server import running  # noqa: E402
 from slime_plugins.rollout_buffer.embedded_engine.settings import EmbeddedEngineSettings  # noqa: E402
@@ -275,21 +277,72 @@ async def test_without_a_pause_new_weights_wait_for_those_who_run_and_hold_the_n
     assert (await comes_later)["meta_info"]["weight_version"] == "2"
 
 
-@pytest.mark.parametrize("spoilt", ["nowhere", "larger", "half"])
-async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
-    engine: Engine, base_url: str, policies: Policies, spoilt: str, tmp_path: Path
-) -> None:
-    path = {"nowhere": tmp_path, "larger": policies.paths[2], "half": tmp_path / "half"}[spoilt]
+def spoilt_folder(spoilt: str, policies: Policies, folder: Path) -> Path:
+    """The folder of weights that cannot be taken."""
+    path = folder / spoilt
+    if spoilt == "larger":
+        return policies.paths[2]
+    if spoilt == "name of 5000 letters":
+        return folder / ("x" * 5000)
+    if spoilt in ("half", "a pipe", "nan", "inf"):
+        model = policy(2)
+        if spoilt in ("nan", "inf"):
+            model.model.layers[1].mlp.up_proj.weight.data[3, 5] = float(spoilt)
+        model.save_pretrained(path)
     if spoilt == "half":
-        policies.second.save_pretrained(path)
         whole = (path / "model.safetensors").read_bytes()
         (path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    status, said = await post(base_url, "update_weights_from_disk", {"model_path": str(path), "weight_version": "2"})
+    elif spoilt == "a pipe":
+        (path / "model.safetensors").unlink()
+        os.mkfifo(path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("spoilt", ["nowhere", "larger", "half", "a pipe", "name of 5000 letters", "nan", "inf"])
+async def test_weights_that_cannot_be_taken_are_refused_and_the_old_ones_stay(
+    engine: Engine, base_url: str, policies: Policies, spoilt: str, tmp_path: Path
+) -> None:
+    path = spoilt_folder(spoilt, policies, tmp_path)
+    async with asyncio.timeout(60):
+        status, said = await post(
+            base_url, "update_weights_from_disk", {"model_path": str(path), "weight_version": "2"}
+        )
     assert (status, said["success"]) == (400, False)
-    assert str(path) in said["message"]
+    assert str(path)[:200] in said["message"]
     reply = await engine.generate(turn())
     assert reply.weight_version == "default"
     assert reply.output_log_probs == pytest.approx(recomputed(policies.first, PROMPT, reply.output_ids), abs=1e-4)
+
+
+async def test_weights_for_which_no_room_comes_are_answered_within_the_limit_and_never_taken(
+    base_url: str, policies: Policies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ANSWER_LIMIT_S", 0.3)
+    body = {"input_ids": PROMPT, "rid": "r", "sampling_params": {"max_new_tokens": 20000, "ignore_eos": True}}
+    long = asyncio.create_task(post(base_url, "generate", body))
+    await until_running(base_url)
+    new = {"model_path": str(policies.paths[1]), "weight_version": "2"}
+    status, said = await post(base_url, "update_weights_from_disk", new)
+    assert (status, said["success"]) == (400, False)
+    assert "requests still run" in said["message"]
+    monkeypatch.undo()
+    await post_raw(base_url, "abort_request", {"rid": "r"})
+    await long
+    assert (await generate(base_url, max_new_tokens=2))["meta_info"]["weight_version"] == "default"
+
+
+async def test_a_command_that_breaks_is_answered_and_the_engine_goes_on(
+    base_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> Any:
+        raise RuntimeError("no more memory")
+
+    with monkeypatch.context() as patched:
+        for name in ("flush_cache", "resume"):
+            patched.setattr(decoder.Decoder, name, breaks)
+        assert await post_raw(base_url, "flush_cache", {}) == 500
+        assert await post_raw(base_url, "continue_generation", {}) == 500
+    assert (await generate(base_url, max_new_tokens=2))["output_ids"]
 
 
 # --- parameters ------------------------------------------------------------------------------------------------------

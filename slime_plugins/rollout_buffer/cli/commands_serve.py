@@ -183,7 +183,9 @@ OnlyExact = Annotated[
 ]
 RolloutIdle = Annotated[float, typer.Option(help="Seconds without a turn after which a rollout expires.")]
 
-EngineHost = Annotated[str, typer.Option(help="Address to serve on.")]
+EngineToken = Annotated[
+    Path | None, typer.Option("--token-file", help="File whose first line is the token that requests must bring.")
+]
 EngineModel = Annotated[
     Path | None,
     typer.Option(
@@ -378,8 +380,9 @@ def remote_rollout(
 
 
 def engine(
-    host: EngineHost = DEFAULT_HOST,
+    host: Host = DEFAULT_HOST,
     port: Port = 30000,
+    token_file: EngineToken = None,
     tokenizer: EngineTokenizer = DEMO_TOKENIZER_PATH,
     skill: Skill = 0.7,
     seed: Seed = 0,
@@ -404,6 +407,7 @@ def engine(
             model_path=model,
             host=host,
             port=port,
+            token_file=token_file,
             seed=seed,
             device=device,
             dtype=dtype,
@@ -428,6 +432,7 @@ def engine(
         settings = StandInSettings(
             host=host,
             port=port,
+            token_file=token_file,
             tokenizer_path=tokenizer,
             skill=skill,
             seed=seed or 0,

@@ -160,6 +160,11 @@ class Decoder:
         """Takes new weights once nothing decodes: at once while paused, else when those that run have finished."""
         self._updates.append(update)
 
+    def withdraw(self, update: WeightUpdate) -> None:
+        """Forgets new weights that were not taken yet."""
+        if update in self._updates:
+            self._updates.remove(update)
+
     def flush_cache(self) -> bool:
         """Forgets the prefixes of finished requests; refused (False) while requests run."""
         if (self._rows or self._waiting) and not self.paused:
@@ -305,8 +310,8 @@ class Decoder:
     def _update_weights(self, update: WeightUpdate) -> None:
         try:
             self._model.load_weights(update.path)
-        except WeightsError as error:
-            update.on_done(error)
+        except Exception as error:  # noqa: BLE001 - whoever waits is answered, whatever it was
+            update.on_done(error if isinstance(error, WeightsError) else WeightsError(f"cannot take weights: {error}"))
             return
         self._epoch += 1
         self._prefixes.flush()

@@ -101,12 +101,11 @@ class LanguageModel:
             WeightsError: there is none there, or it has another shape; the old weights stay.
         """
         model = self._model
-        if not (path / "config.json").is_file():
-            raise WeightsError(f"{path} is no folder with a model: it holds no config.json")
         try:
+            _check_folder(path)
             fresh = _load_model(type(model), path, model.dtype)
         except Exception as error:
-            raise WeightsError(f"cannot load a model from {path}: {error}") from error
+            raise WeightsError(f"cannot load a model from {str(path)[:300]}: {str(error)[:1000]}") from error
         own, other = model.state_dict(), fresh.state_dict()
         if shapes := _different_shapes(own, other):
             raise WeightsError(f"{path} holds another model than the one that is served: {shapes}")
@@ -148,6 +147,14 @@ def _positions(
     return places + torch.tensor(deltas, device=places.device)[:, None], {}
 
 
+def _check_folder(path: Path) -> None:
+    """Refuses a folder that cannot be read to its end, such as one with a pipe among its files."""
+    if not (path / "config.json").is_file():
+        raise ValueError("it is no folder with a model: it holds no config.json")
+    if odd := sorted(entry.name for entry in path.iterdir() if not (entry.is_file() or entry.is_dir())):
+        raise ValueError(f"{odd[0]} is no regular file")
+
+
 def _load_model(kind: Any, path: Path, dtype: torch.dtype) -> Any:
     """A model from a folder; transformers would make up the weights that are missing there."""
     model, found = kind.from_pretrained(
@@ -155,7 +162,13 @@ def _load_model(kind: Any, path: Path, dtype: torch.dtype) -> Any:
     )
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"{len(missing)} tensors are missing, the first is {missing[0]}")
+    if (odd := next((name for name, tensor in model.state_dict().items() if not _is_finite(tensor)), None)) is not None:
+        raise ValueError(f"{odd} holds NaN or infinity")
     return model
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _check_kind(config: Any, path: Path) -> None:

@@ -43,7 +43,7 @@ def serve(settings: EmbeddedEngineSettings, *, on_ready: Callable[[str], None] |
 async def running(settings: EmbeddedEngineSettings, model: LanguageModel | None = None) -> AsyncIterator[str]:
     """A server on this event loop for the time of the context; yields its base URL."""
     engine = EmbeddedEngine(model or load_language_model(settings), settings)
-    app = sglang_app(engine)
+    app = sglang_app(engine, settings.token_file)
 
     async def update_weights(request: web.Request) -> web.Response:
         return await _update_weights(request, engine)

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from slime_plugins.rollout_buffer.embedded_engine.decoder import Decoder, Request, WeightUpdate
 from slime_plugins.rollout_buffer.embedded_engine.language_model import LanguageModel, WeightsError
@@ -32,6 +32,8 @@ __all__ = ["EmbeddedEngine"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ANSWER_LIMIT_S: Final = 600.0
+"""The most that a request which samples nothing waits for the decoding thread."""
 
 
 class EmbeddedEngine:
@@ -99,7 +101,7 @@ class EmbeddedEngine:
             BadRequestError: the request is wrong, and in which way.
             EngineBreakError: fewer images than placeholders, or a forward pass failed.
         """
-        ids = self._checked_ids(call)
+        ids = await self._checked_ids(call)
         image_prompt = await asyncio.to_thread(self._seen, ids, call.images) if call.images else None
         ids = ids if image_prompt is None else list(image_prompt.ids)
         check_length(len(ids), call.sampling.max_new_tokens, self._model.context_length)
@@ -146,8 +148,16 @@ class EmbeddedEngine:
         def answer(error: WeightsError | None) -> None:
             loop.call_soon_threadsafe(_settle, done, None, error)
 
-        self._tasks.put(lambda: self._decoder.update_weights(WeightUpdate(path, version, answer)))
-        await done
+        update = WeightUpdate(path, version, answer)
+        self._tasks.put(lambda: self._decoder.update_weights(update))
+        try:
+            await _within_limit(done)
+        except TimeoutError as error:
+            self._tasks.put(lambda: self._decoder.withdraw(update))
+            raise WeightsError(
+                f"the weights were not taken within {ANSWER_LIMIT_S:g} s, and will not be: requests still run. "
+                "Pause the engine before, or abort them (abort_all_requests)"
+            ) from error
 
     async def flush_cache(self) -> bool:
         """Forgets the prompts seen; refused (False) while requests run."""
@@ -161,15 +171,17 @@ class EmbeddedEngine:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def _checked_ids(self, call: GenerateCall) -> list[int]:
+    async def _checked_ids(self, call: GenerateCall) -> list[int]:
         if call.sampling.not_computed:
             names = ", ".join(call.sampling.not_computed)
             raise BadRequestError({"message": f"the embedded engine does not compute {names}: leave it out."})
         if call.images and self._model.vision is None:
             raise BadRequestError({"message": "the model that is served does not take images."})
-        ids = self._model.encode(call.prompt) if isinstance(call.prompt, str) else list(call.prompt)
+        prompt = call.prompt
+        ids = await asyncio.to_thread(self._model.encode, prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise BadRequestError({"message": "The prompt is empty."})
+        check_length(len(ids), call.sampling.max_new_tokens, self._model.context_length)
         size = self._model.vocab_size
         for token_id in (*ids, *call.sampling.logit_bias, *call.sampling.asked_ids):
             if type(token_id) is not int or not 0 <= token_id < size:
@@ -221,10 +233,26 @@ class EmbeddedEngine:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     async def _between_passes(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns in the decoding thread."""
+        """What ``function`` returns in the decoding thread.
+
+        Raises:
+            EngineBreakError: it raised, or the thread did not come to it in time.
+        """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        self._tasks.put(lambda: _call_soon(loop, done, function()))
-        result: T = await done
+
+        def call() -> None:
+            try:
+                result = function()
+            except Exception as error:
+                loop.call_soon_threadsafe(_settle, done, None, error)
+                raise
+            loop.call_soon_threadsafe(_settle, done, result, None)
+
+        self._tasks.put(call)
+        try:
+            result: T = await _within_limit(done)
+        except Exception as error:
+            raise EngineBreakError(f"the engine could not do it: {error!r}") from error
         return result
 
     def _run(self) -> None:
@@ -232,22 +260,24 @@ class EmbeddedEngine:
             try:
                 task = self._tasks.get(block=not self._decoder.has_work)
             except queue.Empty:
-                self._step()
+                self._guarded(self._decoder.step)
                 continue
             if task is None:
                 return
-            task()
+            self._guarded(task)
 
-    def _step(self) -> None:
+    def _guarded(self, task: Callable[[], None]) -> None:
         try:
-            self._decoder.step()
+            task()
         except Exception as error:  # a model may raise anything: whoever waits is answered, and the engine goes on
-            logger.exception("a forward pass failed")
+            logger.exception("a forward pass, or what was done before one, failed")
             self._decoder.fail(error)
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], result: Any) -> None:
-    loop.call_soon_threadsafe(_settle, done, result, None)
+async def _within_limit(done: asyncio.Future[Any]) -> Any:
+    """What a future becomes; ``TimeoutError`` when that takes longer than any answer may."""
+    async with asyncio.timeout(ANSWER_LIMIT_S):
+        return await done
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

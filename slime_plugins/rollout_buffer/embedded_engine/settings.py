@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from slime_plugins.rollout_buffer.config import why_exposed
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 __all__ = ["DEVICES", "DTYPES", "EmbeddedEngineSettings"]
@@ -24,6 +25,7 @@ class EmbeddedEngineSettings:
     requests share one forward pass, the rest wait. ``prefill_tokens`` bounds the prompt tokens of one forward pass,
     ``prefix_cache_mb`` the keys and values kept of finished requests. ``seed`` decides what requests without a
     ``sampling_seed`` sample; None = another each time. ``threads`` are torch's; None = as many as it likes.
+    ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one.
     """
 
     model_path: Path
@@ -38,8 +40,11 @@ class EmbeddedEngineSettings:
     seed: int | None = None
     threads: int | None = None
     weight_version: str = "default"
+    token_file: Path | None = None
 
     def __post_init__(self) -> None:
+        if why := why_exposed(self.host, self.token_file):
+            raise ConfigError(why)
         if self.device not in DEVICES:
             raise ConfigError(f"the engine's device must be one of {', '.join(DEVICES)}, not {self.device}")
         if self.dtype not in DTYPES:

@@ -32,14 +32,15 @@ def choose(logits: torch.Tensor, wishes: Sequence[Sampling], draws: Sequence[flo
     """
     scores = logits.float().cpu()  # float64 below is not known to every device
     for line, wish in zip(scores, wishes, strict=True):
-        for token_id, bias in wish.logit_bias.items():
-            line[token_id] += bias
+        line[list(wish.logit_bias)] += torch.tensor(list(wish.logit_bias.values()))
     temperatures = torch.tensor([1.0 if wish.greedy else wish.temperature for wish in wishes])
     log_probs = torch.log_softmax(scores / temperatures[:, None], dim=-1)
     likeliest = log_probs.argmax(dim=-1)
     greedy = torch.tensor([wish.greedy for wish in wishes])
     chosen = likeliest if greedy.all() else torch.where(greedy, likeliest, _drawn(log_probs, likeliest, wishes, draws))
     taken = log_probs.gather(1, chosen[:, None])[:, 0]
+    if not torch.isfinite(taken).all():
+        raise ValueError("the model's logits are not finite")
     asked = [tuple(line[list(wish.asked_ids)].tolist()) for line, wish in zip(log_probs, wishes, strict=True)]
     return [TokenChoice(*choice) for choice in zip(chosen.tolist(), taken.tolist(), asked, strict=True)]
 

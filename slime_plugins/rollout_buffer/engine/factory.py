@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from slime_plugins.rollout_buffer.engine.base import EngineSettings
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
-from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine, api_key_for
+from slime_plugins.rollout_buffer.engine.http import HttpEngine, api_key_for
+from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import tokenizer_probe
 from slime_plugins.rollout_buffer.rules.vocabulary import vocabulary_size

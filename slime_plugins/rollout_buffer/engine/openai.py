@@ -7,12 +7,10 @@ the runner leaves them out.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateRequest
@@ -31,22 +29,10 @@ from slime_plugins.rollout_buffer.engine.openai_protocol import (
 )
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart
 
-__all__ = ["ENVELOPE_TOKENIZER_PATH", "KEY_URL_VARIABLE", "KEY_VARIABLE", "OpenAiEngine", "api_key_for"]
+__all__ = ["ENVELOPE_TOKENIZER_PATH", "OpenAiEngine"]
 
 ENVELOPE_TOKENIZER_PATH: Final = DEMO_TOKENIZER_PATH
 """The tokenizer that a generator must write its prompts with, so that they can be read as messages again."""
-KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"
-"""The environment's key for the server at ``KEY_URL_VARIABLE``."""
-KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
-"""Whose key it is. A job may name any server, and only this one is sent the key."""
-
-
-def api_key_for(base_url: str) -> str | None:
-    """Returns the environment's key if it belongs to the server at ``base_url``, by scheme, host and port."""
-    owner = os.environ.get(KEY_URL_VARIABLE)
-    if not owner or urlsplit(owner)[:2] != urlsplit(base_url)[:2]:
-        return None
-    return os.environ.get(KEY_VARIABLE) or None
 
 
 class OpenAiEngine(HttpEngine):

@@ -17,7 +17,7 @@ from typing import Final
 import aiohttp
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
+from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, key_headers, part_of_answer
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     ForeignReplyError,
     SampledPart,
@@ -118,7 +118,9 @@ class SglangEngine(HttpEngine):
         body = {"prompt": probe.text, "add_special_tokens": False}
         try:
             async with asyncio.timeout(TOKENIZE_TIMEOUT_S):
-                async with self._open_session().post(f"{url}/tokenize", json=body, allow_redirects=False) as response:
+                async with self._open_session().post(
+                    f"{url}/tokenize", json=body, headers=key_headers(url), allow_redirects=False
+                ) as response:
                     return probe.complaint(await response.read()) if response.status == 200 else ""
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
             logger.debug("%s does not say how it tokenizes: %s", url, error)
@@ -143,14 +145,16 @@ class SglangEngine(HttpEngine):
 
     async def _load_of(self, worker_url: str) -> EngineLoad:
         for route in LOAD_ROUTES:
-            async with self._open_session().get(f"{worker_url}{route}", allow_redirects=False) as response:
+            async with self._open_session().get(
+                f"{worker_url}{route}", headers=key_headers(worker_url), allow_redirects=False
+            ) as response:
                 body = await response.read()
                 if response.status == 200:
                     return parse_loads(body)
         raise ForeignReplyError("it has none of the routes")
 
     def _headers(self, session_id: str) -> dict[str, str]:
-        return {SESSION_HEADER: session_id}
+        return {SESSION_HEADER: session_id, **key_headers(self._base_url)}
 
     def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
         return generate_body(
@@ -193,7 +197,9 @@ class SglangEngine(HttpEngine):
             logger.debug("the abort of %s did not reach %s: %s", rid, base_url, error)
 
     async def _post_abort(self, worker_url: str, rid: str) -> None:
-        async with self._open_session().post(f"{worker_url}/abort_request", json={"rid": rid}) as response:
+        async with self._open_session().post(
+            f"{worker_url}/abort_request", json={"rid": rid}, headers=key_headers(worker_url)
+        ) as response:
             await response.read()
 
     async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
@@ -201,7 +207,7 @@ class SglangEngine(HttpEngine):
         known = self._workers
         if known.base_url == base_url and time.monotonic() - known.known_at < WORKERS_REMEMBERED_S:
             return known.urls
-        async with self._open_session().get(f"{base_url}/workers") as response:
+        async with self._open_session().get(f"{base_url}/workers", headers=key_headers(base_url)) as response:
             urls = urls_of_workers(await response.read()) if response.status == 200 else ()
         self._workers = _KnownWorkers(base_url=base_url, urls=urls or (base_url,), known_at=time.monotonic())
         return self._workers.urls

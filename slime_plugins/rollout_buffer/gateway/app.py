@@ -47,7 +47,7 @@ from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, Clo
 from slime_plugins.rollout_buffer.gateway.sessions import Keys, Session
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.auth import bearer_of, bears, check_bearer
-from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
+from slime_plugins.rollout_buffer.protocol.hosts import check_page
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
 
 __all__ = ["create_app", "running"]
@@ -123,8 +123,7 @@ def _check_browser(request: web.Request) -> None:
     settings = request.app[GATEWAY].settings
     if not request.app[TOKEN]:
         public = urlsplit(settings.public_url or "").hostname
-        check_host(request.headers.get("Host"), [*settings.allowed_hosts, *([public] if public else [])])
-        check_origin(request.headers.get("Origin"), request.headers.get("Host"))
+        check_page(request.headers, [*settings.allowed_hosts, *([public] if public else [])])
 
 
 @web.middleware

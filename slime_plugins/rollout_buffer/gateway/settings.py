@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from slime_plugins.rollout_buffer.config import is_loopback, read_token, sentences
+from slime_plugins.rollout_buffer.config import read_token, sentences, why_exposed
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 __all__ = ["DEFAULT_GATEWAY_PORT", "GatewaySettings", "build_gateway_settings"]
@@ -49,11 +49,8 @@ class GatewaySettings(BaseModel):
 
     @model_validator(mode="after")
     def _only_loopback_without_a_token(self) -> GatewaySettings:
-        if self.token_file is None and not is_loopback(self.host):
-            raise ValueError(
-                f"host {self.host} can be reached from other machines: give --token-file FILE (one line, the token), "
-                "or serve on 127.0.0.1"
-            )
+        if why := why_exposed(self.host, self.token_file):
+            raise ValueError(why)
         return self
 
 

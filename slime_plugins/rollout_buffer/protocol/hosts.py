@@ -8,12 +8,12 @@ then the browser says in ``Origin`` whose page it was.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from slime_plugins.rollout_buffer.errors import ForbiddenError
 
-__all__ = ["check_host", "check_origin"]
+__all__ = ["check_host", "check_origin", "check_page"]
 
 
 def check_host(given: str | None, allowed: Collection[str]) -> None:
@@ -44,6 +44,16 @@ def check_origin(origin: str | None, host: str | None) -> None:
     """
     if origin is not None and (not (site := _site_of(origin)) or site != host):
         raise ForbiddenError(f"a page of {origin[:200]} sent this: only this server's own page may")
+
+
+def check_page(headers: Mapping[str, str], allowed: Collection[str]) -> None:
+    """Both checks, of a request to a server without a token.
+
+    Raises:
+        ForbiddenError: as either of them.
+    """
+    check_host(headers.get("Host"), allowed)
+    check_origin(headers.get("Origin"), headers.get("Host"))
 
 
 def _site_of(origin: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from aiohttp import web
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.config import is_loopback, read_token
+from slime_plugins.rollout_buffer.config import read_token, why_exposed
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -60,11 +60,8 @@ class RemoteRolloutSettings:
     tools: str | None = None
 
     def __post_init__(self) -> None:
-        if self.token_file is None and not is_loopback(self.host):
-            raise ConfigError(
-                f"host {self.host} can be reached from other machines: give --token-file FILE (one line, the token), "
-                "or serve on 127.0.0.1"
-            )
+        if why := why_exposed(self.host, self.token_file):
+            raise ConfigError(why)
         if self.buffer_url is not None and self.engine_url is None:
             raise ConfigError("--buffer-url is for the trainer's side: give --engine-url, too")
         for root in self.tokenizers.roots:

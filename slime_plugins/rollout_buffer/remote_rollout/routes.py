@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
 )
 from slime_plugins.rollout_buffer.protocol.auth import check_bearer
-from slime_plugins.rollout_buffer.protocol.hosts import check_host, check_origin
+from slime_plugins.rollout_buffer.protocol.hosts import check_page
 from slime_plugins.rollout_buffer.protocol.request_models import MAX_NESTING, is_deeper_than
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
@@ -71,8 +71,7 @@ def _answering_for(allowed: Collection[str]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         async def checked(request: web.Request) -> web.StreamResponse:
-            check_host(request.headers.get("Host"), allowed)
-            check_origin(request.headers.get("Origin"), request.headers.get("Host"))
+            check_page(request.headers, allowed)
             return await handler(request)
 
         return await _answered(checked)(request)

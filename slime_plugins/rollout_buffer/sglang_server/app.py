@@ -14,11 +14,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 from aiohttp import web
 
+from slime_plugins.rollout_buffer.config import read_token
+from slime_plugins.rollout_buffer.errors import ForbiddenError, RolloutBufferError, UnsupportedEncodingError
+from slime_plugins.rollout_buffer.protocol.auth import check_bearer
+from slime_plugins.rollout_buffer.protocol.hosts import check_page
 from slime_plugins.rollout_buffer.sglang_server.images import read_images
 from slime_plugins.rollout_buffer.sglang_server.openai_chat import chat_call, chat_reply
 from slime_plugins.rollout_buffer.sglang_server.records import (
@@ -28,7 +33,13 @@ from slime_plugins.rollout_buffer.sglang_server.records import (
     Sampled,
     SglangBackend,
 )
-from slime_plugins.rollout_buffer.sglang_server.sampling import BadRequestError, read_sampling_params
+from slime_plugins.rollout_buffer.sglang_server.sampling import (
+    MAX_IDS,
+    BadRequestError,
+    Sampling,
+    is_id_list,
+    read_sampling_params,
+)
 
 __all__ = ["json_answer", "listening", "read_body", "serve_until_stopped", "sglang_app"]
 
@@ -36,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 LARGEST_BODY: Final = 1 << 30  # a prompt carries all its screenshots
+MAX_CONTROL_BODY: Final = 1 << 20  # that of a route which samples nothing
+MAX_ASKED_LOG_PROBS: Final = 1_000_000  # of one request: what is more holds up the replies to the others
+HEALTH_ROUTES: Final = ("/health", "/health_generate")
 BACKEND: Final = web.AppKey("backend", SglangBackend)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -62,13 +76,26 @@ async def listening(app: web.Application, host: str, port: int) -> AsyncIterator
         await runner.cleanup()
 
 
-def sglang_app(backend: SglangBackend) -> web.Application:
-    """The application. Closes ``backend`` when it is cleaned up."""
-    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_answer_errors])
+def sglang_app(backend: SglangBackend, token_file: Path | None = None) -> web.Application:
+    """The application. Closes ``backend`` when it is cleaned up.
+
+    With ``token_file`` every request but one for its health brings the token in it. Without one it answers for this
+    machine alone, and no page of another site.
+
+    Raises:
+        ConfigError: no token can be read from the file.
+    """
+    token = None if token_file is None else read_token(token_file)
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await _answer_errors(request, handler, token)
+
+    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[answer_errors])
     app[BACKEND] = backend
     app.router.add_post("/generate", _generate)
     app.router.add_post("/v1/chat/completions", _chat)
-    for path in ("/health", "/health_generate"):
+    for path in HEALTH_ROUTES:
         app.router.add_get(path, _health)
     for path in ("/model_info", "/get_model_info"):
         app.router.add_get(path, _model_info)
@@ -86,13 +113,13 @@ def sglang_app(backend: SglangBackend) -> web.Application:
     return app
 
 
-async def read_body(request: web.Request) -> dict[str, Any]:
+async def read_body(request: web.Request, max_bytes: int = MAX_CONTROL_BODY) -> dict[str, Any]:
     """The request's JSON object; no body counts as an empty one.
 
     Raises:
         BadRequestError: not a JSON object.
     """
-    raw = await request.read()
+    raw = await request.clone(client_max_size=max_bytes).read()
     try:
         body = orjson.loads(raw) if raw else {}
     except orjson.JSONDecodeError as error:
@@ -125,11 +152,13 @@ async def _close(app: web.Application) -> None:
     await app[BACKEND].close()
 
 
-@web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer_errors(request: web.Request, handler: Handler, token: str | None) -> web.StreamResponse:
     """Turns wrong requests into the answers that SGLang gives."""
     try:
+        _check_caller(request, token)
         return await handler(request)
+    except RolloutBufferError as error:
+        return json_answer({"error": {"message": error.message}}, HTTPStatus(error.http_status))
     except BadRequestError as error:
         return json_answer({"error": error.error}, HTTPStatus.BAD_REQUEST)
     except EngineBreakError as error:
@@ -137,26 +166,41 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return web.Response(text="Internal Server Error", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
+def _check_caller(request: web.Request, token: str | None) -> None:
+    """Lets a program pass, and with a token only one that has it; no web page has a reason to ask an engine."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+    if token is not None:
+        if request.path not in HEALTH_ROUTES:
+            check_bearer(request.headers.get("Authorization"), token)
+        return
+    check_page(request.headers, ())
+    if request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site"):
+        raise ForbiddenError("a page of another site sent this: only programs may")
+
+
 async def _generate(request: web.Request) -> web.Response:
-    body = await read_body(request)
+    body = await read_body(request, LARGEST_BODY)
     call = GenerateCall(
         prompt=_prompt(body),
         images=read_images(body.get("image_data")),
-        sampling=replace(read_sampling_params(body.get("sampling_params")), asked_ids=_asked_ids(body)),
+        sampling=_sampling(body),
         rid=str(body.get("rid") or ""),
         session=request.headers.get(SESSION_HEADER, ""),
     )
     if body.get("stream"):
         raise BadRequestError({"message": "this engine does not stream: leave stream out."})
     sampled = await request.app[BACKEND].generate(call)
-    return json_answer(_generate_reply(sampled, body))
+    # In a thread: log-probs of other tokens make replies of millions of numbers.
+    return await asyncio.to_thread(lambda: json_answer(_generate_reply(sampled, body)))
 
 
 async def _chat(request: web.Request) -> web.Response:
-    body, backend = await read_body(request), request.app[BACKEND]
-    sampled = await backend.generate(
-        chat_call(body, backend.tokenizer, session=request.headers.get(SESSION_HEADER, ""))
-    )
+    body, backend = await read_body(request, LARGEST_BODY), request.app[BACKEND]
+    session = request.headers.get(SESSION_HEADER, "")
+    call = await asyncio.to_thread(chat_call, body, backend.tokenizer, session=session)
+    sampled = await backend.generate(call)
     name = backend.model_info()["served_model_name"]
     return json_answer(chat_reply(sampled, body, created=int(time.time()), model=name))
 
@@ -238,11 +282,18 @@ def _prompt(body: dict[str, Any]) -> str | list[int]:
     return str(text) if ids is None else ids
 
 
-def _asked_ids(body: dict[str, Any]) -> tuple[int, ...]:
+def _sampling(body: dict[str, Any]) -> Sampling:
+    sampling = read_sampling_params(body.get("sampling_params"))
     asked = body.get("token_ids_logprob") or []
-    if not isinstance(asked, list) or not all(type(token_id) is int and token_id >= 0 for token_id in asked):
-        raise BadRequestError({"message": "token_ids_logprob must be a list of token ids."})
-    return tuple(asked)
+    if not is_id_list(asked):
+        raise BadRequestError({"message": f"token_ids_logprob must be a list of token ids, at most {MAX_IDS} of them."})
+    if len(asked) * sampling.max_new_tokens > MAX_ASKED_LOG_PROBS:
+        sentence = (
+            f"token_ids_logprob asks for {len(asked)} log-probs beside each of {sampling.max_new_tokens} tokens: "
+            f"at most {MAX_ASKED_LOG_PROBS} are computed for one request."
+        )
+        raise BadRequestError({"message": sentence})
+    return replace(sampling, asked_ids=tuple(asked))
 
 
 def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +316,7 @@ def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
         meta["input_token_logprobs"] = []
         meta["output_token_logprobs"] = [[log_prob, token_id, None] for log_prob, token_id in pairs]
     if body.get("return_logprob") and sampled.asked_log_probs is not None:
-        asked = _asked_ids(body)
+        asked = body["token_ids_logprob"]
         meta["output_token_ids_logprobs"] = [
             [[log_prob, token_id, None] for log_prob, token_id in zip(log_probs, asked, strict=True)]
             for log_probs in sampled.asked_log_probs

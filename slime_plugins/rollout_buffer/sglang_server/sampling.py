@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["KNOWN_KEYS", "BadRequestError", "Sampling", "read_sampling_params"]
+__all__ = ["KNOWN_KEYS", "MAX_IDS", "BadRequestError", "Sampling", "is_id_list", "read_sampling_params"]
 
 KNOWN_KEYS: Final = (
     "max_new_tokens",
@@ -41,6 +41,12 @@ KNOWN_KEYS: Final = (
 )
 DEFAULT_MAX_NEW_TOKENS: Final = 128
 GREEDY_BELOW: Final = 1e-6
+MAX_IDS: Final = 4096
+"""Token ids that one request may name in each of its lists: all of them are looked at for every token of the reply."""
+MAX_STOPS: Final = 64
+MAX_STOP_CHARACTERS: Final = 1000
+MAX_BIAS: Final = 1e30
+"""Beyond it a logit at a low temperature is no float32 any more, and its log-prob none."""
 WITHOUT_EFFECT: Final[Mapping[str, Any]] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -129,6 +135,11 @@ def read_sampling_params(params: Any) -> Sampling:
     )
 
 
+def is_id_list(value: Any) -> bool:
+    """Tells whether a value is a list of token ids that is short enough for one request."""
+    return isinstance(value, list) and len(value) <= MAX_IDS and all(map(_is_id, value))
+
+
 def _check_values(params: Mapping[str, Any]) -> None:
     for key, (is_right, must_be) in _CHECKS.items():
         if key in params and not is_right(params[key]):
@@ -144,14 +155,19 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    return isinstance(value, dict) and all(
+    if not isinstance(value, dict) or len(value) > MAX_IDS:
+        return False
+    return all(
         isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 and _is_number(bias)
         for key, bias in value.items()
-    )
+    ) and all(abs(bias) <= MAX_BIAS for bias in value.values())
 
 
 def _are_stops(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(stop, str) for stop in value))
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        return False
+    return all(isinstance(stop, str) and len(stop) <= MAX_STOP_CHARACTERS for stop in stops)
 
 
 _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
@@ -161,9 +177,15 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "top_k": (lambda value: type(value) is int and (value == -1 or 0 < value < 2**31), "-1 or at least 1"),
     "max_new_tokens": (lambda value: type(value) is int and value >= 0, "at least 0"),
     "n": (lambda value: value == 1 and type(value) is int, "1: one reply is sampled per request"),
-    "stop": (_are_stops, "a string or a list of strings"),
-    "stop_token_ids": (lambda value: isinstance(value, list) and all(map(_is_id, value)), "a list of token ids"),
-    "logit_bias": (_is_bias, "an object of token ids to finite numbers"),
+    "stop": (
+        _are_stops,
+        f"a string or a list of strings, at most {MAX_STOPS} of at most {MAX_STOP_CHARACTERS} characters",
+    ),
+    "stop_token_ids": (is_id_list, f"a list of token ids, at most {MAX_IDS}"),
+    "logit_bias": (
+        _is_bias,
+        f"an object of token ids to numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}, at most {MAX_IDS}",
+    ),
     "sampling_seed": (lambda value: type(value) is int and -(2**63) <= value < 2**63, "an integer of 64 bits"),
 }
 

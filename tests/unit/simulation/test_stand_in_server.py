@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import io
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +17,7 @@ from PIL import Image as PillowImage
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.simulation.engine.generation import Generation, Pace
 from slime_plugins.rollout_buffer.simulation.engine.scripted_backend import image_token_count
@@ -400,3 +403,75 @@ class TestParts:
         generation.begin(3)
         generation.abort()
         assert (generation.aborted, generation.produced) == (False, 3)
+
+
+# --- who may ask -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://evil.example", "Content-Type": "text/plain"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example:30000"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({"Host": "localhost:1234"}, 200),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 200),
+    ],
+)
+async def test_no_web_page_pauses_an_engine_and_any_program_does(
+    client: Client, headers: Mapping[str, str], status: int
+) -> None:
+    for route in ("pause_generation", "update_weight_version", "generate", "flush_cache"):
+        body = b'{"new_version": "6", "mode": "in_place", "text": "Hi", "sampling_params": {"max_new_tokens": 0}}'
+        content = gzip.compress(body) if "Content-Encoding" in headers else body
+        async with client.session.post(f"{client.url}/{route}", data=content, headers=headers) as response:
+            assert response.status == status, (route, await response.text())
+        await client.post("continue_generation")
+    assert (await client.get("model_info"))[1]["weight_version"] == ("6" if status == 200 else "default")
+
+
+async def test_an_engine_that_others_reach_needs_a_token_and_answers_who_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="can be reached from other machines: give --token-file"):
+        StandInSettings(host="0.0.0.0", port=0)
+    token = tmp_path / "token"
+    token.write_text("a-token-of-enough-characters")
+    settings = StandInSettings(host="0.0.0.0", port=0, token_file=token)
+    async with running(settings) as listening, aiohttp.ClientSession() as session:
+        url = listening.replace("0.0.0.0", "127.0.0.1")
+        asked = {"generate": {"text": QUESTION}, "pause_generation": {"mode": "abort"}}
+        for route, body in asked.items():
+            for headers in ({}, {"Authorization": "Bearer another-token-of-enough"}):
+                async with session.post(f"{url}/{route}", json=body, headers=headers) as response:
+                    assert response.status == 401
+        async with session.get(f"{url}/health") as response:
+            assert response.status == 200
+        engine = SglangEngine(url)
+        assert not await engine.answers()
+        monkeypatch.setenv("ROLLOUT_BUFFER_ENGINE_API_URL", url)
+        monkeypatch.setenv("ROLLOUT_BUFFER_ENGINE_API_KEY", token.read_text())
+        assert await engine.answers()
+        await engine.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"token_ids_logprob": [1] * 300_000},
+        {"token_ids_logprob": [1] * 4000, "sampling_params": {"max_new_tokens": 1000}},
+        {"sampling_params": {"logit_bias": {str(token_id): 1 for token_id in range(5000)}}},
+        {"sampling_params": {"logit_bias": {"1": 1e308}}},
+        {"sampling_params": {"stop": ["x"] * 100_000}},
+        {"sampling_params": {"stop": "x" * 100_000}},
+        {"sampling_params": {"stop_token_ids": [1] * 100_000}},
+    ],
+)
+async def test_what_every_token_of_a_reply_would_be_compared_with_has_a_limit(
+    client: Client, body: dict[str, Any]
+) -> None:
+    status, said = await client.post("generate", {"text": QUESTION, **body})
+    assert status == 400
+    assert "at most" in said["error"]["message"]

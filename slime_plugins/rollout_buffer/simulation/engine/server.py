@@ -45,4 +45,4 @@ def start_message(settings: StandInSettings, url: str) -> str:
 def create_app(settings: StandInSettings, tokenizer: Any = None, *, policy: Policy = reply_to) -> web.Application:
     """The application; ``tokenizer`` is loaded from the settings' path if none is given."""
     tokenizer = tokenizer or load_tokenizer(settings.tokenizer_path, download=False)
-    return sglang_app(ScriptedBackend(settings, tokenizer, policy))
+    return sglang_app(ScriptedBackend(settings, tokenizer, policy), settings.token_file)

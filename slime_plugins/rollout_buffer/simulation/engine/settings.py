@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_plugins.rollout_buffer.config import why_exposed
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 
@@ -19,6 +20,7 @@ class StandInSettings:
     caller's session decide which. ``port`` 0 takes a free one. ``latency_s`` passes before the first token of a
     reply, ``token_latency_s`` before each further one. ``context_length`` caps prompt plus ``max_new_tokens``, as a
     model's would. ``threads`` read screenshots and tokenise; the event loop stays free for health checks.
+    ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one.
     """
 
     host: str = "127.0.0.1"
@@ -31,8 +33,11 @@ class StandInSettings:
     context_length: int = 131072
     weight_version: str = "default"
     threads: int = 2
+    token_file: Path | None = None
 
     def __post_init__(self) -> None:
+        if why := why_exposed(self.host, self.token_file):
+            raise ConfigError(why)
         if not 0.0 <= self.skill <= 1.0:
             raise ConfigError(f"the stand-in engine's skill must lie in [0, 1], not be {self.skill}")
         if self.latency_s < 0 or self.token_latency_s < 0:
