@@ -676,8 +676,8 @@ class Buffer:
             causes = group_rows.count_causes(connection, job.key)
             late = trajectory_rows.count_late(connection, job.key)
             damaged = content_rows.count_damaged(connection, job.key)
-            measures = job_measures(connection, job.key)
-            bias = bias_table(groups_over(connection, job.key))
+            over = groups_over(connection, job.key)
+            measures = job_measures(connection, job.key, over)
         slots = {state.value: count * job.group_size for state, count in counted.items()}
         return {
             "job_id": job.job_id,
@@ -702,7 +702,7 @@ class Buffer:
             "refused_items": job.refused_items,
             "trainer_run": job.trainer_run,
             "measures": measures,
-            "bias": [asdict(row) for row in bias],
+            "bias": [asdict(row) for row in bias_table(over)],
             "causes": causes,
         }
 

@@ -142,8 +142,9 @@ function whereLost(job) {
 function biasOf(rows) {
   if (!rows.length) return [];
   const right = { scope: "col", class: "num" };
-  const head = h("tr", null, ["By", "Groups"].map((name) => h("th", { scope: "col" }, name)), ["Submitted", "Trained", "For rewards", "Lost", "Share trained"].map((name) => h("th", right, name)));
-  const cells = ({ submitted, trained, filtered }) => [count(submitted), count(trained), count(filtered), count(submitted - trained - filtered), percent(trained / submitted)];
+  const head = h("tr", null, ["By", "Members"].map((name) => h("th", { scope: "col" }, name)), ["Submitted", "Trained", "For rewards", "Given up", "Failed", "Lost", "Share trained"].map((name) => h("th", right, name)));
+  const cells = ({ submitted, trained, filtered, given_up, failed }) =>
+    [...[submitted, trained, filtered, given_up, failed, submitted - trained - filtered - given_up - failed].map(count), percent(trained / submitted)];
   return [
     section(
       "Trained against submitted",

@@ -291,20 +291,24 @@ class WriteReply(TypedDict):
 
 
 class BiasRow(TypedDict):
-    """How many groups of one kind are over, and what became of them."""
+    """How many members of one kind are over, and what became of them; those that nothing else counts were lost."""
 
     __pydantic_config__ = _DESCRIBED  # type: ignore[misc]  # pydantic reads it; it is no key
 
     by: str
-    """`duration`, `turns`, `success` or `task`."""
+    """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""
     name: str
     """Which of that kind."""
     submitted: int
-    """Groups that are over."""
+    """Members of groups that are over."""
     trained: int
     """Those that were handed out."""
     filtered: int
-    """Those that were filtered for their rewards."""
+    """Those that were filtered for their rewards, or their group's."""
+    given_up: int
+    """Those that had not come when their group was closed."""
+    failed: int
+    """Those whose slot used up its attempts."""
 
 
 class Job(TypedDict):
@@ -358,7 +362,7 @@ class Job(TypedDict):
     """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap`
     and `poll_wait_seconds` (mean, max), `bias` by kind; what is unknown is left out."""
     bias: list[BiasRow]
-    """Trained against submitted, of the newest groups that are over; empty while there are fewer than 16."""
+    """Trained against submitted, of the newest groups that are over; empty while they have fewer than 16 members."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
     settings: NotRequired[dict[str, Any]]

@@ -1,40 +1,102 @@
-"""Reads what became of a job's groups, for ``rules/bias.py``: the newest that are over."""
+"""Reads what became of a job's groups and their members, for ``rules/bias.py``: the newest that are over."""
 
 from __future__ import annotations
 
-from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, GroupOutcome
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, FinishedMember, GroupOutcome, MemberOutcome
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.types import GroupState
+from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
 __all__ = ["groups_over"]
 
-GROUPS_LOOKED_AT = 500
+MEMBERS_LOOKED_AT = 1000
 FOR_REWARDS = frozenset({CauseCode.NOT_VALID, CauseCode.ITEMS_FILTERED, CauseCode.GROUP_FUNCTION})
 
-_OVER = (
-    "SELECT groups.state, groups.cause_code, groups.closed_at - groups.opened_at, "
-    "coalesce(json_extract(line, '$.metadata.task_name'), groups.instance_id), "
-    "(SELECT avg(turns) FROM trajectories WHERE group_key = groups.key AND late = 0), "
-    "(SELECT avg(success) FROM trajectories WHERE group_key = groups.key AND late = 0) "
-    "FROM groups INDEXED BY groups_by_closing JOIN instances USING (job_key, position) "
+_NEWEST = (
+    "WITH newest AS (SELECT * FROM groups INDEXED BY groups_by_closing "
     "WHERE job_key = ? AND closed_at IS NOT NULL AND opened_at IS NOT NULL "
-    "AND state IN ('delivered', 'leased', 'filtered', 'failed') ORDER BY closed_at DESC LIMIT ?"
+    "AND state IN ('delivered', 'leased', 'filtered', 'failed') ORDER BY closed_at DESC LIMIT ?) "
 )
+_GROUPS = (
+    "SELECT key, state, cause_code, opened_at, closed_at, "
+    "coalesce(json_extract(line, '$.metadata.task_name'), newest.instance_id) AS task "
+    "FROM newest JOIN instances USING (job_key, position)"
+)
+_CAME = (
+    "SELECT group_key, slot, attempt, uid, late, created_at, sampled_tokens, turns, reward, success "
+    "FROM newest JOIN trajectories ON group_key = newest.key"
+)
+_KEPT = "SELECT coalesce(source_uid, uid) FROM newest JOIN members ON group_key = newest.key WHERE NOT remove_sample"
+_ATTEMPTS = (
+    "SELECT group_key, slot, attempt, attempts.state, ended_at - started_at AS seconds "
+    "FROM newest JOIN attempts ON group_key = newest.key"
+)
+
+_Slot = tuple[int, int]
 
 
 def groups_over(connection: Connection, job_key: int) -> list[FinishedGroup]:
     """Returns the newest groups that were handed out, filtered, or failed; those that wait or run may still be trained.
 
-    ``seconds`` are from a group's first attempt to its verdict.
+    A member took as long as the attempt that brought it, or else as its longest; a written one, since its group began.
     """
-    return [
-        FinishedGroup(fate=_fate(state, code), seconds=seconds, task=str(task), turns=turns, success=success)
-        for state, code, seconds, task, turns, success in connection.execute(_OVER, (job_key, GROUPS_LOOKED_AT))
-    ]
+    size = job_rows.get_job(connection, job_key).group_size
+    newest = (job_key, max(1, MEMBERS_LOOKED_AT // size))
+    came: dict[_Slot, Any] = {}
+    for row in connection.execute(_NEWEST + _CAME, newest):
+        if not row["late"] or (row["group_key"], row["slot"]) not in came:
+            came[row["group_key"], row["slot"]] = row
+    kept = {row[0] for row in connection.execute(_NEWEST + _KEPT, newest)}
+    attempts: defaultdict[_Slot, list[Any]] = defaultdict(list)
+    for row in connection.execute(_NEWEST + _ATTEMPTS, newest):
+        attempts[row["group_key"], row["slot"]].append(row)
+    found = []
+    for group in connection.execute(_NEWEST + _GROUPS, newest):
+        fate = _fate(group["state"], group["cause_code"])
+        slots = [(group["key"], slot) for slot in range(size)]
+        members = [_member(group, fate, came.get(slot), attempts[slot], kept) for slot in slots]
+        found.append(FinishedGroup(fate=fate, seconds=group["closed_at"] - group["opened_at"], members=members))
+    return found
 
 
 def _fate(state: str, cause_code: str) -> GroupOutcome:
     if state in (GroupState.DELIVERED, GroupState.LEASED):
         return GroupOutcome.TRAINED
     return GroupOutcome.FILTERED if CauseCode(cause_code) in FOR_REWARDS else GroupOutcome.LOST
+
+
+def _member(
+    group: Any, fate: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]
+) -> FinishedMember:
+    """``came`` is its trajectory, which may have been late; ``kept`` names those that were handed out."""
+    outcome = _outcome(fate, came, attempts, kept)
+    dummy = fate is GroupOutcome.TRAINED and outcome is not MemberOutcome.TRAINED
+    if came is None:
+        longest = max((one["seconds"] for one in attempts if one["seconds"] is not None), default=None)
+        return FinishedMember(outcome=outcome, seconds=longest, task=str(group["task"]), dummy=dummy)
+    own = [one["seconds"] for one in attempts if one["attempt"] == came["attempt"]]
+    return FinishedMember(
+        outcome=outcome,
+        seconds=own[0] if own else came["created_at"] - group["opened_at"],
+        length=came["sampled_tokens"],
+        turns=came["turns"],
+        reward=came["reward"],
+        success=came["success"],
+        task=str(group["task"]),
+        dummy=dummy,
+    )
+
+
+def _outcome(fate: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]) -> MemberOutcome:
+    if came is None or came["late"]:
+        last = max(attempts, key=lambda one: int(one["attempt"]), default=None)
+        failed = last is not None and last["state"] == AttemptState.FAILED
+        return MemberOutcome.FAILED if failed else MemberOutcome.GIVEN_UP
+    if fate is not GroupOutcome.TRAINED:
+        return MemberOutcome.FILTERED if fate is GroupOutcome.FILTERED else MemberOutcome.LOST
+    return MemberOutcome.TRAINED if came["uid"] in kept else MemberOutcome.FILTERED

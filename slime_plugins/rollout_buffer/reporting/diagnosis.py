@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
+from slime_plugins.rollout_buffer.rules.bias import MissingMembers
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
@@ -260,6 +261,8 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             advice="The causes of the groups say why: too old (staleness_policy: admit drops none), timed out "
             "(group_timeout_seconds), or attempts that fail late.",
         )
+    if at.missing_members is not None:
+        yield _missing_members(at.missing_members)
     if at.stuck_weights is not None:
         yield _stuck_weights(at, at.stuck_weights)
     if at.lone_versions:
@@ -282,6 +285,33 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
 def _only_refused(at: JobSnapshot) -> bool:
     """Tells of a job that goes on whether its generator is at work, in vain."""
     return at.state is JobState.RUNNING and at.has_runner and at.trajectory_age_s is None
+
+
+def _missing_members(found: MissingMembers) -> Explanation:
+    """What is missing of groups that are over, and whether it is the slow part of them."""
+    return Explanation(
+        code="members_missing",
+        severity=Severity.ATTENTION,
+        message=f"{found.trained} of {found.submitted} members are trained: {found.given_up} were given up when their "
+        f"group was closed, {found.failed} failed for good; {found.dummies} dummies stand for members."
+        f"{_how_long_they_took(found)}{_what_they_earned(found)}",
+        advice="Given up: leave group_timeout_seconds out, or have the program write in time. Failed: rollout-buffer "
+        "attempts JOB says why; where they are only slow, raise attempt_timeout_seconds.",
+    )
+
+
+def _how_long_they_took(found: MissingMembers) -> str:
+    if found.seconds is None or found.seconds_of_trained is None:
+        return ""
+    slow = f" (p = {found.p_value:.1g}): the slow are trained less" if found.are_slow else ""
+    return f" The missing had played for {found.seconds:.3g} s, the trained for {found.seconds_of_trained:.3g} s{slow}."
+
+
+def _what_they_earned(found: MissingMembers) -> str:
+    if found.reward_of_trained is None or found.reward_of_known is None:
+        return ""
+    known = f"of all whose reward is known {found.reward_of_known:.3f}, of the missing nobody knows it"
+    return f" Mean reward: of the trained {found.reward_of_trained:.3f}, {known}."
 
 
 def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:

@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.reporting.bias import groups_over
-from slime_plugins.rollout_buffer.rules.bias import SlowLoss, slow_loss
+from slime_plugins.rollout_buffer.rules.bias import MissingMembers, SlowLoss, missing_members, slow_loss
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
@@ -72,6 +72,7 @@ class JobSnapshot:
     gives_up_slow_members: bool = False
     """A limit was set for the groups of a job that is played here."""
     slow_loss: SlowLoss | None = None
+    missing_members: MissingMembers | None = None
     stuck_weights: StuckWeights | None = None
     """Whose weight version stands still while groups are trained."""
     trainer_run: int = 1
@@ -88,12 +89,6 @@ class JobSnapshot:
         return sum(self.groups.get(state.value, 0) for state in states)
 
 
-def _slow_loss(connection: Connection, job: JobRecord, groups: Mapping[str, int]) -> SlowLoss | None:
-    if not any(groups.get(state.value) for state in (GroupState.FILTERED, GroupState.FAILED)):
-        return None
-    return slow_loss(groups_over(connection, job.key))
-
-
 def take_snapshot(
     connection: Connection, job: JobRecord, groups: Mapping[str, int], now: float, data_dir: Path
 ) -> JobSnapshot:
@@ -102,6 +97,7 @@ def take_snapshot(
     Of a job that is over, neither attempts nor devices nor the engine are looked up.
     """
     beat = service_rows.heartbeat(connection, SUPERVISOR.name)
+    over = groups_over(connection, job.key)
     bare = JobSnapshot(
         state=job.state,
         cause=Cause(job.cause_code, job.cause),
@@ -119,7 +115,8 @@ def take_snapshot(
         stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
         max_weight_version_lag=job.settings.max_weight_version_lag,
         gives_up_slow_members=job.gives_up_slow_members,
-        slow_loss=_slow_loss(connection, job, groups),
+        slow_loss=slow_loss(over),
+        missing_members=missing_members(over),
         trainer_run=job.trainer_run,
         weight_version=job.weight_version,
         lone_versions=job.lone_versions,

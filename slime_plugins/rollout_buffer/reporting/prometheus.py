@@ -94,8 +94,10 @@ LOG_PROB_GAP = MetricName(
 )
 BIAS = MetricName(
     name="rollout_buffer_bias",
-    help="How far the trained groups are from the submitted ones, of the newest that are over: total variation by "
-    "statistic duration, turns, success, task; slowest: trained over submitted share of the slowest quarter",
+    help="How far the trained members are from the submitted ones, of the newest groups that are over: total variation "
+    "by statistic duration, length, turns, reward, success, task; slowest: trained over submitted share of the slowest "
+    "quarter; given_up, failed, dummies: shares of the submitted; reward_shift: mean reward of the trained less that "
+    "of all of which it is known",
     labels=(*JOB_LABELS, "statistic"),
 )
 SUCCESS = MetricName(

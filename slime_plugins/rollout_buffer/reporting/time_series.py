@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer.reporting.bias import groups_over
-from slime_plugins.rollout_buffer.rules.bias import bias_measures
+from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, bias_measures
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows
 
 __all__ = [
@@ -153,13 +152,14 @@ def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
     return bool(found > MOST_EPISODES_ONE_BY_ONE)
 
 
-def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, float]]:
+def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGroup]) -> dict[str, dict[str, float]]:
     """Returns what was measured over a job's whole life, by what it is and then by statistic; unknown is left out.
 
+    ``over`` are its groups that are over.
+
     ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
-    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` how far trained and submitted
-    groups are apart by duration, turns, success and task, and what of the slowest quarter is trained. Late
-    trajectories do not count, as in the series.
+    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` as ``bias_measures``
+    has it. Late trajectories do not count, as in the series.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -170,7 +170,7 @@ def job_measures(connection: Connection, job_key: int) -> dict[str, dict[str, fl
                 found.setdefault(measured, {})[statistic] = float(row[name])
     if gaps := trainer_rows.gap_statistics(connection, job_key):
         found["log_prob_gap"] = gaps
-    if bias := bias_measures(groups_over(connection, job_key)):
+    if bias := bias_measures(over):
         found["bias"] = bias
     return found
 

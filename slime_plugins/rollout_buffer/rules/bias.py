@@ -1,8 +1,11 @@
-"""Pure: is what is trained what was submitted? By playing time, turns, success and task of the groups that are over.
+"""Pure: is what is trained what was submitted? By the members of the groups that are over.
 
-The test for slow tasks is Mann and Whitney's: of the groups that were lost, and not for their rewards, are the playing
-times larger than those of the trained ones? One-sided, by the normal approximation with ties. It asks nothing of the
+Two tests, both of Mann and Whitney, one-sided, by the normal approximation with ties. They ask nothing of the
 distribution of times, whose tails are heavy.
+
+* Of groups that were lost, and not for their rewards: did they take longer than the trained ones?
+* Of members that never came: had they played for longer than their siblings that did? Within each group, so that groups
+  whose members are alike say nothing by their number.
 """
 
 from __future__ import annotations
@@ -13,17 +16,35 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from statistics import fmean
 
-__all__ = ["BiasRow", "FinishedGroup", "GroupOutcome", "SlowLoss", "bias_measures", "bias_table", "slow_loss"]
+__all__ = [
+    "BiasRow",
+    "FinishedGroup",
+    "FinishedMember",
+    "GroupOutcome",
+    "MemberOutcome",
+    "MissingMembers",
+    "SlowLoss",
+    "bias_measures",
+    "bias_table",
+    "missing_members",
+    "slow_loss",
+]
 
-FEWEST_GROUPS = 16
-"""Of fewer groups nothing is said."""
-FEWEST_LOST = 5
+MIN_MEMBERS = 16
+"""Of fewer members, or groups where groups are compared, nothing is said."""
+MIN_LOST = 5
 SIGNIFICANT = 0.01
+MUCH = 0.1
+"""A share of members that is missing, and worth saying also where nothing tells which ones they are."""
 QUARTERS = ("fastest quarter", "second", "third", "slowest quarter")
-FEWEST_TURNS = ("fewest turns", "second", "third", "most turns")
-SOLVED = ("none solved it", "some solved it", "all solved it")
-MOST_TASKS = 8
+LENGTHS = ("shortest quarter", "second", "third", "longest quarter")
+TURNS = ("fewest turns", "second", "third", "most turns")
+REWARDS = ("lowest quarter", "second", "third", "highest quarter")
+SOLVED = ("not solved", "partly solved", "solved")
+NEVER_CAME = "did not come"
+MAX_TASKS = 8
 
 
 class GroupOutcome(Enum):
@@ -34,26 +55,58 @@ class GroupOutcome(Enum):
     LOST = "lost"  # too old, timed out, or too few of its members could be played
 
 
+class MemberOutcome(Enum):
+    """What became of a member of a group that is over."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"  # for its reward, or its group's
+    LOST = "lost"  # with its group
+    GIVEN_UP = "given up"  # its group was closed while it played, or before anybody wrote it
+    FAILED = "failed"  # its slot used up its attempts
+
+
+MISSING = (MemberOutcome.GIVEN_UP, MemberOutcome.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedMember:
+    """One of the n of a group that is over; None is what no one knows. One that never came has no reward.
+
+    ``seconds`` are those of the attempt that brought it, or else of its longest. ``dummy`` is true when a dummy stands
+    for it in what is trained.
+    """
+
+    outcome: MemberOutcome
+    seconds: float | None = None
+    length: int | None = None
+    """In sampled tokens."""
+    turns: int | None = None
+    reward: float | None = None
+    success: float | None = None
+    task: str = ""
+    dummy: bool = False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedGroup:
-    """A group that is over. ``success`` and ``turns`` are means over its members, None where no one knows."""
+    """A group that is over. ``seconds`` are from its first attempt to its verdict."""
 
     fate: GroupOutcome
     seconds: float
-    task: str
-    turns: float | None = None
-    success: float | None = None
+    members: Sequence[FinishedMember] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BiasRow:
-    """How many groups of one kind were submitted and are over, and what became of them."""
+    """How many members of one kind were submitted and are over, and what became of them."""
 
     by: str
     name: str
     submitted: int
     trained: int
     filtered: int
+    given_up: int
+    failed: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,51 +119,105 @@ class SlowLoss:
     p_value: float
 
 
-NameOf = Callable[[FinishedGroup], str | None]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MissingMembers:
+    """Members that never came, or too late. ``p_value`` is of their having played no longer than their siblings."""
+
+    submitted: int
+    trained: int
+    given_up: int
+    failed: int
+    dummies: int
+    seconds: float | None
+    seconds_of_trained: float | None
+    reward_of_trained: float | None
+    reward_of_known: float | None
+    p_value: float
+
+    @property
+    def are_slow(self) -> bool:
+        """Whether those that are missing are the slow ones, by more than chance."""
+        return self.p_value < SIGNIFICANT
+
+
+NameOf = Callable[[FinishedMember], str | None]
 
 
 def bias_table(groups: Sequence[FinishedGroup]) -> list[BiasRow]:
-    """Returns the rows of all kinds: by duration, turns and success, and the tasks that differ most.
+    """Returns the rows of all kinds: by duration, length, turns, reward and success, and the tasks that differ most.
 
-    Empty while too few groups are over.
+    Empty while too few members are over.
     """
-    if len(groups) < FEWEST_GROUPS:
+    members = _members(groups)
+    if len(members) < MIN_MEMBERS:
         return []
-    kinds = _kinds(groups)
-    tasks = _rows("task", groups, kinds["task"], sorted({group.task for group in groups}))
+    kinds = _kinds(members)
+    tasks = _rows("task", members, kinds["task"], sorted({member.task for member in members}))
     tasks.sort(key=lambda row: row.trained / row.submitted)
     return [
-        *_rows("duration", groups, kinds["duration"], QUARTERS),
-        *_rows("turns", groups, kinds["turns"], FEWEST_TURNS),
-        *_rows("success", groups, kinds["success"], SOLVED),
-        *tasks[:MOST_TASKS],
+        *_rows("duration", members, kinds["duration"], (*QUARTERS, NEVER_CAME)),
+        *_rows("length", members, kinds["length"], (*LENGTHS, NEVER_CAME)),
+        *_rows("turns", members, kinds["turns"], (*TURNS, NEVER_CAME)),
+        *_rows("reward", members, kinds["reward"], (*REWARDS, NEVER_CAME)),
+        *_rows("success", members, kinds["success"], (*SOLVED, NEVER_CAME)),
+        *tasks[:MAX_TASKS],
     ]
 
 
 def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
-    """Returns the total variation between trained and submitted groups, by kind; {} while too few are over or trained.
+    """Returns the total variation between trained and submitted members, by kind; {} while too few are over or trained.
 
-    0 is none, 1 all. ``slowest`` is the slowest quarter's share of the trained groups over its share of the submitted.
+    0 is none, 1 all. ``slowest`` is the slowest quarter's share of the trained members over its share of the submitted.
+    ``given_up``, ``failed`` and ``dummies`` are shares of the submitted ones, ``reward_shift`` is the mean reward of
+    the trained ones less that of all of which it is known.
     """
-    trained = [group for group in groups if group.fate is GroupOutcome.TRAINED]
-    if len(groups) < FEWEST_GROUPS or not trained:
+    members = _members(groups)
+    trained = [member for member in members if member.outcome is MemberOutcome.TRAINED]
+    if len(members) < MIN_MEMBERS or not trained:
         return {}
-    kinds = _kinds(groups)
-    measures = {name: _distance(groups, trained, kind) for name, kind in kinds.items()}
+    kinds = _kinds(members)
+    measures = {name: _distance(members, trained, kind) for name, kind in kinds.items()}
     is_slow = kinds["duration"]
-    slowest = [sum(is_slow(group) == QUARTERS[-1] for group in these) / len(these) for these in (trained, groups)]
+    slowest = [sum(is_slow(one) == QUARTERS[-1] for one in these) / len(these) for these in (trained, members)]
     if slowest[1]:
         measures["slowest"] = slowest[0] / slowest[1]
+    measures["given_up"], measures["failed"] = (_count(members, one) / len(members) for one in MISSING)
+    measures["dummies"] = sum(member.dummy for member in members) / len(members)
+    of_trained, of_known = _mean_reward(trained), _mean_reward(members)
+    if of_trained is not None and of_known is not None:
+        measures["reward_shift"] = of_trained - of_known
     return measures
+
+
+def missing_members(groups: Sequence[FinishedGroup]) -> MissingMembers | None:
+    """Returns what is to be said of the members that are missing; None where those are few, and not the slow ones."""
+    members = _members(groups)
+    missing = [member for member in members if member.outcome in MISSING]
+    if len(members) < MIN_MEMBERS or len(missing) < MIN_LOST:
+        return None
+    trained = [member for member in members if member.outcome is MemberOutcome.TRAINED]
+    found = MissingMembers(
+        submitted=len(members),
+        trained=len(trained),
+        given_up=_count(members, MemberOutcome.GIVEN_UP),
+        failed=_count(members, MemberOutcome.FAILED),
+        dummies=sum(member.dummy for member in members),
+        seconds=_mean_seconds(missing),
+        seconds_of_trained=_mean_seconds(trained),
+        reward_of_trained=_mean_reward(trained),
+        reward_of_known=_mean_reward(members),
+        p_value=larger_p_value([_missing_and_others(group) for group in groups]),
+    )
+    return found if found.are_slow or len(missing) >= MUCH * len(members) else None
 
 
 def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
     """Returns what says that slow groups are lost more often, where a test at the level of 1 % says so; else None."""
     lost = [group.seconds for group in groups if group.fate is GroupOutcome.LOST]
     trained = [group.seconds for group in groups if group.fate is GroupOutcome.TRAINED]
-    if len(lost) < FEWEST_LOST or len(lost) + len(trained) < FEWEST_GROUPS or not trained:
+    if len(lost) < MIN_LOST or len(lost) + len(trained) < MIN_MEMBERS or not trained:
         return None
-    p_value = larger_p_value(lost, trained)
+    p_value = larger_p_value([(lost, trained)])
     if p_value >= SIGNIFICANT:
         return None
     edge = sorted(lost + trained)[3 * (len(lost) + len(trained)) // 4]
@@ -123,65 +230,101 @@ def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
     )
 
 
-def larger_p_value(these: Sequence[float], those: Sequence[float]) -> float:
-    """Returns the one-sided p-value of Mann and Whitney's test that ``these`` are larger; 1 where all are equal."""
-    both = sorted([*these, *those])
-    n, m = len(these), len(those)
-    rank_sum = math.fsum((bisect.bisect_left(both, one) + bisect.bisect_right(both, one) + 1) / 2 for one in these)
-    u = rank_sum - n * (n + 1) / 2
-    ties = math.fsum(count**3 - count for count in Counter(both).values())
-    variance = n * m / 12 * ((n + m + 1) - ties / ((n + m) * (n + m - 1)))
+def larger_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
+    """Returns the one-sided p-value that in each pair the first are larger than the second; 1 where all are equal."""
+    above, variance = 0.0, 0.0
+    for these, those in strata:
+        n, m = len(these), len(those)
+        if not n or not m:
+            continue
+        both = sorted([*these, *those])
+        ranks = math.fsum((bisect.bisect_left(both, one) + bisect.bisect_right(both, one) + 1) / 2 for one in these)
+        above += ranks - n * (n + 1) / 2 - n * m / 2
+        ties = math.fsum(count**3 - count for count in Counter(both).values())
+        variance += n * m / 12 * ((n + m + 1) - ties / ((n + m) * (n + m - 1)))
     if variance <= 0:
         return 1.0
-    z = (u - n * m / 2 - 0.5) / math.sqrt(variance)
-    return 0.5 * math.erfc(z / math.sqrt(2))
+    return 0.5 * math.erfc((above - 0.5) / math.sqrt(2 * variance))
 
 
-def _kinds(groups: Sequence[FinishedGroup]) -> dict[str, NameOf]:
-    """What names the kind of a group, by what is looked at."""
-    turns = [group.turns for group in groups if group.turns is not None]
+def _missing_and_others(group: FinishedGroup) -> tuple[list[float], list[float]]:
+    """How long the members of a group played that never came, and those that did."""
+    known = [(member.outcome in MISSING, member.seconds) for member in group.members if member.seconds is not None]
+    return [seconds for is_missing, seconds in known if is_missing], [s for is_missing, s in known if not is_missing]
+
+
+def _members(groups: Sequence[FinishedGroup]) -> list[FinishedMember]:
+    return [member for group in groups for member in group.members]
+
+
+def _count(members: Sequence[FinishedMember], outcome: MemberOutcome) -> int:
+    return sum(member.outcome is outcome for member in members)
+
+
+def _mean_seconds(members: Sequence[FinishedMember]) -> float | None:
+    known = [member.seconds for member in members if member.seconds is not None]
+    return fmean(known) if known else None
+
+
+def _mean_reward(members: Sequence[FinishedMember]) -> float | None:
+    known = [member.reward for member in members if member.reward is not None]
+    return fmean(known) if known else None
+
+
+def _kinds(members: Sequence[FinishedMember]) -> dict[str, NameOf]:
+    """What names the kind of a member, by what is looked at."""
     return {
-        "duration": _quarter([group.seconds for group in groups], QUARTERS, lambda group: group.seconds),
-        "turns": _quarter(turns, FEWEST_TURNS, lambda group: group.turns),
+        "duration": _quarter(members, QUARTERS, lambda member: member.seconds),
+        "length": _quarter(members, LENGTHS, lambda member: member.length),
+        "turns": _quarter(members, TURNS, lambda member: member.turns),
+        "reward": _quarter(members, REWARDS, lambda member: member.reward),
         "success": _success,
-        "task": lambda group: group.task,
+        "task": lambda member: member.task,
     }
 
 
 def _quarter(
-    values: Sequence[float], names: Sequence[str], value_of: Callable[[FinishedGroup], float | None]
+    members: Sequence[FinishedMember], names: Sequence[str], value_of: Callable[[FinishedMember], float | None]
 ) -> NameOf:
-    """Returns what names the quarter of a group; equal values share one."""
-    edges = [sorted(values)[len(values) * quarter // 4] for quarter in (1, 2, 3)] if values else []
+    """Returns what names the quarter of a member; equal values share one."""
+    values = sorted(value for member in members if (value := value_of(member)) is not None)
+    edges = [values[len(values) * quarter // 4] for quarter in (1, 2, 3)] if values else []
 
-    def name(group: FinishedGroup) -> str | None:
-        value = value_of(group)
-        return None if value is None else names[bisect.bisect_right(edges, value)]
+    def name(member: FinishedMember) -> str | None:
+        value = value_of(member)
+        return _unknown(member) if value is None else names[bisect.bisect_right(edges, value)]
 
     return name
 
 
-def _success(group: FinishedGroup) -> str | None:
-    if group.success is None:
-        return None
-    return SOLVED[0] if group.success <= 0 else SOLVED[2] if group.success >= 1 else SOLVED[1]
+def _success(member: FinishedMember) -> str | None:
+    if member.success is None:
+        return _unknown(member)
+    return SOLVED[0] if member.success <= 0 else SOLVED[2] if member.success >= 1 else SOLVED[1]
 
 
-def _rows(by: str, groups: Sequence[FinishedGroup], name_of: NameOf, names: Sequence[str]) -> list[BiasRow]:
-    counted = Counter((name_of(group), group.fate) for group in groups)
+def _unknown(member: FinishedMember) -> str | None:
+    return NEVER_CAME if member.outcome in MISSING else None
+
+
+def _rows(by: str, members: Sequence[FinishedMember], name_of: NameOf, names: Sequence[str]) -> list[BiasRow]:
+    counted = Counter((name_of(member), member.outcome) for member in members)
     rows = [
         BiasRow(
             by=by,
             name=name,
-            submitted=sum(counted[name, fate] for fate in GroupOutcome),
-            trained=counted[name, GroupOutcome.TRAINED],
-            filtered=counted[name, GroupOutcome.FILTERED],
+            submitted=sum(counted[name, outcome] for outcome in MemberOutcome),
+            trained=counted[name, MemberOutcome.TRAINED],
+            filtered=counted[name, MemberOutcome.FILTERED],
+            given_up=counted[name, MemberOutcome.GIVEN_UP],
+            failed=counted[name, MemberOutcome.FAILED],
         )
         for name in names
     ]
-    return [row for row in rows if row.submitted]
+    found = [row for row in rows if row.submitted]
+    return [] if [row.name for row in found] == [NEVER_CAME] else found
 
 
-def _distance(groups: Sequence[FinishedGroup], trained: Sequence[FinishedGroup], name_of: NameOf) -> float:
-    all_of, of_trained = Counter(map(name_of, groups)), Counter(map(name_of, trained))
-    return sum(abs(all_of[name] / len(groups) - of_trained[name] / len(trained)) for name in all_of) / 2
+def _distance(members: Sequence[FinishedMember], trained: Sequence[FinishedMember], name_of: NameOf) -> float:
+    all_of, of_trained = Counter(map(name_of, members)), Counter(map(name_of, trained))
+    return sum(abs(all_of[name] / len(members) - of_trained[name] / len(trained)) for name in all_of) / 2

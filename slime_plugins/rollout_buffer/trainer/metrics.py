@@ -89,8 +89,9 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
     "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
     "rollout/buffer/log/prob/gap/<statistic>": "distance of train and rollout log-prob, as reported: mean, max",
-    "rollout/bias/<statistic>": "total variation between trained and submitted groups by duration, turns, success, "
-    "task; slowest: the slowest quarter's share of the trained over that of the submitted",
+    "rollout/bias/<statistic>": "total variation between trained and submitted members by duration, length, turns, "
+    "reward, success, task; slowest: the slowest quarter's share of the trained over that of the submitted; given_up, "
+    "failed, dummies: shares of the submitted; reward_shift: mean reward of the trained less that of all known",
     "rollout/buffer/poll/wait/seconds/<statistic>": "seconds that polls waited for their delivery: mean, max",
     "rollout/buffer/attempts/failed/<error>": "failed attempts of the job by error: devices, engine, environment",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ from slime_plugins.rollout_buffer.storage.tables.attempt_rows import TRANSCRIPTS
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -471,6 +473,43 @@ async def test_a_limit_that_was_set_for_groups_gives_up_the_member_that_is_waite
     assert len(delivered) == 2
     assert delivered[1].endswith("+dummy0")
     assert real_time_buffer.describe(job)["attempts"] == {"finished": 1, "given_up": 1, "given_up:aborted": 1}
+
+
+def failing_twice_slowly(episode: EpisodeRequest) -> Any:
+    """Six of eight members are quick and mostly succeed, two are slow and fail."""
+    return _after(0.6, 0.0) if episode.slot < 2 else _after(0.01, float(episode.slot > 2))
+
+
+async def test_a_run_that_gives_up_its_slow_members_is_told_in_words_within_its_first_batch(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=3, num_repeat_per_sample=8, group_timeout_seconds=0.2)
+    await run(real_time_buffer, job, ScriptedGenerator(failing_twice_slowly))
+    assert poll(real_time_buffer, job) is not None
+    views = Views(real_time_buffer.store, "supervisor", clock=real_time_buffer.clock)
+    said = {one["code"]: one["message"] for one in views.explanation(job.job_id)["explanation"]}
+    assert said["members_missing"].startswith(
+        "18 of 24 members are trained: 6 were given up when their group was closed"
+    )
+    assert "6 dummies stand for members" in said["members_missing"]
+    assert "the slow are trained less" in said["members_missing"]
+    bias = job_metrics(real_time_buffer.describe(job))
+    assert (bias["rollout/bias/given_up"], bias["rollout/bias/reward"], bias["rollout/bias/slowest"]) == (0.25, 0.25, 0)
+    page = metrics_page(Inspection(real_time_buffer.store), "supervisor").decode()
+    assert re.search(r'rollout_buffer_bias\{.*statistic="given_up".*\} 0.25', page)
+
+
+async def test_a_run_without_a_limit_for_groups_trains_its_slow_members_and_says_nothing(
+    real_time_buffer: Buffer,
+) -> None:
+    job = start(real_time_buffer, count=3, num_repeat_per_sample=8)
+    await run(real_time_buffer, job, ScriptedGenerator(failing_twice_slowly))
+    assert poll(real_time_buffer, job) is not None
+    views = Views(real_time_buffer.store, "supervisor", clock=real_time_buffer.clock)
+    assert "members_missing" not in str(views.explanation(job.job_id))
+    bias = real_time_buffer.describe(job)["measures"]["bias"]
+    assert bias.pop("slowest") == 1
+    assert set(bias.values()) == {0}
 
 
 async def _when(condition: Callable[[], bool]) -> None:
