@@ -124,7 +124,7 @@ async def test_a_late_mask_is_caught_through_sglang_too(folder: Path, tmp_path: 
     arm = ("--model", str(folder), "--steps", "3", "--arm", "late-mask", "--engine", URL)
     run = await asyncio.to_thread(learn, tmp_path, *arm, timeout_s=700)
     assert run.code == 1, shown(run)
-    assert "stopped before step 0 trained anything" in run.said
+    assert "refused before step 0 trained anything" in run.said
 
 
 def shown(run: Run) -> str:

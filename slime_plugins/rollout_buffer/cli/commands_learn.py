@@ -35,7 +35,8 @@ ArmName = Annotated[
     str,
     typer.Option(
         "--arm",
-        help="What is spoilt: true (nothing), late-mask, environment, shuffled-rewards, other-version or frozen.",
+        help="What is spoilt: true (nothing), late-mask, environment, shuffled-rewards, other-version, frozen, "
+        "old-denominators, swapped-siblings or repeated.",
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of policy, input and sampling.")]
@@ -65,7 +66,16 @@ Mode = Annotated[
     str | None,
     typer.Option(help="How episodes become prompts, where the task has modes.", show_default="the task's first"),
 ]
-MaxLag = Annotated[int, typer.Option(min=0, help="Versions that a trained trajectory may be behind.")]
+Lag = Annotated[
+    int,
+    typer.Option(
+        "--lag",
+        "--max-lag",
+        min=0,
+        help="Steps that playing may be ahead of training, and weight versions that a trained token may be behind.",
+        show_default="0: each waits for the other",
+    ),
+]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest reply.", show_default="the task's own, or 16")]
 TolerateGap = Annotated[
     bool, typer.Option(help="Train on although the engine's log-probs are not the trainer's, to see what comes of it.")
@@ -100,13 +110,16 @@ def learn(
     layers: Layers = 2,
     learning_rate: LearningRate = 1e-3,
     warm_up: WarmUp = None,
-    max_lag: MaxLag = 2,
+    lag: Lag = 0,
     max_new_tokens: MaxNewTokens = None,
     tolerate_gap: TolerateGap = False,
     wandb: Wandb = False,
     beside: Beside = None,
 ) -> None:
-    """Train a small policy by GRPO through the buffer, and say whether its reward rose. Exit code 1 when it did not."""
+    """Train a small policy by GRPO through the buffer, and say whether its reward rose.
+
+    Exit code 1 when it did not, or when the trainer refused a step.
+    """
     _import_learning()
     from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings
     from slime_plugins.rollout_buffer.learning.policy import PolicySize
@@ -131,7 +144,7 @@ def learn(
             size=PolicySize(hidden=hidden, layers=layers),
             grpo=replace(grpo, max_log_prob_gap=None) if tolerate_gap else grpo,
             warm_up_updates=warm_up,
-            max_lag=max_lag,
+            lag=lag,
             max_new_tokens=max_new_tokens,
             wandb=wandb,
             beside=tuple(beside or ()),
@@ -178,12 +191,16 @@ def _make_policy_or_learn(settings: LearnSettings, only_model: Path | None) -> b
 
 
 def _print_outcome(outcome: Outcome, folder: Path) -> None:
-    if outcome.stopped:
+    if outcome.refused is None and outcome.stopped:
         _print_message(f"The run ended early: {outcome.stopped}.")
     if outcome.steps:
         _print_message(f"curve {folder / 'curve.svg'}, metrics {folder / 'metrics.jsonl'}")
-    verdict = outcome.verdict
-    sentence = verdict.sentence if verdict else "The reward did not rise: too few steps were trained to tell."
+    if outcome.refused is not None:
+        sentence = f"The run was refused {outcome.refused}."
+    elif outcome.verdict is not None:
+        sentence = outcome.verdict.sentence
+    else:
+        sentence = "The reward did not rise: too few steps were trained to tell."
     console.print(sentence, style="green" if outcome.rose else "red", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -203,6 +220,8 @@ class _StepTable:
         "clipped",
         "gap",
         "lag",
+        "weight",
+        "cut",
         "|gradient|",
         "waited",
         "trained",
@@ -232,6 +251,8 @@ class _StepTable:
                 f"{report.clipped:.3f}",
                 "-" if report.log_prob_gap is None else f"{report.log_prob_gap:.1e}",
                 f"{report.lag:.2f}",
+                f"{report.importance:.3f}",
+                f"{report.importance_cut:.3f}",
                 f"{report.gradient_norm:.2f}",
                 f"{step.waited_s:.1f} s",
                 f"{step.trained_s:.1f} s",

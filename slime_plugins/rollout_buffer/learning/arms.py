@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logits
+from slime_plugins.rollout_buffer.learning.batches import Batch, batch_of, trained_logits
+from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer
 from slime_plugins.rollout_buffer.learning.losses import token_log_probs
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
 
-__all__ = ["Arm", "corruption_of"]
+__all__ = ["Arm", "corruption_of", "trainer_of"]
 
 Trajectories = Sequence[RolloutTrajectory]
 
 
 class Arm(StrEnum):
-    """What is done to the batches of a run."""
+    """What is done to the batches of a run, or to its trainer."""
 
     TRUE = "true"  # nothing
     LATE_MASK = "late-mask"  # mask and log-probs one token late
@@ -29,6 +30,9 @@ class Arm(StrEnum):
     SHUFFLED_REWARDS = "shuffled-rewards"  # rewards change places, also between groups
     OTHER_VERSION = "other-version"  # log-probs of the weights that the run began with
     FROZEN = "frozen"  # nothing is spoilt, and no new weights reach the engine
+    OLD_DENOMINATORS = "old-denominators"  # the loss compares with the weights of the step before
+    SWAPPED_SIBLINGS = "swapped-siblings"  # the best and the worst of each group change their rewards
+    REPEATED = "repeated"  # the first trajectory of each group is trained twice
 
 
 def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
@@ -43,7 +47,25 @@ def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], 
     if arm is Arm.OTHER_VERSION:
         first = copy.deepcopy(policy)
         return lambda batch: [_with_log_probs_of(first, each) for each in batch]
+    if arm is Arm.SWAPPED_SIBLINGS:
+        return _swapped
+    if arm is Arm.REPEATED:
+        return lambda batch: [*batch, *{each.group_index: each for each in reversed(batch)}.values()]
     return list
+
+
+def trainer_of(arm: Arm, policy: Any, settings: GrpoSettings, *, seed: int) -> GrpoTrainer:
+    """Returns the trainer, whose denominators are old in their arm."""
+    kind = _OldDenominators if arm is Arm.OLD_DENOMINATORS else GrpoTrainer
+    return kind(policy, settings, seed=seed)
+
+
+class _OldDenominators(GrpoTrainer):
+    def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> Any:
+        before = self._older.get(self.version - 1)
+        if before is not None:
+            old, _ = self._before(before, batch)
+        return super()._update(batch, old, advantages, is_first=is_first)
 
 
 def _with_rows(trajectory: RolloutTrajectory, change: Callable[[RolloutRow], RolloutRow]) -> RolloutTrajectory:
@@ -62,6 +84,17 @@ def _whole(row: RolloutRow) -> RolloutRow:
 def _shuffled(batch: Trajectories, rng: random.Random) -> list[RolloutTrajectory]:
     rewards = [each.reward for each in batch]
     rng.shuffle(rewards)
+    return [replace(each, reward=reward) for each, reward in zip(batch, rewards, strict=True)]
+
+
+def _swapped(batch: Trajectories) -> list[RolloutTrajectory]:
+    rewards = [each.reward for each in batch]
+    groups: dict[int, list[int]] = {}
+    for at, each in enumerate(batch):
+        groups.setdefault(each.group_index, []).append(at)
+    for members in groups.values():
+        worst, best = min(members, key=rewards.__getitem__), max(members, key=rewards.__getitem__)
+        rewards[worst], rewards[best] = rewards[best], rewards[worst]
     return [replace(each, reward=reward) for each, reward in zip(batch, rewards, strict=True)]
 
 

@@ -1,10 +1,12 @@
 """The reference trainer: GRPO steps on delivered trajectories, for people without slime.
 
-old log-probs by the trainer's own weights → compared with the engine's → minibatches: importance weights, PPO's clip
+log-probs by the weights that sampled each token → compared with the engine's
+→ old log-probs by the trainer's own weights → minibatches: importance weights, PPO's clip
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -28,6 +30,11 @@ from slime_plugins.rollout_buffer.trainer.turn_rewards import turn_baseline
 
 __all__ = ["GrpoSettings", "GrpoTrainer", "LogProbGapError", "StepReport"]
 
+MIN_CHECKED = 0.5
+"""Share of a step's tokens whose log-probs are recomputed by the weights that sampled them."""
+MAX_UNCHECKED_STEPS = 3
+"""So many steps in a row may check less: then the next is refused."""
+
 
 class LogProbGapError(RolloutBufferError):
     """The engine's log-probs are not those of the tokens that would be trained: mask, ids or weights are wrong."""
@@ -39,8 +46,9 @@ class LogProbGapError(RolloutBufferError):
 class GrpoSettings:
     """``minibatches`` updates for each step; the learning rate rises over ``warmup_updates``.
 
-    ``max_log_prob_gap`` is the largest mean |trainer - engine| over tokens of the trainer's own weights that a step may
-    begin with: 1e-6 is usual in float32. None looks away.
+    ``max_log_prob_gap`` is the largest mean |trainer - engine| over the tokens of one weight version that a step may
+    begin with: 1e-6 is usual in float32. None looks away. The weights of ``kept_versions`` steps before are kept, so
+    that tokens that they sampled are compared as well.
     """
 
     learning_rate: float = 1e-3
@@ -51,6 +59,7 @@ class GrpoSettings:
     importance_cap: float = 2.0
     max_gradient_norm: float = 1.0
     max_log_prob_gap: float | None = 1e-3
+    kept_versions: int = 1
     temperature: float = 1.0
 
 
@@ -58,18 +67,35 @@ class GrpoSettings:
 class StepReport:
     """What a step saw, as means over its tokens or updates.
 
-    ``log_prob_gap`` is over tokens of the trainer's own weights, None where there was none; ``lag`` is how many
-    versions tokens were behind; ``clipped`` is the share that the clip took out.
+    ``log_prob_gap`` is the largest of the versions' means, None where no version's weights are kept; ``checked`` is the
+    share of tokens that it is of. ``lag`` is how many versions tokens were behind, ``largest_lag`` the most of them;
+    ``clipped`` is the share that PPO's clip took out; ``importance`` is the mean importance weight, after
+    ``importance_cut``, a share of the tokens, were cut.
     """
 
     loss: float
     entropy: float
     clipped: float
     gradient_norm: float
+    importance: float
+    importance_cut: float
     log_prob_gap: float | None
+    checked: float
     lag: float
+    largest_lag: int
     trajectories: int
     tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Update:
+    """What one update of the weights saw."""
+
+    loss: float
+    clipped: float
+    gradient_norm: float
+    importance: float
+    importance_cut: float
 
 
 class GrpoTrainer:
@@ -81,6 +107,8 @@ class GrpoTrainer:
     def __init__(self, policy: Any, settings: GrpoSettings, *, seed: int = 0) -> None:
         self.policy, self.settings, self.version = policy, settings, 0
         self.row_reports: list[RowReport] = []
+        self._older: dict[int, Any] = {}
+        self._unchecked_steps = 0
         self._optimizer = torch.optim.AdamW(
             policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
         )
@@ -99,34 +127,46 @@ class GrpoTrainer:
         rewards = torch.tensor([each.reward for each in played])
         advantages = group_advantages(rewards, torch.tensor([each.group_index for each in played]))
         of_turns = _baselines(played)
-        batches, old, entropy, gaps, reports = [], [], [], [], []
+        batches, old, entropy, recomputed, reports = [], [], [], [], []
         chosen = list(self._minibatches(len(played)))
         for part in chosen:
             batch = batch_of([played[at] for at in part], self.policy.device.type)
-            log_probs, entropy_of_tokens = self._before(batch)
+            log_probs, entropy_of_tokens = self._before(self.policy, batch)
             batches.append(batch)
             old.append(log_probs)
             entropy.append(entropy_of_tokens)
-            gaps.append((log_probs - batch.log_probs).abs()[batch.versions == self.version])
+            recomputed.append(self._by_their_weights(batch, log_probs))
             reports += list(_row_reports([played[at] for at in part], advantages[part], log_probs, entropy_of_tokens))
-        gap = self._checked(torch.cat(gaps))
+        versions = torch.cat([batch.versions for batch in batches])
+        gaps = (torch.cat(recomputed) - torch.cat([batch.log_probs for batch in batches])).abs()
+        gap, checked = self._checked(gaps, versions)
         self.row_reports = reports
+        begun_with = copy.deepcopy(self.policy) if self.settings.kept_versions else None
         updates = [
-            self._update(batch, before, _of_tokens(batch, [played[at] for at in part], advantages[part], of_turns))
-            for batch, before, part in zip(batches, old, chosen, strict=True)
+            self._update(
+                batch,
+                before,
+                _of_tokens(batch, [played[at] for at in part], advantages[part], of_turns),
+                is_first=number == 0,
+            )
+            for number, (batch, before, part) in enumerate(zip(batches, old, chosen, strict=True))
         ]
-        losses, clipped, norms = zip(*updates, strict=True)
-        versions = torch.cat([batch.versions for batch in batches]).float()
+        lags = (self.version - versions).float()
         report = StepReport(
-            loss=fmean(losses),
+            loss=fmean(update.loss for update in updates),
             entropy=float(torch.cat(entropy).mean()),
-            clipped=fmean(clipped),
-            gradient_norm=fmean(norms),
+            clipped=fmean(update.clipped for update in updates),
+            gradient_norm=fmean(update.gradient_norm for update in updates),
+            importance=fmean(update.importance for update in updates),
+            importance_cut=fmean(update.importance_cut for update in updates),
             log_prob_gap=gap,
-            lag=float(self.version - versions.mean()),
+            checked=checked,
+            lag=float(lags.mean()),
+            largest_lag=int(lags.max()),
             trajectories=len(played),
             tokens=len(versions),
         )
+        self._keep(begun_with)
         self.version += 1
         return report
 
@@ -134,26 +174,74 @@ class GrpoTrainer:
         """Which trajectories each update takes; their rows stay together."""
         yield from torch.randperm(count, generator=self._shuffle).chunk(self.settings.minibatches)
 
-    def _before(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The trainer's own log-probs and entropies of the tokens, before any update."""
+    def _before(self, policy: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-probs and entropies of the tokens by the weights of ``policy``, before any update."""
         with torch.no_grad():
-            logits = trained_logits(self.policy, batch)
+            logits = trained_logits(policy, batch)
         temperature = self.settings.temperature
         return token_log_probs(logits, batch.targets, temperature), entropies(logits, temperature)
 
-    def _checked(self, gaps: torch.Tensor) -> float | None:
-        """The mean log-prob gap, None of no tokens; refused when it is too large, or no number."""
-        gap, most = float(gaps.mean()) if gaps.numel() else None, self.settings.max_log_prob_gap
-        if gap is not None and most is not None and not gap <= most:
+    def _by_their_weights(self, batch: Batch, own: torch.Tensor) -> torch.Tensor:
+        """The log-probs (K) by the weights that sampled each token; ``own``, the trainer's, where they are not kept."""
+        found = own.clone()
+        for version, policy in self._older.items():
+            sampled = batch.versions == version
+            if sampled.any():
+                found[sampled] = self._before(policy, batch)[0][sampled]
+        return found
+
+    def _checked(self, gaps: torch.Tensor, versions: torch.Tensor) -> tuple[float | None, float]:
+        """The largest mean log-prob gap of a version whose weights are kept, None without one; and the tokens' share.
+
+        Refused when it is too large, or no number, and when too few tokens could be compared for several steps.
+        """
+        known = [version for version in versions.unique().tolist() if version in (self.version, *self._older)]
+        means = [gaps[versions == version].mean() for version in known]
+        gap, most = float(torch.stack(means).max()) if means else None, self.settings.max_log_prob_gap
+        checked = float(sum((versions == version).float().mean() for version in known))
+        self._unchecked_steps = self._unchecked_steps + 1 if checked < MIN_CHECKED else 0
+        if most is None:
+            return gap, checked
+        if gap is not None and not gap <= most:
             raise LogProbGapError(
                 f"the engine's log-probs are {gap:.3g} from the trainer's on average, where the weights are the same "
                 f"(at most {most:g} is allowed): the mask, the ids or the weights are not those that were sampled with"
             )
-        return gap
+        if int(versions.max()) > self.version:
+            raise LogProbGapError(
+                f"tokens are of weight version {int(versions.max())}, and the trainer's newest is {self.version}: "
+                "the engine names other versions than those that it was given"
+            )
+        if self._unchecked_steps >= MAX_UNCHECKED_STEPS:
+            raise LogProbGapError(
+                f"{self._unchecked_steps} steps in a row, less than {MIN_CHECKED:.0%} of the tokens could be compared: "
+                f"they are of weight versions from {int(versions.min())} to {int(versions.max())}, and the weights "
+                f"are kept of {min([self.version, *self._older])} to {self.version}"
+            )
+        return gap, checked
 
-    def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor) -> tuple[float, float, float]:
+    def _keep(self, policy: Any) -> None:
+        """Keeps the weights that this step began with, and forgets those that are too old."""
+        if policy is not None:
+            self._older[self.version] = policy.requires_grad_(False)
+            self._older.pop(self.version - self.settings.kept_versions, None)
+
+    def _check_denominators(self, ratios: torch.Tensor, corrections: torch.Tensor) -> None:
+        """A step begins at ratio 1: PPO's, and the importance weight of tokens of the trainer's own weights."""
+        most = self.settings.max_log_prob_gap
+        for name, found in (("PPO's ratio", ratios), ("the importance weight", corrections)):
+            off = float((found - 1).abs().mean()) if found.numel() else 0.0
+            if most is not None and not off <= most:
+                raise LogProbGapError(
+                    f"{name} is {off:.3g} from 1 on average before anything was updated (at most {most:g} is allowed): "
+                    "its denominator is of other weights than those that the step begins with"
+                )
+
+    def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> _Update:
         new = token_log_probs(trained_logits(self.policy, batch), batch.targets, self.settings.temperature)
         corrections = importance_weights(old, batch.log_probs, self.settings.importance_cap)
+        if is_first:
+            self._check_denominators((new.detach() - old).exp(), corrections[batch.versions == self.version])
         found = policy_loss(
             new,
             old,
@@ -167,7 +255,13 @@ class GrpoTrainer:
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_gradient_norm)
         self._optimizer.step()
         self._warmup.step()
-        return found.loss.item(), found.clipped, norm.item()
+        return _Update(
+            loss=found.loss.item(),
+            clipped=found.clipped,
+            gradient_norm=norm.item(),
+            importance=float(corrections.mean()),
+            importance_cut=float((corrections >= self.settings.importance_cap).float().mean()),
+        )
 
 
 def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, float]]:

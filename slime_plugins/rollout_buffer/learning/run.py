@@ -22,9 +22,9 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.installation import install_extra
-from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of
+from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of, trainer_of
 from slime_plugins.rollout_buffer.learning.curve import Curve, draw, name_of_run
-from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError, StepReport
+from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, LogProbGapError, StepReport
 from slime_plugins.rollout_buffer.learning.policy import (
     PolicySize,
     imitate,
@@ -50,7 +50,7 @@ from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
 from slime_plugins.rollout_buffer.trainer.rows import RowBuilder
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 
-__all__ = ["LearnSettings", "Outcome", "Step", "learn", "make_policy"]
+__all__ = ["LearnSettings", "Outcome", "Step", "learn", "make_policy", "outcome_of"]
 
 JOB_ID = "learn"
 PASSES = 4
@@ -62,7 +62,8 @@ class LearnSettings:
     """What is learned, from what, and for how long. ``folder`` gets everything that is written.
 
     ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``
-    and ``warm_up_updates`` are the task's own where they are None.
+    and ``warm_up_updates`` are the task's own where they are None. ``lag`` is how many steps the playing may be ahead
+    of the training, and how many weight versions a trained token may be behind; with 0 each waits for the other.
     """
 
     folder: Path
@@ -81,7 +82,7 @@ class LearnSettings:
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
     mode: str | None = None
     warm_up_updates: int | None = None
-    max_lag: int = 2
+    lag: int = 0
     max_new_tokens: int | None = None
     wandb: bool = False
     beside: Sequence[Path] = ()
@@ -110,15 +111,19 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended. ``stopped`` says why it ended early; then there may be no verdict."""
+    """How a run ended. ``stopped`` says why it ended early, ``refused`` why its trainer went no further.
+
+    A run that was refused has no verdict, whatever its reward did until then.
+    """
 
     steps: tuple[Step, ...]
     verdict: Verdict | None
     stopped: str | None = None
+    refused: str | None = None
 
     @property
     def rose(self) -> bool:
-        """Whether the reward rose."""
+        """Whether the reward rose, in a run that was not refused."""
         return self.verdict is not None and self.verdict.rose
 
 
@@ -153,7 +158,7 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
         with RolloutFeed(
             buffer_url,
             payload,
-            rows=_row_settings(settings.samples, run / "model"),
+            rows=_row_settings(settings.samples, run / "model", lag=settings.lag),
             images=ImageSettings() if hasattr(policy.config, "vision_config") else None,
             max_failures=20,
         ) as feed:
@@ -249,10 +254,16 @@ def _instances(settings: LearnSettings, task: TaskFile) -> list[Mapping[str, Any
     return list(task.instances(random.Random(f"instances {settings.seed}"), 2 * settings.steps * settings.groups))
 
 
-def _row_settings(samples: int, model: Path, *, wants_log_probs: bool = True) -> RowSettings:
+def _row_settings(samples: int, model: Path, *, wants_log_probs: bool = True, lag: int = 0) -> RowSettings:
     masks = MaskSettings(tokenizer_path=str(model), loss_mask_type="qwen", source=None)
     wanted_by = "the reference trainer" if wants_log_probs else None
-    return RowSettings(samples_per_group=samples, masks=masks, report_drift=False, log_probs_wanted_by=wanted_by)
+    return RowSettings(
+        samples_per_group=samples,
+        masks=masks,
+        report_drift=False,
+        log_probs_wanted_by=wanted_by,
+        max_token_lag=lag or None,
+    )
 
 
 def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str) -> dict[str, Any]:
@@ -263,14 +274,14 @@ def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str
         "num_epoch": PASSES,
         "num_repeat_per_sample": settings.samples,
         "num_process": settings.groups * settings.samples,
-        "max_groups_ahead": settings.groups,
+        "max_groups_ahead": (settings.lag + 1) * settings.groups,
         "tokenizer_path": str(run / "model"),
         "remote_engine_url": engine_url,
         "sampling_params": {
             "max_new_tokens": settings.max_new_tokens or task.max_new_tokens,
             "temperature": settings.grpo.temperature,
         },
-        "max_weight_version_lag": settings.max_lag,
+        "max_weight_version_lag": settings.lag or None,
     }
 
 
@@ -290,7 +301,8 @@ class _Training:
         self._settings, self._run, self._feed, self._client = settings, run, feed, client
         self._beside = beside
         self._spoil = corruption_of(settings.arm, policy, settings.seed)
-        self._trainer = GrpoTrainer(policy, settings.grpo, seed=settings.seed)
+        grpo = replace(settings.grpo, kept_versions=max(1, settings.lag))
+        self._trainer = trainer_of(settings.arm, policy, grpo, seed=settings.seed)
         self._on_step = on_step
         self._steps: list[Step] = []
         self._wandb = _wandb_run(settings, run) if settings.wandb else None
@@ -299,9 +311,17 @@ class _Training:
         """Trains, step by step, and returns how it ended."""
         weights.push(self._run / "model", 0)
         self._feed.start(fresh=True)
-        stopped = self._train(weights)
+        refused = stopped = None
+        try:
+            stopped = self._train(weights)
+        except LogProbGapError as error:
+            refused = f"before step {len(self._steps)} trained anything: {error.message}"
         self._client.cancel(self._feed.job_id)
-        return self._outcome(stopped)
+        if self._wandb is not None:
+            self._wandb.finish()
+        if self._steps:
+            self._draw()
+        return outcome_of(self._steps, self._settings.seed, stopped=stopped, refused=refused)
 
     def _train(self, weights: EngineWeights) -> str | None:
         job = LearningJob(self._feed, self._client, groups_per_step=self._settings.groups)
@@ -315,10 +335,7 @@ class _Training:
                 return "every group that was played has equal rewards: there is nothing left to learn from"
             trajectories = [each for each in batch.trajectories if not each.is_dummy]
             came = time.monotonic()
-            try:
-                report = self._trainer.step(self._spoil(trajectories))
-            except LogProbGapError as error:
-                return f"stopped before step {step} trained anything: {error.message}"
+            report = self._trainer.step(self._spoil(trajectories))
             save_policy(self._trainer.policy, folder)
             if self._settings.arm is not Arm.FROZEN:
                 weights.push(folder, self._trainer.version)
@@ -355,18 +372,6 @@ class _Training:
             self._wandb.log({f"learn/{key}": value for key, value in step.flat().items() if key != "group_rewards"})
         self._on_step(step)
 
-    def _outcome(self, stopped: str | None) -> Outcome:
-        if self._wandb is not None:
-            self._wandb.finish()
-        if not self._steps:
-            return Outcome(steps=(), verdict=None, stopped=stopped or "no step was trained")
-        self._draw()
-        ends = max(1, min(4, len(self._steps) // 3))
-        first = [reward for step in self._steps[:ends] for reward in step.group_rewards]
-        last = [reward for step in self._steps[-ends:] for reward in step.group_rewards]
-        verdict = judge(first, last, self._settings.seed) if len(self._steps) > 1 and first and last else None
-        return Outcome(steps=tuple(self._steps), verdict=verdict, stopped=stopped)
-
     def _draw(self) -> None:
         own = Curve(
             name=self._settings.arm.value,
@@ -375,6 +380,18 @@ class _Training:
         )
         title = f"Reward of all groups played: {self._settings.task}"
         (self._run / "curve.svg").write_text(draw([own, *self._beside], title), encoding="utf-8")
+
+
+def outcome_of(steps: Sequence[Step], seed: int, *, stopped: str | None, refused: str | None) -> Outcome:
+    """Judges the rewards of the first and the last steps; those of a run that was refused prove nothing."""
+    if not steps:
+        stopped = stopped or "no step was trained"
+    ends = max(1, min(4, len(steps) // 3))
+    first = [reward for step in steps[:ends] for reward in step.group_rewards]
+    last = [reward for step in steps[-ends:] for reward in step.group_rewards]
+    can_be_judged = refused is None and len(steps) > 1 and first and last
+    verdict = judge(first, last, seed) if can_be_judged else None
+    return Outcome(steps=tuple(steps), verdict=verdict, stopped=stopped, refused=refused)
 
 
 def _quartiles(rewards: Sequence[float]) -> tuple[float, float]:

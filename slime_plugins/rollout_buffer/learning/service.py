@@ -29,6 +29,8 @@ __all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "process
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.2
+QUIET_S = 5.0
+"""A step begins with fewer groups when nothing was played for so long: the bound on the lag lets no more begin."""
 UPDATE_TIMEOUT_S = 300.0
 SETTLED = ("ready", "leased", "delivered", "filtered")
 """States of a group that was played to its end."""
@@ -135,16 +137,25 @@ class LearningJob:
         """Waits for a step's groups and leases them; None when what is played gives no group any more.
 
         ``version`` is the trainer's newest. Fewer groups come where most are filtered: a step waits for some multiple
-        of its groups to be played, no more.
+        of its groups to be played, no more, nor while nothing is played.
 
         Raises:
             JobEndedError: the job has failed; says why.
         """
+        played_at = time.monotonic()
         while True:
-            groups = self._client.job(self._feed.job_id)["groups"]
+            job = self._client.job(self._feed.job_id)
+            groups = job["groups"]
             settled = sum(groups[state] for state in SETTLED)
+            if job["attempts"].get("running"):
+                played_at = time.monotonic()
+            is_quiet = time.monotonic() - played_at > QUIET_S
             enough = settled - self._settled_before >= PLAYED_PER_STEP * self._groups_per_step
-            if groups["ready"] >= self._groups_per_step or (enough and groups["ready"]) or not groups["open"]:
+            if (
+                groups["ready"] >= self._groups_per_step
+                or ((enough or is_quiet) and groups["ready"])
+                or not groups["open"]
+            ):
                 break
             if enough:
                 return None

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM  # noqa: E
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH  # noqa: E402
 from slime_plugins.rollout_buffer.learning import grpo  # noqa: E402
-from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of  # noqa: E402
+from slime_plugins.rollout_buffer.learning.arms import Arm, corruption_of, trainer_of  # noqa: E402
 from slime_plugins.rollout_buffer.learning.batches import batch_of, trained_logits  # noqa: E402
 from slime_plugins.rollout_buffer.learning.grpo import GrpoSettings, GrpoTrainer, LogProbGapError  # noqa: E402
 from slime_plugins.rollout_buffer.learning.losses import token_log_probs  # noqa: E402
@@ -203,14 +203,56 @@ def test_log_probs_of_other_weights_stop_the_step_before_anything_is_trained() -
     assert trainer.version == 0
 
 
-def test_log_probs_of_older_weights_are_weighed_and_not_refused() -> None:
+def late(trajectories: list[RolloutTrajectory]) -> list[RolloutTrajectory]:
+    return corruption_of(Arm.LATE_MASK, policy(), 0)(trajectories)
+
+
+def test_log_probs_of_older_weights_are_compared_with_those_weights() -> None:
+    rng, first = random.Random(0), policy()
+    fast = GrpoSettings(learning_rate=1e-2, warmup_updates=0, kept_versions=2)
+    trainer = GrpoTrainer(policy(), fast)
+    for version in range(2):
+        trainer.step(played(trainer.policy, 2, rng, version=version))
+    old = played(first, 2, rng, version=0)
+
+    with pytest.raises(LogProbGapError):
+        trainer.step(late(old))
+    with pytest.raises(LogProbGapError):  # they are not of the weights that they name
+        trainer.step([replace(each, weight_version=1) for each in old])
+    report = trainer.step(old)
+
+    assert report.log_prob_gap is not None
+    assert report.log_prob_gap < 1e-5
+    assert (report.checked, report.lag, report.largest_lag) == (1.0, 2.0, 2)
+    assert report.importance != pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_late_mask_of_a_few_old_tokens_is_not_lost_among_the_new_ones() -> None:
+    rng, first = random.Random(0), policy()
+    trainer = GrpoTrainer(policy(), GrpoSettings())
+    trainer.step(played(trainer.policy, 2, rng))
+    new = played(trainer.policy, 6, rng, version=1)
+
+    with pytest.raises(LogProbGapError):
+        trainer.step([*new, *late(played(first, 1, rng, version=0))])
+
+
+def test_three_steps_whose_log_probs_nobody_can_compare_are_one_too_many() -> None:
     model, trainer = policy(), GrpoTrainer(policy(), GrpoSettings())
-    trainer.version = 3
+    trainer.version = 30
+    old = played(model, 2, random.Random(0), version=1)
+    reports = [trainer.step(old) for _ in range(2)]
 
-    report = trainer.step(played(model, 2, random.Random(0), version=1))
+    assert [(report.log_prob_gap, report.checked) for report in reports] == [(None, 0.0)] * 2
+    with pytest.raises(LogProbGapError, match=r"3 steps in a row.*of weight versions from 1 to 1"):
+        trainer.step(old)
 
-    assert report.log_prob_gap is None
-    assert report.lag == 2.0
+
+def test_tokens_of_a_version_that_the_trainer_has_not_made_are_refused() -> None:
+    model = policy()
+
+    with pytest.raises(LogProbGapError, match="weight version 1, and the trainer's newest is 0"):
+        GrpoTrainer(policy(), GrpoSettings()).step(played(model, 2, random.Random(0), version=1))
 
 
 def test_log_probs_that_are_no_numbers_are_refused() -> None:
@@ -274,6 +316,29 @@ def test_log_probs_of_another_version_are_those_of_the_first_weights() -> None:
     log_probs = spoilt.rows[0].log_probs
     assert log_probs is not None
     assert [log_probs[place] for place in (1, 3, 4)] == pytest.approx(expected, abs=1e-6)
+
+
+def test_old_denominators_are_refused_as_soon_as_there_are_older_weights() -> None:
+    rng, fast = random.Random(0), GrpoSettings(learning_rate=1e-2, warmup_updates=0)
+    trainer = trainer_of(Arm.OLD_DENOMINATORS, policy(), fast, seed=0)
+    trainer.step(played(trainer.policy, 2, rng))
+
+    with pytest.raises(LogProbGapError, match="PPO's ratio"):
+        trainer.step(played(trainer.policy, 2, rng, version=1))
+
+
+def test_the_best_and_the_worst_sibling_change_rewards_and_no_others() -> None:
+    group = [replace(BATCH[0], reward=reward, group_index=index) for index in (0, 1) for reward in (0.2, 0.9, 0.1)]
+
+    swapped = corruption_of(Arm.SWAPPED_SIBLINGS, policy(), 0)(group)
+
+    assert [each.reward for each in swapped] == [0.2, 0.1, 0.9] * 2
+
+
+def test_the_first_of_each_group_is_trained_twice() -> None:
+    group = [replace(BATCH[0], reward=reward, group_index=index) for index in (0, 1) for reward in (0.2, 0.9, 0.1)]
+
+    assert corruption_of(Arm.REPEATED, policy(), 0)(group)[6:] in ([group[3], group[0]], [group[0], group[3]])
 
 
 # --- warm-up ---------------------------------------------------------------------------------------------------------
