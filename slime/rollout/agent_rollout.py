@@ -106,6 +106,7 @@ COUNTED = (
     "malformed_items",
     "old_tokens",
     "old_trajectories",
+    "record_problems",
     "row_tokens",
     "rows",
     "surplus_items",

@@ -10,14 +10,12 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH, ShortGroups, read_short_groups
 from slime.rollout.agent_rollout_versions import execution_field
-from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 __all__ = [
@@ -218,16 +216,10 @@ def _turns(args: Any) -> Iterator[str]:
 
 
 def _engine(args: Any) -> Iterator[str]:
-    if getattr(args, "use_rollout_routing_replay", False):
+    if getattr(args, "use_rollout_routing_replay", False) and not getattr(args, "moe_router_topk", None):
         yield (
-            "--use-rollout-routing-replay wants the experts that the engine chose, which no trajectory records: use "
-            "--use-routing-replay, which records them in the trainer"
-        )
-    keeps_top_p = any(field.name == "rollout_top_p_token_ids" for field in fields(Sample))
-    if keeps_top_p and getattr(args, "rollout_top_p", 1.0) != 1.0:
-        yield (
-            f"--rollout-top-p {args.rollout_top_p} makes this slime ask for the token sets of every step, which no "
-            "trajectory records: set it to 1, or send top_p by the generator's own sampling parameters"
+            "--use-rollout-routing-replay wants a model with experts, and --moe-router-topk names none: leave it out, "
+            "or pass the model's own arguments"
         )
     if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "sglang":
         yield "--opd-type sglang wants the teacher's log-probs with the rollout: use --opd-type megatron"

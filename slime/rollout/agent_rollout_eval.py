@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from slime.rollout.agent_rollout_samples import Group, finish_batch, samples_of_group, trajectories_of
@@ -45,7 +46,8 @@ async def _play_eval_set(
     """Returns the groups that came, and how many trajectories were to be played: a failed group comes not."""
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
-    groups, planned = await play_once(client, settings, payload, read_row_settings(args, eval_set.samples_per_group))
+    rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # nothing of it is trained
+    groups, planned = await play_once(client, settings, payload, rows)
     return finish_batch([samples_of_group(group) for group in groups], rollout_id), planned
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from slime.rollout.agent_rollout_arguments import STD_ESTIMATORS, rows_divisor, wants_even_rows
 from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_records import fill_records, record_fields, without_records
 from slime.rollout.agent_rollout_settings import log_probs_wanted_by, read_row_settings
 from slime.rollout.agent_rollout_versions import check_rows, execution_of, set_execution
 from slime.utils.types import Sample
@@ -67,8 +68,10 @@ NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plu
 class SampleConverter:
     """Turns delivered items into groups of exactly n members, and counts what it met on the way."""
 
-    def __init__(self, args: Any, *, samples_per_group: int) -> None:
-        self._rows = RowBuilder(read_row_settings(args, samples_per_group))
+    def __init__(self, args: Any, *, samples_per_group: int, evaluation: bool = False) -> None:
+        """In an ``evaluation`` nothing is trained, and no token records are wanted."""
+        settings = read_row_settings(args, samples_per_group)
+        self._rows = RowBuilder(replace(settings, records=()) if evaluation else settings)
 
     @property
     def counts(self) -> Counter[str]:
@@ -117,10 +120,12 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     if wants_even_rows(args):
         _make_even(samples)
     if len(samples) == trajectories:
+        fill_records(samples, args)
         return [[rows_of(member)[0] for member in group] for group in groups]
     check_rows(len(rows_of(member)) for group in groups for member in group)
     batch: list[Group] = [[rows_of(member) for member in group] for group in groups]
     _fill_steps([rows for group in batch for rows in group], args)
+    fill_records([sample for group in batch for rows in group for sample in rows], args)
     return batch
 
 
@@ -143,7 +148,7 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
 
 def _filler(sample: Sample) -> Sample:
     """Returns a row beside one of a trajectory that trains nothing."""
-    return replace(
+    return without_records(
         sample,
         tokens=list(DUMMY_TOKENS),
         response_length=1,
@@ -327,6 +332,7 @@ def _sample(trajectory: RolloutTrajectory, row: RolloutRow) -> Sample:
             cached_tokens=row.cached_tokens, total_prompt_tokens=row.prompt_tokens
         ),
         non_generation_time=_non_generation_time(trajectory),
+        **record_fields(row),
     )
 
 
@@ -348,7 +354,7 @@ def _dummy(trajectory: RolloutTrajectory) -> Sample:
 def as_dummy(member: Any, reason: str) -> Sample:
     """Returns a dummy in the place of a member that was played, and says why."""
     first = rows_of(member)[0]
-    return replace(
+    return without_records(
         first,
         tokens=list(DUMMY_TOKENS),
         response_length=1,

@@ -43,11 +43,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
+from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.masks import MaskSettings
 from slime_plugins.rollout_buffer.trainer.reports import ROWS_OF_A_REPORT
@@ -61,6 +63,7 @@ __all__ = [
     "OnExhausted",
     "RolloutSettings",
     "ShortGroups",
+    "asked_records",
     "buffer_token",
     "engine_url",
     "eval_payload",
@@ -75,6 +78,7 @@ __all__ = [
     "read_tracking_settings",
     "read_turn_discount",
     "start_payload",
+    "wanted_records",
 ]
 
 logger = logging.getLogger(__name__)
@@ -202,7 +206,36 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
         log_probs_wanted_by=log_probs_wanted_by(args),
         turn_discount=read_turn_discount(args),
         max_token_lag=_max_token_lag(args),
+        records=wanted_records(args),
+        experts_width=_experts_width(args),
     )
+
+
+def wanted_records(args: Any) -> tuple[str, ...]:
+    """Returns what slime's loss and its replay want of each token beside its log-prob."""
+    replays = getattr(args, "use_rollout_routing_replay", False)
+    return (*([ROUTED_EXPERTS] if replays else []), *([TOP_P_TOKENS] if replays_top_p(args) else []))
+
+
+def asked_records(args: Any) -> dict[str, Any]:
+    """Returns the sampling parameters that ask the engine for what slime wants of each token."""
+    asked: dict[str, Any] = {}
+    if TOP_P_TOKENS in wanted_records(args):
+        asked["custom_params"] = {"return_top_p_token_ids": True}
+    if ROUTED_EXPERTS in wanted_records(args):
+        asked["return_routed_experts"] = True
+    return asked
+
+
+def replays_top_p(args: Any) -> bool:
+    """Tells whether slime computes log-probs over the ids that top_p kept: those of 2026 do, where it keeps not all."""
+    knows = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
+    return knows and getattr(args, "rollout_top_p", 1.0) != 1.0
+
+
+def _experts_width(args: Any) -> int | None:
+    layers, chosen = getattr(args, "num_layers", None), getattr(args, "moe_router_topk", None)
+    return int(layers) * int(chosen) if layers and chosen else None
 
 
 def read_turn_discount(args: Any) -> float | None:
@@ -416,7 +449,7 @@ def _sampling_params(args: Any) -> dict[str, Any]:
         stop=getattr(args, "rollout_stop", None),
         stop_token_ids=getattr(args, "rollout_stop_token_ids", None),
     )
-    return {**params, **optional}
+    return {**params, **optional, **asked_records(args)}
 
 
 def _set_values(**values: Any) -> dict[str, Any]:

@@ -6,8 +6,10 @@ Part of ``slime.utils.mask_utils``, which is the name to import from. Standard l
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from slime.utils.mask_records import RecordBytes
 
 __all__ = [
     "Generation",
@@ -41,7 +43,8 @@ class Generation:
 
     ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when it is unknown.
     ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
-    ``cached_tokens`` says how many of them it had in its cache; None when it did not tell.
+    ``cached_tokens`` says how many of them it had in its cache; None when it did not tell. ``records`` holds what else
+    it said of single tokens, by kind (``mask_records``).
     """
 
     prompt_ids: Sequence[int]
@@ -54,6 +57,7 @@ class Generation:
     images: tuple[str, ...] | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    records: Mapping[str, RecordBytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.output_log_probs is not None and len(self.output_log_probs) != len(self.output_ids):

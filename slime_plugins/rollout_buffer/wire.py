@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.utils.mask_records import RECORDS_MAGIC, ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.rewards import as_reward, as_token_rewards, as_turn_rewards
 from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
@@ -37,8 +38,16 @@ MAX_GENERATION_IDS = 2**25
 
 _DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_MEDIA_TYPE_BY_MAGIC = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"RIFF", "image/webp"))
+RECORDS_TYPE = "application/x-token-records"
+"""Of token records, which are kept and fetched as screenshots are."""
+_MEDIA_TYPE_BY_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"RIFF", "image/webp"),
+    (RECORDS_MAGIC, RECORDS_TYPE),
+)
 
+RECORD_KINDS = (ROUTED_EXPERTS, TOP_P_TOKENS)
 WRITTEN_OUTCOMES = (Outcome.COMPLETED, Outcome.TRUNCATED)
 """How an attempt ended that may have earned a reward."""
 
@@ -54,6 +63,7 @@ GENERATION_KEYS = frozenset(
     {
         "keep", "prompt_ids", "output_ids", "output_log_probs", "finish_reason", "weight_version",
         "weight_version_spans", "trained", "keep_images", "images", "prompt_tokens", "cached_tokens",
+        "records",
     }
 )  # fmt: skip
 MESSAGE_KEYS = frozenset(
@@ -207,6 +217,8 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
         entry["prompt_tokens"] = generation.prompt_tokens
     if generation.cached_tokens is not None:
         entry["cached_tokens"] = generation.cached_tokens
+    if generation.records:
+        entry["records"] = {kind: one.sha256 for kind, one in generation.records.items()}
     if generation.weight_version_spans:
         entry["weight_version_spans"] = [
             {"weight_version": span.weight_version, "start": span.start, "end": span.end}
@@ -289,7 +301,23 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
         images=_decode_images(entry, shown, where),
         prompt_tokens=_count(entry, "prompt_tokens", where),
         cached_tokens=_count(entry, "cached_tokens", where),
+        records=_records(entry.get("records", {}), f"{where}.records"),
     )
+
+
+def _records(value: Any, where: str) -> dict[str, RecordBytes]:
+    named = _expect(value, dict, where)
+    for kind, sha256 in named.items():
+        if kind not in RECORD_KINDS or not isinstance(sha256, str) or not is_sha256(sha256):
+            raise InvalidPayloadError(
+                f"{where} must name records of {' or '.join(RECORD_KINDS)} by their sha256 in lower-case hex"
+            )
+    return {kind: RecordBytes(sha256) for kind, sha256 in named.items()}
+
+
+def record_hashes(generations: Iterable[Generation]) -> list[str]:
+    """Returns the token records that generations name, each once."""
+    return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
 
 
 def _token_ids(value: Any, where: str) -> list[int]:
@@ -566,7 +594,7 @@ def encode_data_uri(data: bytes) -> str:
 
 
 def image_media_type(data: bytes) -> str | None:
-    """Tells PNG, JPEG or WebP by the first bytes; None for anything else."""
+    """Tells PNG, JPEG, WebP or token records by the first bytes; None for anything else."""
     for magic, media_type in _MEDIA_TYPE_BY_MAGIC:
         if data.startswith(magic):
             return media_type

@@ -210,6 +210,10 @@ Seed = Annotated[
 ]
 Latency = Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")]
 TokenLatency = Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")]
+TokenRecords = Annotated[
+    bool,
+    typer.Option("--token-records", help="Tell made-up experts and ids that top_p kept, where asked."),
+]
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -394,6 +398,7 @@ def engine(
     context_length: ContextLength = None,
     max_running: MaxRunning = 32,
     threads: EngineThreads = None,
+    token_records: TokenRecords = False,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Serve SGLang's HTTP interface without SGLang: a small model (--model), or a scripted policy that is no model.
@@ -438,6 +443,7 @@ def engine(
             seed=seed or 0,
             latency_s=latency_s,
             token_latency_s=token_latency_s,
+            token_records=token_records,
         )
         stand_in.serve(settings)
 

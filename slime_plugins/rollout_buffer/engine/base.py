@@ -8,10 +8,11 @@ conformance suite holds them to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from slime.utils.mask_records import RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Generation, Image, SamplingParams, WeightVersionSpan
 
@@ -39,7 +40,9 @@ class GenerateReply:
     """What was sampled. ``finish_reason`` is ``stop``, ``length`` or ``abort`` (only when the caller gave it up).
 
     ``weight_version_spans`` cover all of ``output_ids`` when the engine tells its versions; ``weight_version`` is the
-    last of them. ``prompt_tokens`` counts the prompt as the engine expanded it, images included.
+    last of them. ``prompt_tokens`` counts the prompt as the engine expanded it, images included. ``records`` holds by
+    kind what was asked for of single tokens beside (``slime.utils.mask_records``), in the places of the expanded
+    sequence: kept ids of the sampled tokens, experts of every token that the engine was not known to have told before.
     """
 
     output_ids: tuple[int, ...]
@@ -49,6 +52,7 @@ class GenerateReply:
     weight_version_spans: tuple[WeightVersionSpan, ...] = ()
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    records: Mapping[str, TokenRecords] = field(default_factory=dict)
 
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None
@@ -73,7 +77,12 @@ class GenerateReply:
             images=images,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
+            records=self.record_bytes(len(self.output_ids) - kept),
         )
+
+    def record_bytes(self, cut: int = 0) -> dict[str, RecordBytes]:
+        """Returns the records as a trajectory keeps them, without those of the last ``cut`` tokens."""
+        return {kind: RecordBytes.of(one.part(0, one.end - cut)) for kind, one in self.records.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from slime.utils.mask_records import TokenRecords, joined_records
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
@@ -33,6 +34,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     is_refusal_of_request,
     parse_generate_reply,
 )
+from slime_plugins.rollout_buffer.engine.token_records import asked_records
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineAwayError, EngineError, network_reason
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
@@ -200,6 +202,22 @@ class HttpEngine:
         self._turns += 1
         self._tokens += len(reply.output_ids)
         return reply
+
+    async def check_records(self, params: SamplingParams) -> None:
+        """Asks for one token with what ``params`` ask of single tokens; an engine that gives no answer yet is left be.
+
+        Raises:
+            EngineError: it answers without them.
+        """
+        if not asked_records(params):
+            return
+        sampling = replace(params, max_new_tokens=1)
+        request = replace(self._probe_request(), sampling_params=sampling)
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self.generate(request)
+        except (TimeoutError, EngineAwayError):
+            logger.warning("the engine at %s does not say yet what it tells of tokens", redacted(self._base_url))
 
     async def close(self) -> None:
         """Ends open connections; a second call does nothing."""
@@ -456,6 +474,7 @@ class _Sampled:
     log_probs: list[float] = field(default_factory=list)
     spans: list[WeightVersionSpan] = field(default_factory=list)
     parts: list[SampledPart] = field(default_factory=list)
+    records: dict[str, list[TokenRecords]] = field(default_factory=dict)
 
     def append(self, part: SampledPart) -> None:
         """Adds a part behind what is there; spans of one version that meet become one."""
@@ -468,6 +487,10 @@ class _Sampled:
         self.ids.extend(part.ids)
         self.log_probs.extend(part.log_probs)
         self.parts.append(part)
+        for kind, found in part.records.items():
+            known = self.records.setdefault(kind, [])
+            # What a pass of an earlier part told stands: it is the one that sampled.
+            known.append(found.part(known[-1].end, found.end) if known else found)
 
     def reply(self, finish_reason: str) -> GenerateReply:
         """All parts as one generation. The prompt is that of the first: later ones hold output of this turn."""
@@ -479,7 +502,17 @@ class _Sampled:
             weight_version_spans=tuple(self.spans),
             prompt_tokens=self._prompt_tokens(),
             cached_tokens=next((part.cached_tokens for part in self.parts if part.cached_tokens is not None), None),
+            records={kind: self._joined(kind, found) for kind, found in self.records.items()},
         )
+
+    def _joined(self, kind: str, parts: Sequence[TokenRecords]) -> TokenRecords:
+        try:
+            records = joined_records(parts)
+        except ValueError as error:
+            raise EngineError(f"the engine's {kind} of a resumed turn have a gap: {error}") from error
+        if (prompt := self._prompt_tokens()) is None or records.end != prompt + len(self.ids):
+            raise EngineError(f"the engine's {kind} end at token {records.end} of {prompt} and {len(self.ids)} sampled")
+        return records
 
     def _prompt_tokens(self) -> int | None:
         """The count of the first part; a later one stands for it only if nothing had been sampled before."""

@@ -16,6 +16,7 @@ from typing import Final
 
 import aiohttp
 
+from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, key_headers, part_of_answer
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
@@ -26,6 +27,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     parse_loads,
     urls_of_workers,
 )
+from slime_plugins.rollout_buffer.engine.token_records import ToldExperts, asked_records
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.redaction import redacted
@@ -41,6 +43,12 @@ WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not a
 LOAD_ROUTES: Final = ("/v1/loads?include=core", "/get_load")
 """SGLang's own, the newer first."""
 LOAD_TIMEOUT_S: Final = 5.0
+_ANSWERS_NO: Final = {
+    ROUTED_EXPERTS: "does not tell which experts it chose (return_routed_experts): start SGLang with "
+    "--enable-return-routed-experts on a model that has experts, or train without routing replay",
+    TOP_P_TOKENS: "does not tell the ids that top_p kept (return_top_p_token_ids); the SGLang of slime's image does: "
+    "use that, or set top_p to 1",
+}
 NO_LOAD_REMEMBERED_S: Final = 60.0
 
 
@@ -73,6 +81,7 @@ class SglangEngine(HttpEngine):
         self._vocabulary_size = vocabulary_size
         self._tokenizer_probe = tokenizer_probe
         self._tokenizer_checks: dict[str, asyncio.Task[str | None]] = {}
+        self._told_experts = ToldExperts()
         self._aborts: set[asyncio.Task[None]] = set()
         self._says_no_load: dict[str, float] = {}
         self._workers = _KnownWorkers(base_url="", urls=(), known_at=-math.inf)
@@ -157,13 +166,16 @@ class SglangEngine(HttpEngine):
         return {SESSION_HEADER: session_id, **key_headers(self._base_url)}
 
     def _body(self, request: GenerateRequest, sampled: Sequence[int], rid: str) -> bytes:
+        ids = [*request.input_ids, *sampled]
+        asks = ROUTED_EXPERTS in asked_records(request.sampling_params)
         return generate_body(
-            input_ids=[*request.input_ids, *sampled],
+            input_ids=ids,
             sampling_params=request.sampling_params,
             max_new_tokens=request.sampling_params.max_new_tokens - len(sampled),
             images=request.images,
             rid=rid,
             banned_ids=request.banned_ids,
+            experts_from=self._told_experts.start(request.session_id, ids, request.images) if asks else 0,
         )
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
@@ -179,6 +191,16 @@ class SglangEngine(HttpEngine):
         if beyond is not None:
             of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
             raise EngineError(f"the engine sent the token id {beyond}, which is not in the vocabulary{of}")
+        if part.ids:
+            self._check_records(part, request, sampled)
+
+    def _check_records(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
+        missing = asked_records(request.sampling_params) - part.records.keys()
+        if missing:
+            raise EngineError(f"the engine at {redacted(self._base_url)} {_ANSWERS_NO[min(missing)]}")
+        if (experts := part.records.get(ROUTED_EXPERTS)) is not None:
+            ids = [*request.input_ids, *sampled, *part.ids]
+            self._told_experts.note(request.session_id, ids, request.images, experts)
 
     def _given_up(self, base_url: str, rid: str) -> None:
         if self._closed:

@@ -8,13 +8,20 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
+from slime.utils.mask_records import TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.engine.banned_tokens import ban_bias, with_banned_mass
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
+from slime_plugins.rollout_buffer.engine.token_records import (
+    EXPERTS_KEY,
+    EXPERTS_START_KEY,
+    asked_records,
+    records_of_reply,
+)
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.rules.vocabulary import checked_log_prob
 from slime_plugins.rollout_buffer.types import Image, SamplingParams, WeightVersionSpan
@@ -56,6 +63,7 @@ class SampledPart:
     spans: tuple[WeightVersionSpan, ...]
     prompt_tokens: int | None
     cached_tokens: int | None
+    records: Mapping[str, TokenRecords] = field(default_factory=dict)
 
 
 def generate_body(
@@ -66,8 +74,12 @@ def generate_body(
     images: Sequence[Image],
     rid: str,
     banned_ids: Collection[int] = (),
+    experts_from: int = 0,
 ) -> bytes:
-    """The body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all."""
+    """The body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all.
+
+    ``experts_from`` is the first pass whose experts are still to be told, where the parameters ask for experts.
+    """
     sampling = sampling_params_body(sampling_params, max_new_tokens)
     body: dict[str, Any] = {
         "input_ids": list(input_ids),
@@ -75,10 +87,14 @@ def generate_body(
         "return_logprob": True,
         "rid": rid,
     }
+    if sampling_params.extra.get(EXPERTS_KEY):
+        body |= {EXPERTS_KEY: True, EXPERTS_START_KEY: experts_from}
     if banned_ids:
         ban = ban_bias(banned_ids, sampling_params.temperature)
         sampling["logit_bias"] = {**(sampling.get("logit_bias") or {}), **ban}
-        if sampling.get("top_k") != 1:  # the temperature of its log-probs depends on who else is in the batch
+        # Log-probs of kept ids alone have lost nothing to the ban. Greedy: the temperature of its log-probs depends on
+        # who else is in the batch.
+        if sampling.get("top_k") != 1 and TOP_P_TOKENS not in asked_records(sampling_params):
             body["token_ids_logprob"] = sorted(banned_ids)
     if images:
         body["image_data"] = [_data_uri(image) for image in images]
@@ -86,11 +102,11 @@ def generate_body(
 
 
 def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
-    """``params`` in SGLang's words. ``max_tokens``, which is not one of them, is never sent.
+    """``params`` in SGLang's words, without those that are not among its sampling parameters.
 
     The last three keep the decoded text identical to the ids; without them stop tokens and spacing are edited.
     """
-    extra = {key: value for key, value in params.extra.items() if key != "max_tokens"}
+    extra = {key: value for key, value in params.extra.items() if key not in ("max_tokens", EXPERTS_KEY)}
     return extra | {
         "max_new_tokens": max_new_tokens,
         "temperature": params.temperature,
@@ -124,6 +140,7 @@ def parse_generate_reply(body: bytes) -> SampledPart:
         spans=_weight_version_spans(meta, version, len(ids)),
         prompt_tokens=_optional_int(meta, "prompt_tokens"),
         cached_tokens=_optional_int(meta, "cached_tokens"),
+        records=records_of_reply(meta, len(ids)),
     )
 
 

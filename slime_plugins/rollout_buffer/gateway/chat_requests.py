@@ -14,6 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from slime_plugins.rollout_buffer.config import sentences
+from slime_plugins.rollout_buffer.engine.token_records import asked_records
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import SamplingParams
 
@@ -115,8 +116,10 @@ def read_chat_body(body: Mapping[str, Any]) -> ChatBody:
 def sampling_of(body: ChatBody, job: SamplingParams, *, pinned: bool) -> SamplingParams:
     """Returns how a turn is sampled: the client's wishes over the job's, at most the job's ``max_new_tokens``.
 
-    ``pinned`` keeps temperature, top_p and every other parameter that changes the distribution as the job has them.
+    ``pinned`` keeps temperature, top_p and every other parameter that changes the distribution as the job has them; so
+    does a job that asks for records of single tokens, which a trainer takes for those of its own parameters.
     """
+    pinned = pinned or bool(asked_records(job))
     most = body.max_completion_tokens or body.max_tokens or job.max_new_tokens
     extra = dict(job.extra)
     if not pinned:

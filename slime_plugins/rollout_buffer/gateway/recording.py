@@ -13,9 +13,10 @@ from the root to a leaf becomes one training row.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slime.utils.mask_records import RecordBytes
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.types import Generation, WeightVersionSpan
 
@@ -44,6 +45,7 @@ class Turn:
     spans: tuple[WeightVersionSpan, ...]
     prompt_tokens: int | None
     cached_tokens: int | None
+    records: Mapping[str, RecordBytes]
     reply: bytes
     from_start: bool
     is_closed: bool
@@ -161,6 +163,7 @@ class Recording:
             spans=tuple(sampled.weight_version_spans),
             prompt_tokens=sampled.prompt_tokens,
             cached_tokens=sampled.cached_tokens,
+            records=sampled.record_bytes(),
             reply=reply,
             from_start=from_start,
             is_closed=is_closed,
@@ -233,4 +236,5 @@ def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> G
         images=images,
         prompt_tokens=turn.prompt_tokens,
         cached_tokens=turn.cached_tokens,
+        records=turn.records,
     )

@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.protocol.request_models import (
     StartPayload,
 )
 from slime_plugins.rollout_buffer.protocol.trainer_reports import MismatchQuery, TrainerReport
+from slime_plugins.rollout_buffer.wire import RECORDS_TYPE
 
 __all__ = ["ERRORS", "JSON", "OPERATIONS", "Operation"]
 
@@ -135,11 +136,11 @@ OPERATIONS: tuple[Operation, ...] = (
         method="get",
         path="/images/{sha256}",
         summary="A screenshot",
-        description="Exactly the bytes that the engine received.",
+        description="Exactly the bytes that the engine received; or the token records that a generation names.",
         reply=text(format="binary"),
-        reply_description="The image.",
+        reply_description="The image, or token records.",
         path_parameters={"sha256": text("64 hexadecimal digits, lower case")},
-        content_types=(*IMAGE_TYPES, "application/octet-stream"),
+        content_types=(*IMAGE_TYPES, RECORDS_TYPE, "application/octet-stream"),
         errors=(404, 503),
         example="-o screen.png URL/images/SHA256",
     ),
@@ -161,9 +162,10 @@ OPERATIONS: tuple[Operation, ...] = (
         method="put",
         path="/images/{sha256}",
         summary="Keep a screenshot",
-        description="For writers that name it in their messages as `sha256:HASH`. Again changes nothing.",
+        description="For writers that name it in their messages as `sha256:HASH`, or token records in `records` of a "
+        "generation. Again changes nothing.",
         body=text(format="binary"),
-        body_types=IMAGE_TYPES,
+        body_types=(*IMAGE_TYPES, RECORDS_TYPE),
         reply=ref("ImageReply"),
         reply_description="It was there already.",
         other_replies={201: ("It is durable now.", ref("ImageReply"))},

@@ -262,6 +262,8 @@ class Generation(TypedDict):
     """The engine's count of the prompt with its images expanded."""
     cached_tokens: NotRequired[int | None]
     """How many of them the engine had in its cache."""
+    records: NotRequired[dict[str, str]]
+    """What the engine told of single tokens (`routed_experts`, `top_p_tokens`): its sha256, which `/images` knows."""
 
 
 class WrittenResult(TypedDict):

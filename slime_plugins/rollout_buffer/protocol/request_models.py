@@ -67,7 +67,8 @@ MAX_COUNT = 1_000_000_000
 
 ENGINES_OWN = (
     "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias", "min_new_tokens", "min_p",
-    "n", "no_stop_trim", "presence_penalty", "regex", "repetition_penalty", "sampling_seed", "seed",
+    "n", "no_stop_trim", "presence_penalty", "regex", "repetition_penalty", "return_routed_experts", "sampling_seed",
+    "seed",
     "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_regex", "stop_token_ids", "structural_tag",
     "top_k",
 )  # fmt: skip

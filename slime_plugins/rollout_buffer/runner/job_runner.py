@@ -213,6 +213,7 @@ class JobRunner:
             devices = DeviceWatch(generator, self._job.job_id, self._keep_device_report)
             watching = asyncio.create_task(self._look_around(engine, devices))
             try:
+                await engine.check_records(self._settings.sampling())
                 await generator.start(self._generator_context(engine, tokenizer))
             except BaseException:
                 watching.cancel()

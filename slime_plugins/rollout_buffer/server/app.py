@@ -185,7 +185,7 @@ def ack() -> Response:
 
 @routes.get("/images/<sha256>")
 def get_image(sha256: str) -> Response:
-    """Returns a screenshot: exactly the bytes that the engine received."""
+    """Returns a screenshot, exactly the bytes that the engine received, or the token records of a generation."""
     data = the_buffer().contents.image(sha256)
     response = Response(data, mimetype=wire.image_media_type(data) or "application/octet-stream")
     response.headers["Cache-Control"] = "private, max-age=31536000, immutable"
@@ -195,11 +195,11 @@ def get_image(sha256: str) -> Response:
 
 @routes.put("/images/<sha256>")
 def put_image(sha256: str) -> Response:
-    """Keeps a screenshot under its hash, for writers that name it in their messages; again changes nothing."""
+    """Keeps a screenshot or token records under their hash, for writers that name them; again changes nothing."""
     data = read_bytes()
     media_type = wire.image_media_type(data)
     if media_type is None:
-        raise InvalidPayloadError("the body must be the bytes of a PNG, JPEG or WebP image")
+        raise InvalidPayloadError("the body must be the bytes of a PNG, JPEG or WebP image, or token records")
     image = Image(data=data, media_type=media_type)
     if image.sha256 != sha256:
         raise InvalidPayloadError(f"the body hashes to {image.sha256}, not to the {sha256[:80]!r} of its path")

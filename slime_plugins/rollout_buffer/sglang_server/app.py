@@ -7,10 +7,12 @@ wrong requests. Nothing streams.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import pybase64
 from aiohttp import web
 
 from slime_plugins.rollout_buffer.config import read_token
@@ -296,6 +299,26 @@ def _sampling(body: dict[str, Any]) -> Sampling:
     return replace(sampling, asked_ids=tuple(asked))
 
 
+def _records(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for of single tokens, as far as the engine tells it."""
+    told: dict[str, Any] = {}
+    if body.get("return_routed_experts") and sampled.experts is not None:
+        start = body.get("routed_experts_start_len") or 0
+        if type(start) is not int or not 0 <= start <= len(sampled.prompt_ids):
+            raise BadRequestError({"message": "routed_experts_start_len must be in [0, prompt_tokens]."})
+        told["routed_experts"] = _int32(itertools.chain.from_iterable(sampled.experts[start:]))
+        told["routed_experts_start_len"] = start
+    custom = (body.get("sampling_params") or {}).get("custom_params") or {}
+    if custom.get("return_top_p_token_ids") and sampled.kept_ids is not None:
+        told["top_p_token_ids"] = _int32(itertools.chain.from_iterable(sampled.kept_ids))
+        told["top_p_token_offsets"] = _int32(itertools.accumulate(map(len, sampled.kept_ids), initial=0))
+    return told
+
+
+def _int32(numbers: Iterable[int]) -> str:
+    return pybase64.b64encode(array("i", numbers).tobytes()).decode("ascii")
+
+
 def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "id": sampled.rid,
@@ -321,6 +344,7 @@ def _generate_reply(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
             [[log_prob, token_id, None] for log_prob, token_id in zip(log_probs, asked, strict=True)]
             for log_probs in sampled.asked_log_probs
         ]
+    meta |= _records(sampled, body)
     reply: dict[str, Any] = {"text": sampled.text, "output_ids": sampled.output_ids, "meta_info": meta}
     if body.get("return_prompt_token_ids"):
         reply["prompt_token_ids"] = sampled.prompt_ids

@@ -61,6 +61,10 @@ class Sampled:
     image_tokens: int
     asked_log_probs: Sequence[Sequence[float]] | None = None
     """For each output token those of ``Sampling.asked_ids``; None where the engine does not compute them."""
+    experts: Sequence[Sequence[int]] | None = None
+    """Of each pass, from the one that read the first prompt token on; None where the model has none."""
+    kept_ids: Sequence[Sequence[int]] | None = None
+    """What ``top_p`` kept for each output token; None where the engine does not tell."""
 
 
 class SglangBackend(Protocol):

@@ -106,9 +106,11 @@ def is_duplicate(connection: Connection, brought: AttemptResult) -> bool:
 def pending_payload(trajectory: Trajectory) -> PendingPayload:
     """Returns what of a trajectory is to be made durable before its row."""
     body = orjson.dumps(wire.encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
-    images = {image.sha256: image for image in trajectory.images}
-    needs = list(dict.fromkeys([*images, *wire.image_hashes(body)]))
-    return PendingPayload(body, needs, images, f"trajectory {trajectory.uid}", trajectory.uid)
+    came = {image.sha256: image.data for image in trajectory.images}
+    for generation in trajectory.generations:
+        came |= {one.sha256: one.data for one in generation.records.values() if one.data is not None}
+    named = (*came, *wire.image_hashes(body), *wire.record_hashes(trajectory.generations))
+    return PendingPayload(body, list(dict.fromkeys(named)), came, f"trajectory {trajectory.uid}", trajectory.uid)
 
 
 def add_trajectory(connection: Connection, now: float, brought: AttemptResult, payload: StoredPayload) -> WriteResult:

@@ -329,4 +329,6 @@ def _pending_payload(item: wire.WrittenItem) -> PendingPayload:
         body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
         raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or cannot be kept: {error}") from error
-    return PendingPayload(body, wire.image_hashes(body), item.images, f"item {item.uid!r}", item.uid)
+    needs = [*wire.image_hashes(body), *wire.record_hashes(item.generations)]
+    came = {sha256: image.data for sha256, image in item.images.items()}
+    return PendingPayload(body, needs, came, f"item {item.uid!r}", item.uid)

@@ -36,14 +36,14 @@ ALONGSIDE_BODY_BYTES = 2 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingPayload:
-    """A payload on its way in, the screenshots it needs, and those that came with it, by hash.
+    """A payload on its way in, the screenshots and token records it needs, and those that came with it, by hash.
 
     ``name`` stands for it in errors, ``uid`` is whose it is.
     """
 
     body: bytes
     needs: Sequence[str]
-    images: Mapping[str, Image]
+    came: Mapping[str, bytes]
     name: str
     uid: str
 
@@ -235,15 +235,16 @@ def _pieces(
 
 
 def _must_have(one: PendingPayload, sha256: str) -> bool:
-    if sha256 not in one.images:
+    if sha256 not in one.came:
         raise InvalidPayloadError(
-            f"{one.name} names image {sha256}, which is not stored: PUT it to /images first, or send it inline"
+            f"{one.name} names {sha256}, an image or token records that are not stored: PUT them to /images first, or "
+            "send an image inline"
         )
     return True
 
 
 def _screenshot_blobs(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
-    return [Blob(one.images[sha256].data, bytes.fromhex(sha256)) for sha256 in hashes]
+    return [Blob(one.came[sha256], bytes.fromhex(sha256)) for sha256 in hashes]
 
 
 def _goes_into_a_pack(one: PendingPayload, new_shots: Sequence[str]) -> bool:

@@ -68,6 +68,8 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/surplus_items": "members beyond the group's size",
     "rollout/buffer/untrained_trajectories": "trajectories of which no token is trained",
     "rollout/buffer/without_log_probs": "trajectories not trained because slime computes its loss from log-probs",
+    "rollout/buffer/record_problems": "trajectories not trained because what the engine told of their tokens (experts, "
+    "ids that top_p kept) is missing or of other tokens",
     "rollout/buffer/old_tokens": "tokens masked because their weights were too old (rollout_buffer_max_token_lag)",
     "rollout/buffer/old_trajectories": "trajectories not trained because all their tokens were that old",
     "rollout/buffer/turn_rewards": "trajectories of which the rewards of single turns are trained",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from slime.utils.mask_records import TokenRecords
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 
@@ -52,7 +53,8 @@ class RolloutRow:
     ``version_spans`` say which weights sampled which trained tokens, as places in ``token_ids``, and
     ``trainer_version`` which weights the trainer had when the row was made. ``returns``, as long as ``token_ids``, has
     what is earned from each trained token on (``turn_rewards``) and 0.0 elsewhere; None where nobody asked, or its
-    turns earned nothing of their own.
+    turns earned nothing of their own. ``records`` has what was asked for of the engine beside: under ``routed_experts``
+    a record for every token but the first, under ``top_p_tokens`` one for every token from ``response_start`` on.
     """
 
     uid: str
@@ -72,6 +74,7 @@ class RolloutRow:
     version_spans: tuple[WeightVersionSpan, ...] = ()
     trainer_version: int | None = None
     returns: Sequence[float] | None = None
+    records: Mapping[str, TokenRecords] = field(default_factory=dict)
 
     @property
     def version_lag(self) -> list[int | None] | None:

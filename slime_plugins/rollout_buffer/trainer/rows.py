@@ -25,6 +25,7 @@ from slime.utils.mask_generator import (
     UndecidedReason,
     pack_training_rows,
 )
+from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, vocabulary_size
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.masks import Masks, MaskSettings, mask_generator
@@ -42,6 +43,13 @@ from slime_plugins.rollout_buffer.trainer.token_facts import (
     output_versions,
     trained_values,
     version_spans,
+)
+from slime_plugins.rollout_buffer.trainer.token_records import (
+    ReadRecords,
+    RecordProblemError,
+    kept_ids_of_row,
+    read_records,
+    routed_experts_of_row,
 )
 from slime_plugins.rollout_buffer.trainer.turn_rewards import token_returns
 from slime_plugins.rollout_buffer.trainer.vision import (
@@ -82,6 +90,7 @@ class _Packed:
     """Of each generation's output tokens, where the trajectory's turns earned rewards and somebody asked."""
     old_tokens: int = 0
     """Masked, because their weights were too old."""
+    records: ReadRecords = ()
 
 
 class RowBuilder:
@@ -91,6 +100,7 @@ class RowBuilder:
         self._settings = settings
         self._row_images: RowImages | None = None
         self._trainer_version: int | None = None
+        self._fetched_records = FetchedImages()
         self.counts: Counter[str] = Counter()
 
     def groups(
@@ -100,13 +110,16 @@ class RowBuilder:
         images: FetchedImages | None = None,
         *,
         trainer_version: int | None = None,
+        records: FetchedImages | None = None,
     ) -> list[RolloutGroup]:
         """Returns the groups of one delivery, each filled up or cut to exactly n members.
 
         ``vision`` gives the rows their ``images``; without it they keep one placeholder for each. ``trainer_version``
-        is that of the weights that train them, None when it is unknown: then no token is too old.
+        is that of the weights that train them, None when it is unknown: then no token is too old. ``records`` are the
+        token records that the generations name.
         """
         self._trainer_version = trainer_version
+        self._fetched_records = records or FetchedImages()
         members_by_group, ungrouped = _by_group(items)
         groups = []
         for members in members_by_group:
@@ -142,9 +155,9 @@ class RowBuilder:
             return _dummy(item, refusal)
         self.counts["engine_image_mismatches"] += bool(item.extra_info.get("prompt_tokens_mismatch"))
         try:
-            packed = self._without_old_tokens(self._with_returns(item, self._packed(item)))
+            packed = self._with_records(self._without_old_tokens(self._with_returns(item, self._packed(item))))
             rows = self._rows(item, packed)
-        except ImageProblemError as problem:
+        except (ImageProblemError, RecordProblemError) as problem:
             logger.warning("trajectory %s is not trained: %s", item.uid, problem)
             self.counts[problem.counter] += 1
             return _dummy(item, str(problem))
@@ -198,6 +211,14 @@ class RowBuilder:
         masked = sum(sum(before.loss_mask) - sum(row.loss_mask) for before, row in zip(packed.rows, rows, strict=True))
         self.counts["old_tokens"] += masked
         return replace(packed, rows=rows, old_tokens=masked)
+
+    def _with_records(self, packed: _Packed) -> _Packed:
+        if not self._settings.records or not any(1 in row.loss_mask for row in packed.rows):
+            return packed
+        if packed.token_source is not TokenSource.GENERATIONS:
+            raise RecordProblemError("its tokens were rebuilt from messages, and no engine told anything of them")
+        records = read_records(packed.generations, self._settings.records, self._fetched_records)
+        return replace(packed, records=records)
 
     def _why_untrained(self, packed: _Packed) -> str:
         if not packed.old_tokens:
@@ -298,7 +319,17 @@ class RowBuilder:
             version_spans=_version_spans(packed, row, inputs.row),
             trainer_version=self._trainer_version,
             returns=_returns(packed, row, inputs.row),
+            records=self._records(packed, row, inputs.row, start),
         )
+
+    def _records(self, packed: _Packed, row: TrainingRow, expanded: TrainingRow, start: int) -> dict[str, TokenRecords]:
+        found = {}
+        if ROUTED_EXPERTS in self._settings.records:
+            width = self._settings.experts_width
+            found[ROUTED_EXPERTS] = routed_experts_of_row(row, expanded, packed.generations, packed.records, width)
+        if TOP_P_TOKENS in self._settings.records:
+            found[TOP_P_TOKENS] = kept_ids_of_row(row, expanded, packed.generations, packed.records, start)
+        return found
 
     def _with_images(self, row: TrainingRow, item: RolloutItem, generations: Sequence[Generation]) -> RowInputs:
         if self._row_images is None or not images_of(item):

@@ -41,6 +41,8 @@ class RowSettings:
     trajectories without them are trained as well. ``keep_pictures`` leaves pictures beside the tensors made of them.
     ``turn_discount`` makes the returns of rows whose turns earned rewards; None leaves the trajectory's reward alone.
     ``max_token_lag`` masks tokens of weights that are more versions older than the trainer's; None masks none.
+    ``records`` are the kinds of token records (``slime.utils.mask_records``) without which nothing is trained;
+    ``experts_width`` is how many experts the model chooses for one token in all its layers, None when it is unknown.
     """
 
     samples_per_group: int
@@ -51,6 +53,8 @@ class RowSettings:
     log_probs_wanted_by: str | None = None
     turn_discount: float | None = None
     max_token_lag: int | None = None
+    records: tuple[str, ...] = ()
+    experts_width: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

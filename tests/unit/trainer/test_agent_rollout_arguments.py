@@ -113,8 +113,7 @@ def test_arguments_that_slime_can_train_with_pass(changes: dict[str, Any]) -> No
         ),
         ({**OF_TURNS, "advantage_estimator": "reinforce_plus_plus"}, "compares returns within groups"),
         ({**OF_TURNS, "calculate_per_token_loss": True}, "--calculate-per-token-loss"),
-        ({"use_rollout_routing_replay": True}, "--use-rollout-routing-replay"),
-        ({"rollout_top_p": 0.9}, "--rollout-top-p 0.9"),
+        ({"use_rollout_routing_replay": True}, "--moe-router-topk"),
         ({"use_opd": True, "opd_type": "sglang"}, "--opd-type"),
     ],
 )

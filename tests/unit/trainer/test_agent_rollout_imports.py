@@ -25,9 +25,10 @@ ROOT_OF_THE_BUFFER = (
     "slime_plugins.rollout_buffer.wire",
 )
 OF_SLIME = ("slime.rollout.agent_rollout", "slime.rollout.base_types", "slime.utils.types")
-MASKS = ("slime.utils.mask_generator",)
+MASKS = ("slime.utils.mask_generator", "slime.utils.mask_records")
 PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
+MORE_PACKAGES |= {"agent_rollout_records": {"numpy"}}
 MORE_PACKAGES |= {"agent_rollout_postprocess": {"megatron", "torch"}, "agent_rollout_turns": {"torch"}}  # on ranks
 """What single modules may import beside them, each where it is used."""
 

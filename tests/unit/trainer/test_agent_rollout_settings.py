@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout_settings import eval_payload, eval_sets, read_settings, start_payload
+from slime.rollout.agent_rollout_settings import (
+    eval_payload,
+    eval_sets,
+    read_row_settings,
+    read_settings,
+    start_payload,
+)
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload, parse
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
@@ -35,13 +41,29 @@ def test_the_payload_is_the_documented_one() -> None:
         "input_file": "/data/tasks.jsonl",
         "num_repeat_per_sample": "4",
         "max_tokens": 1024,
-        "sampling_params": {"max_tokens": 1024, "temperature": 0.8, "top_p": 0.9},
+        "sampling_params": {
+            "max_tokens": 1024,
+            "temperature": 0.8,
+            "top_p": 0.9,
+            "custom_params": {"return_top_p_token_ids": True},
+        },
         "tokenizer_path": "/models/m",
         "skip_instance_ids": ["a", "a"],
         "job_id": "j",
         "fresh": True,
         "start_id": "s",
     }
+
+
+def test_the_engine_is_asked_for_what_slime_replays_in_training_alone() -> None:
+    args = arguments(rollout_top_p=0.9, use_rollout_routing_replay=True, eval_prompt_data=["e", "/e"])
+    asked = start_payload(args, job_id="j", skip_instance_ids=[], fresh=True, start_id="s")["sampling_params"]
+    assert (asked["return_routed_experts"], asked["custom_params"]) == (True, {"return_top_p_token_ids": True})
+    (eval_set,) = eval_sets(args)
+    measured = eval_payload(args, eval_set, job_id="e", start_id="s")["sampling_params"]
+    assert not measured.keys() & {"return_routed_experts", "custom_params"}
+    assert read_row_settings(args, 4).records == ("routed_experts", "top_p_tokens")
+    assert read_row_settings(arguments(), 4).records == ()
 
 
 def test_the_buffer_takes_the_payload() -> None:

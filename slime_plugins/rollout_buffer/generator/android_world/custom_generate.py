@@ -25,8 +25,9 @@ from typing import Any, TypeVar
 
 from PIL import Image as PillowImage
 
+from slime.rollout.agent_rollout_records import RECORD_FIELDS, fill_records
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
-from slime.rollout.agent_rollout_settings import read_image_settings
+from slime.rollout.agent_rollout_settings import asked_records, read_image_settings
 from slime.rollout.agent_rollout_versions import execution_of, set_execution
 from slime.utils.mask_generator import pack_training_rows
 from slime.utils.types import Sample
@@ -73,9 +74,6 @@ SET_BY_THE_CLIENT = frozenset(
 ATTEMPTS = 3
 """How often an episode is played before its Sample is given up: what broke may be one device of many."""
 _Env = TypeVar("_Env", bound=AndroidWorldEnv)
-
-NOT_DELIVERED = frozenset({"custom_params"})
-"""What slime asks an engine for and an agent rollout does not carry: the token sets of top-p sampling."""
 
 
 async def generate_incremental(
@@ -250,11 +248,11 @@ async def _generate(
     mode: RolloutMode, args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool
 ) -> list[Sample]:
     generator = await _workshop().generator(args, _options(args, mode))
-    request = _episode_request(sample, sampling_params, evaluation)
+    request = _episode_request(args, sample, sampling_params, evaluation)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             trajectory = await generator.play(replace(request, attempt=attempt - 1))
-            return await asyncio.to_thread(_samples, args, sample, trajectory)
+            return await asyncio.to_thread(_samples, args, sample, trajectory, evaluation=evaluation)
         except EpisodeError as error:
             logger.warning("the episode of %s failed: %s: %s", request.instance.instance_id, error.code, error.message)
             last = error
@@ -295,7 +293,7 @@ def _engine_url(args: Any) -> str:
     return f"http://{host}:{args.sglang_router_port}"
 
 
-def _episode_request(sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool) -> EpisodeRequest:
+def _episode_request(args: Any, sample: Sample, sampling_params: Mapping[str, Any], evaluation: bool) -> EpisodeRequest:
     metadata = sample.metadata or {}
     instance_id = str(metadata.get("instance_id", sample.index))
     session = sample.session_id or uuid.uuid4().hex
@@ -306,34 +304,34 @@ def _episode_request(sample: Sample, sampling_params: Mapping[str, Any], evaluat
         epoch=0,
         slot=0,
         attempt=0,
-        sampling_params=_sampling(sampling_params),
+        sampling_params=_sampling({**sampling_params, **({} if evaluation else asked_records(args))}),
         evaluation=evaluation,
     )
 
 
 def _sampling(params: Mapping[str, Any]) -> SamplingParams:
-    left_out = SET_BY_THE_CLIENT | NOT_DELIVERED
     return SamplingParams(
         max_new_tokens=int(params["max_new_tokens"]),
         temperature=float(params.get("temperature", 1.0)),
         top_p=float(params.get("top_p", 1.0)),
-        extra={key: value for key, value in params.items() if key not in left_out and value is not None},
+        extra={key: value for key, value in params.items() if key not in SET_BY_THE_CLIENT and value is not None},
     )
 
 
 # ---- from a trajectory to slime's Samples ----------------------------------------------------------------------------
 
 
-def _samples(args: Any, sample: Sample, trajectory: Trajectory) -> list[Sample]:
+def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: bool) -> list[Sample]:
     """Returns one Sample per training row, each a copy of slime's own with the row in it."""
     vision = load_vision(args.hf_checkpoint, read_image_settings(args).pixel_dtype)
     fetched = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
-    converter = SampleConverter(args, samples_per_group=1)
+    converter = SampleConverter(args, samples_per_group=1, evaluation=evaluation)
     rows = rows_of(converter.groups([_item(trajectory)], vision, fetched)[0][0])
     images = _images_of_rows(trajectory)
     if len(images) != len(rows):
         images = [[] for _ in rows]  # a dummy that stands for a trajectory without a trained token
     filled = [_onto(sample, row, shown) for row, shown in zip(rows, images, strict=True)]
+    fill_records(filled, args)
     tokenizer = _tokenizer(args.hf_checkpoint)
     for one in filled:
         one.response = tokenizer.decode(one.tokens[len(one.tokens) - one.response_length :])
@@ -382,6 +380,9 @@ def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> S
     set_execution(filled, sample.index if known is None else known)  # type: ignore[arg-type]  # slime numbers them: never None
     filled.multimodal_train_inputs = row.multimodal_train_inputs
     filled.multimodal_inputs = {"images": list(images)} if images else None
+    for name in RECORD_FIELDS:
+        if hasattr(row, name):
+            setattr(filled, name, getattr(row, name))
     return filled
 
 
@@ -395,4 +396,6 @@ def _failed(args: Any, sample: Sample, request: EpisodeRequest, error: EpisodeEr
         extra_info={"remove_reason": error.message, "error": {"code": error.code, "message": error.message}},
     )
     (dummy,) = rows_of(SampleConverter(args, samples_per_group=1).groups([item])[0][0])
-    return _onto(sample, dummy, ())
+    failed = _onto(sample, dummy, ())
+    fill_records([failed], args)
+    return failed

@@ -7,7 +7,7 @@ import itertools
 import uuid
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +33,7 @@ from slime_plugins.rollout_buffer.simulation.engine.generation import Generation
 from slime_plugins.rollout_buffer.simulation.engine.policy import Policy, reply_to
 from slime_plugins.rollout_buffer.simulation.engine.rng import SessionRng
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.simulation.engine.token_records import experts_of_passes, kept_ids
 
 __all__ = ["MODEL_NAME", "ScriptedBackend", "image_token_count"]
 
@@ -190,7 +191,14 @@ class ScriptedBackend:
             prompt_ids=plan.prompt_ids,
             cached_tokens=self._recall(call.session, plan.prompt_ids, ids),
             image_tokens=plan.image_tokens,
+            **self._records([*plan.prompt_ids, *ids], len(ids)),
         )
+
+    def _records(self, ids: Sequence[int], sampled: int) -> dict[str, Any]:
+        if not self.settings.token_records:
+            return {}
+        experts = experts_of_passes(ids, self.weight_version)
+        return {"experts": experts, "kept_ids": kept_ids(ids[len(ids) - sampled :])}
 
     def _plan(self, call: GenerateCall, rid: str) -> _Plan:
         """What the policy says to this prompt. Runs in a thread: it reads screenshots."""

@@ -20,7 +20,8 @@ class StandInSettings:
     caller's session decide which. ``port`` 0 takes a free one. ``latency_s`` passes before the first token of a
     reply, ``token_latency_s`` before each further one. ``context_length`` caps prompt plus ``max_new_tokens``, as a
     model's would. ``threads`` read screenshots and tokenise; the event loop stays free for health checks.
-    ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one.
+    ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one. With
+    ``token_records`` it tells experts and kept ids where it is asked for them.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +35,7 @@ class StandInSettings:
     weight_version: str = "default"
     threads: int = 2
     token_file: Path | None = None
+    token_records: bool = False
 
     def __post_init__(self) -> None:
         if why := why_exposed(self.host, self.token_file):

@@ -1,0 +1,61 @@
+"""Token records are bytes under their hash, beside the payload that names them."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import orjson
+import pytest
+from flask.testing import FlaskClient
+
+from slime.utils.mask_records import TOP_P_TOKENS, RecordBytes, TokenRecords
+from slime_plugins.rollout_buffer import wire
+from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
+from slime_plugins.rollout_buffer.types import Generation
+from tests.support import poll, start_external, write, written
+from tests.unit.state.test_buffer import start_math, trajectory
+
+RECORDS = RecordBytes.of(TokenRecords.of_int32(2, array("i", [3, 4]).tobytes(), ends=(2,)))
+TURN = {"prompt_ids": [1, 2], "output_ids": [3], "output_log_probs": [-0.5]}
+
+
+def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer: Buffer) -> None:
+    job = start_math(buffer, ids=("a",))
+    played = Generation([1, 2], [3], [-0.5], records={TOP_P_TOKENS: RECORDS})
+    fence = buffer.begin_running(job.key)
+    (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=10)
+    for slot in range(2):
+        attempt = buffer.begin_attempt(fence, group, slot)
+        assert attempt is not None
+        brought = replace(trajectory(f"{slot}", reward=slot), generations=[played])
+        buffer.add_trajectory(fence, group, slot, attempt, brought)
+    buffer.judge_and_close(group, group_policy(job), fence=fence)
+    delivery = poll(buffer, job)
+    assert delivery is not None
+    (_, body), *_ = buffer.delivered_items(delivery)
+    (found,) = wire.decode_generations(orjson.loads(body)["generations"])
+    assert found.records == {TOP_P_TOKENS: RECORDS}
+    assert found.records[TOP_P_TOKENS].data is None
+    assert buffer.contents.image(RECORDS.sha256) == RECORDS.data
+
+
+def test_a_writer_puts_the_bytes_first_and_then_names_them(client: FlaskClient) -> None:
+    item = written("a/0", generations=[{**TURN, "records": {TOP_P_TOKENS: RECORDS.sha256}}])
+    client.post("/start_rollout", json={"task_type": "external", "num_repeat_per_sample": 1})
+    refused = client.post("/buffer/write", json=item)
+    assert refused.status_code == 400
+    assert "PUT them to /images first" in refused.get_json()["error"]["message"]
+    assert client.put(f"/images/{RECORDS.sha256}", data=RECORDS.data).status_code == 201
+    assert client.post("/buffer/write", json=item).status_code == 200
+    found = client.get(f"/images/{RECORDS.sha256}")
+    assert (found.data, found.mimetype) == (RECORDS.data, wire.RECORDS_TYPE)
+
+
+@pytest.mark.parametrize("records", [{"other": RECORDS.sha256}, {TOP_P_TOKENS: "x"}, {TOP_P_TOKENS: [1, 2]}, []])
+def test_records_that_are_no_names_are_refused(buffer: Buffer, records: object) -> None:
+    job = start_external(buffer)
+    with pytest.raises(InvalidPayloadError, match="records"):
+        write(buffer, job, written("a/0", generations=[{**TURN, "records": records}]))
