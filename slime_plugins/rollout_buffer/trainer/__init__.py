@@ -1,9 +1,9 @@
 """A trainer's end of a job, for trainers of any framework: rows in, acknowledgements out.
 
 ``RolloutFeed`` is the whole of it. Below it: ``job_feed`` (polls, leases, retries), ``rows`` (items become rows),
-``vision`` and ``image_fetch`` (screenshots), ``token_records`` (experts, kept ids), ``masks`` (loss masks of one's own),
-``consumed`` (what a checkpoint keeps), ``metrics`` and ``tracking``, ``evaluation``. slime's binding
-is ``slime/rollout/agent_rollout*.py``.
+``vision`` and ``image_fetch`` (screenshots), ``token_records`` (experts, kept ids), ``masks`` (loss masks of one's
+own), ``consumed`` (what a checkpoint keeps), ``metrics`` and ``tracking``, ``evaluation``. slime's binding is
+``slime/rollout/agent_rollout*.py``.
 """
 
 from __future__ import annotations
