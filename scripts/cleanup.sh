@@ -209,9 +209,9 @@ remove_clones() {
     local folder name path
     for folder in "${avd_home%/}"/*.avd; do
         name=$(basename "$folder" .avd)
-        case " ${others[*]-} " in *" $name "*) continue ;; esac
+        is_free "${avd_home%/}/.$name.owner" || continue
         if fits_pattern "$name" && [ -f "$folder/rollout_buffer_clone_of" ] && [ ! -L "$folder" ]; then
-            remove "$folder" "${avd_home%/}/$name.ini" "${avd_home%/}/.$name.lock"
+            remove "$folder" "${avd_home%/}/$name.ini" "${avd_home%/}/.$name.lock" "${avd_home%/}/.$name.owner"
         fi
     done
     for path in "${avd_home%/}"/.rollout_buffer_copy_[0-9]*.lock; do # places of copies under way

@@ -79,7 +79,7 @@ def test_a_command_to_an_emulator_that_has_died_leaves_no_server_behind(hosts: l
     os.kill(emulator, signal.SIGKILL)
     until(lambda: host.lost() != "")
     adb(port, "devices")  # as whoever looks at the device in this moment does
-    host.stop()
+    host.close()
     until(lambda: is_free(port))
 
 

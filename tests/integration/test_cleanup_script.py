@@ -17,6 +17,7 @@ import pytest
 from slime_plugins.rollout_buffer.generator.android_world.config import SETTING_PREFIX
 from slime_plugins.rollout_buffer.generator.android_world.emulator import guard as emulator_guard
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.host import CHECKOUT_MARK, DEVICE_MARK
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
@@ -140,9 +141,10 @@ def test_the_farm_of_another_checkout_stays_until_somebody_agrees(host: Host) ->
     """So do its clones, which carry the same names where both farms have the shipped settings."""
     foreign = host.guard("cleanup_test_0", checkout="/another/checkout")
     clone_avd(host.avd_home, "Base", "cleanup_test_0")
-    host.cleanup("--all")
-    assert lives(foreign)
-    assert (host.avd_home / "cleanup_test_0.avd").is_dir()
+    with AvdOwnership(host.avd_home, "cleanup_test_0", Path("/another/checkout")):
+        host.cleanup("--all")
+        assert lives(foreign)
+        assert (host.avd_home / "cleanup_test_0.avd").is_dir()
 
     host.cleanup("--all", "--yes")
     until(lambda: not lives(foreign))

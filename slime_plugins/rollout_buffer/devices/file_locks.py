@@ -10,8 +10,11 @@ __all__ = ["try_lock"]
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """Returns the lock on a file, which is made where it is not there; None when another has it."""
-    lock = path.open("w")
+    """Returns the lock on a file, which is made where it is not there; None when another has it.
+
+    What the file holds is left to whoever gets the lock.
+    """
+    lock = path.open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -394,6 +394,35 @@ def test_an_emulator_starts_headless_and_cold_on_ports_and_an_adb_server_of_its_
     }
 
 
+def test_a_virtual_device_that_runs_is_not_booted_twice_and_keeps_its_locks(settings: AndroidWorldSettings) -> None:
+    with closing(EmulatorHost(settings, 4)) as first:
+        first.start()
+        lock = Path(settings.android_avd_home) / "orphan_test_4.avd" / "multiinstance.lock"
+        lock.touch()
+        used = f"orphan_test_4 is in use by process {os.getpid()} "
+        with closing(EmulatorHost(settings, 4)) as second, pytest.raises(DeviceError, match=used):
+            second.start()
+        assert lock.exists()
+        first.check_alive()
+    assert not lock.exists()
+
+
+def test_why_an_emulator_did_not_boot_is_said_and_its_log_stays(settings: AndroidWorldSettings, tmp_path: Path) -> None:
+    Path(settings.emulator_path).write_text("#!/bin/sh\necho 'FATAL: not enough space for userdata'\nexit 1\n")
+    Path(settings.adb_path).write_text("#!/bin/sh\n")
+    why = "ended while it booted; .*/orphan_test_4[.]log ends: FATAL: not enough space"
+    with closing(EmulatorHost(settings, 4)) as host, pytest.raises(DeviceError, match=why):
+        host.start()
+    assert "not enough space" in (tmp_path / "records" / "orphan_test_4.log").read_text()
+
+
+def test_an_emulator_that_adb_may_not_use_is_not_waited_for(settings: AndroidWorldSettings) -> None:
+    Path(settings.adb_path).write_text("#!/bin/sh\necho 'error: device unauthorized.' >&2\nexit 1\n")
+    patient = settings.model_copy(update={"boot_timeout_s": 600})
+    with closing(EmulatorHost(patient, 4)) as host, pytest.raises(DeviceError, match="adb shell: error: device unauth"):
+        host.start()
+
+
 UNREADY_ADB = """#!/bin/sh
 echo "$@" >> {folder}/adb_log
 case "$*" in

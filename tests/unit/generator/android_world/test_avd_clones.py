@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.emulator import avd_clones
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
+    CHECKOUT,
     CopyLimits,
     allocated_bytes,
     clone_avd,
     running_emulator,
     shares_blocks,
 )
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import backing_file
 
 CLUSTER = 65536
@@ -147,12 +149,47 @@ def test_a_copy_that_was_cut_off_goes_on_with_what_is_missing(home: Path) -> Non
     assert list(clone.glob("*_part")) == []
 
 
-def test_a_file_of_which_the_base_has_another_version_is_copied_anew(home: Path) -> None:
+def test_a_clone_is_made_again_once_its_base_has_changed(home: Path) -> None:
     clone_avd(home, "Base", "clone_0")
-    (home / "clone_0.avd" / "rollout_buffer_clone_of").write_text("")
+    used = home / "clone_0.avd" / "userdata-qemu.img"
+    used.write_bytes(b"used")
+    (home / "Base.avd" / "forwarder.apk").touch()
+    clone_avd(home, "Base", "clone_0")
+    assert (home / "clone_0.avd" / "forwarder.apk").exists()
+    assert used.read_bytes() == b"data" * 1000
+
+
+def test_a_clone_stays_as_it_is_while_its_base_runs_and_may_change(home: Path) -> None:
+    clone_avd(home, "Base", "clone_0")
+    (home / "Base.avd" / "userdata-qemu.img").write_bytes(b"half")
+    (home / "Base.avd" / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}")
+    clone_avd(home, "Base", "clone_0")
+    assert (home / "clone_0.avd" / "userdata-qemu.img").read_bytes() == b"data" * 1000
+
+
+# ---- one owner -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_copied_into_a_clone_that_somebody_uses(home: Path) -> None:
+    clone_avd(home, "Base", "clone_0")
     (home / "Base.avd" / "userdata-qemu.img").write_bytes(b"other" * 1000)
+    used = f"clone_0 is in use by process {os.getpid()} .started at tick [0-9]+. of /another/checkout"
+    with AvdOwnership(home, "clone_0", Path("/another/checkout")), pytest.raises(DeviceError, match=used):
+        clone_avd(home, "Base", "clone_0")
+    assert (home / "clone_0.avd" / "userdata-qemu.img").read_bytes() == b"data" * 1000
     clone_avd(home, "Base", "clone_0")
     assert (home / "clone_0.avd" / "userdata-qemu.img").read_bytes() == b"other" * 1000
+
+
+def test_a_device_has_an_owner_until_the_last_process_ended_that_holds_it(home: Path) -> None:
+    owner = AvdOwnership(home, "clone_0", CHECKOUT)
+    heir = subprocess.Popen(["sleep", "60"], pass_fds=(owner.fileno(),))
+    owner.release()
+    with pytest.raises(DeviceError, match="in use"):
+        AvdOwnership(home, "clone_0", CHECKOUT)
+    heir.kill()
+    heir.wait()
+    AvdOwnership(home, "clone_0", CHECKOUT).release()
 
 
 def test_a_copy_that_takes_too_long_says_which_limit_it_met(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A virtual device of its own for each worker: cloned once from a base that is not running.
+"""A virtual device of its own for each worker: cloned from a base that is not running, and again once that changed.
 
 A copy goes on where an earlier one was cut off: whole files of it are kept. Its limit of time grows with what is to be
 copied, and only a few are made at the same time on a host, because disks are slower for many.
@@ -16,19 +16,23 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import point_into_clone
 
-__all__ = ["CopyLimits", "allocated_bytes", "clone_avd", "running_emulator", "shares_blocks"]
+__all__ = ["CHECKOUT", "CopyLimits", "allocated_bytes", "clone_avd", "running_emulator", "shares_blocks"]
 
 logger = logging.getLogger(__name__)
 
+CHECKOUT = Path(__file__).resolve().parents[5]
+"""The checkout or installation that this runs from."""
 _MARK = "rollout_buffer_clone_of"
-"""The file in a clone that says that it is ours: the name of its base, or nothing while it is being made."""
+"""The file in a clone that says that it is ours: its base by name and digest, or nothing while it is being made."""
 _PID_FILE = "hardware-qemu.ini.lock"
 _PART = ".rollout_buffer_part"
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
@@ -46,36 +50,43 @@ class CopyLimits:
     at_once: int = 4
 
 
-def clone_avd(avd_home: Path, base: str, clone: str, limits: CopyLimits | None = None) -> None:
-    """Makes the clone unless it is there already, whole and of this base.
+def clone_avd(
+    avd_home: Path, base: str, clone: str, limits: CopyLimits | None = None, *, owner: AvdOwnership | None = None
+) -> None:
+    """Makes the clone unless it is there already, whole and of this base as it is now.
 
     The clone's files share blocks with the base where the file system can, and stay sparse. Overlays of disks lead to
-    the clone's own files.
+    the clone's own files. A clone of a base that runs, and so may change, stays as it is. ``owner`` is given by who
+    owns the clone already; without one it is owned while files are copied into it.
 
     Raises:
         ConfigError: there is no such base, or what bears the clone's name is no clone.
-        DeviceError: the base is running, copying it failed or took too long, or a disk of it cannot be cloned.
+        DeviceError: the base is running, copying it failed or took too long, a disk of it cannot be cloned, or somebody
+            else uses the clone.
     """
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
     if not (source / "config.ini").is_file():
         raise ConfigError(f"there is no virtual device {base} in {avd_home}: create it, or set avd_name")
     with _alone(avd_home / f".{clone}.lock"):
-        if _is_clone_of(target, base):
+        pid = running_emulator(source)
+        mark = f"{base}\n{_digest(source)}\n"
+        made_of = _mark_of(target)
+        if made_of == mark or (pid is not None and made_of.startswith(f"{base}\n")):
             return
         if target.exists() and not (target / _MARK).is_file():
             raise ConfigError(
                 f"{target} is there already and is no clone: move it, or set another base_avd_name_pattern"
             )
-        pid = running_emulator(source)
         if pid is not None:
             raise DeviceError(f"the base device {base} is running (process {pid}): stop it before it is cloned")
-        with _turn(avd_home, (limits or CopyLimits()).at_once):
+        owned = AvdOwnership(avd_home, clone, CHECKOUT) if owner is None else nullcontext()
+        with owned, _turn(avd_home, (limits or CopyLimits()).at_once):
             logger.info("cloning the virtual device %s as %s", base, clone)
             _copy(source, target, (limits or CopyLimits()).seconds_per_gb)
-        point_into_clone(source, target)
-        _rename_within(target, base, clone)
-        _write_pointer(avd_home, base, clone)
-        (target / _MARK).write_text(base)
+            point_into_clone(source, target)
+            _rename_within(target, base, clone)
+            _write_pointer(avd_home, base, clone)
+            (target / _MARK).write_text(mark)
 
 
 def running_emulator(avd: Path) -> int | None:
@@ -116,9 +127,15 @@ def shares_blocks(folder: Path) -> bool:
     return True
 
 
-def _is_clone_of(target: Path, base: str) -> bool:
+def _mark_of(target: Path) -> str:
     mark = target / _MARK
-    return mark.is_file() and mark.read_text() == base
+    return mark.read_text() if mark.is_file() else ""
+
+
+def _digest(avd: Path) -> str:
+    """Returns what changes when a file of the virtual device does: names, sizes and times of all of them."""
+    states = [(str(name), (avd / name).lstat()) for name in _files_of(avd)]
+    return sha256(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode()).hexdigest()
 
 
 @contextmanager
@@ -202,8 +219,8 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
             f"{source.parent} could not be cloned in time: it takes longer than clone_s_per_gb says"
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
-        detail = {"stderr": str(getattr(error, "stderr", ""))}
-        raise DeviceError(f"{source.parent} could not be cloned: {error}", detail) from error
+        said = str(getattr(error, "stderr", None) or error).strip()
+        raise DeviceError(f"{source.parent} could not be cloned: {said}") from error
 
 
 def _dies_with(parent: int) -> Callable[[], None]:

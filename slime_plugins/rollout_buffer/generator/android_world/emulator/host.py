@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CopyLimits, clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import CHECKOUT, CopyLimits, clone_avd
+from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import (
     NO_ADB_SEARCH,
     EmulatorPorts,
@@ -32,7 +32,6 @@ DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
 CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
 """Beside it: the checkout or installation that started it. ``scripts/cleanup.sh`` ends those of its own."""
 
-_CHECKOUT = Path(__file__).resolve().parents[5]
 _GUARD = Path(__file__).with_name("guard.py")
 _HEADLESS = (
     *("-no-window", "-no-audio", "-no-boot-anim", "-no-metrics"),
@@ -48,7 +47,9 @@ _SHARE_OF_ANDROID = 0.8
 """Of ``boot_timeout_s``; the rest is for connecting, and so that what is said here comes before the whole limit."""
 _GUARD_S = 30.0
 """What a guard needs beside ``stop_timeout_s``: adb is asked three times, for 10 s at most."""
-_LOG_LINES = 15
+_LOG_LINES = 5
+_LOG_CHARACTERS = 600
+"""Of the log's end, in what is said of an emulator that did not come up."""
 
 
 def records_folder() -> Path:
@@ -72,15 +73,15 @@ def check_sdk(settings: AndroidWorldSettings) -> None:
         raise ConfigError(f"device: android_world needs the virtual device {settings.avd_name}: there is no {avd}")
 
 
-def make_clone(settings: AndroidWorldSettings, index: int) -> None:
-    """Makes the virtual device of worker ``index``, unless it is there.
+def make_clone(settings: AndroidWorldSettings, index: int, *, owner: AvdOwnership | None = None) -> None:
+    """Makes the virtual device of worker ``index``, unless it is there as its base is now; see ``clone_avd``.
 
     Raises:
         ConfigError, DeviceError: as ``clone_avd``.
     """
     limits = CopyLimits(seconds_per_gb=settings.clone_s_per_gb, at_once=settings.clones_at_once)
     home = Path(settings.android_avd_home).expanduser()
-    clone_avd(home, settings.avd_name, settings.base_avd_name_pattern.format(index), limits)
+    clone_avd(home, settings.avd_name, settings.base_avd_name_pattern.format(index), limits, owner=owner)
 
 
 def screen_size(avd: Path) -> tuple[int, int] | None:
@@ -101,8 +102,9 @@ class EmulatorHost:
         self._boots_the_base = boots_the_base
         self._avd_home = Path(settings.android_avd_home).expanduser()
         self._avd_name = settings.avd_name if boots_the_base else settings.base_avd_name_pattern.format(index)
-        self._folder = WorkerFolder(f"rollout_buffer_device_{index}")
+        self._owner: AvdOwnership | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        self._adb_refusal = ""
         self.ports: EmulatorPorts | None = None
 
     @property
@@ -114,30 +116,32 @@ class EmulatorHost:
         """Boots the emulator and returns its ports once Android is up. Who wants another attempt calls again.
 
         Raises:
-            DeviceError: it did not come up in time; nothing of it is left.
+            DeviceError: somebody else uses the virtual device, or it did not come up in time; nothing of it is left.
         """
-        if not self._boots_the_base:
-            make_clone(self._settings, self._index)
+        if self._owner is None:
+            self._owner = AvdOwnership(self._avd_home, self._avd_name, CHECKOUT)
         try:
+            if not self._boots_the_base:
+                make_clone(self._settings, self._index, owner=self._owner)
             return self._boot()
         except BaseException:
-            self.stop()
+            self.close()
             raise
 
     def check_alive(self) -> None:
         """Raises ``DeviceError`` when the emulator's process is gone or Android does not answer."""
         if self._guard is None or self._guard.poll() is not None:
-            raise DeviceError("the emulator's process is gone", {"log": self._log_tail()})
+            raise DeviceError(f"the emulator's process is gone{self._evidence()}")
         if "device" not in self._adb("get-state"):
-            raise DeviceError("adb says that the emulator is not a usable device")
+            raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
 
     def lost(self) -> str:
         """Returns why there is no emulator any more although nobody ended it, "" while all is well."""
         guard = self._guard
         return "" if guard is None or guard.poll() is None else "the emulator's process has ended"
 
-    def stop(self) -> None:
-        """Ends the emulator and its adb server; a second call does nothing."""
+    def close(self) -> None:
+        """Ends the emulator and its adb server, and gives the virtual device up. It may be started again."""
         guard, self._guard = self._guard, None
         if guard is not None:
             _close_guard(guard, self._settings.stop_timeout_s + _GUARD_S)
@@ -145,8 +149,11 @@ class EmulatorHost:
         if ports is not None:
             self._end_adb_server(ports)
             ports.release()
-        for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
-            lock.unlink(missing_ok=True)  # of the process that just ended; with it no emulator would start again
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
+                lock.unlink(missing_ok=True)  # of the process that just ended; with it no emulator would start again
+            owner.release()
 
     def _end_adb_server(self, ports: EmulatorPorts) -> None:
         """Ends a server that came after the guard's end: a command to an emulator that has died starts one anew."""
@@ -158,18 +165,13 @@ class EmulatorHost:
             logger.warning("the adb server on port %d does not end: %s", ports.adb_server, error)
 
     def shut_down(self) -> None:
-        """Has Android shut down, so that what it wrote is on its disk; then as ``stop``."""
+        """Has Android shut down, so that what it wrote is on its disk; then as ``close``."""
         self._adb("shell", "sync")
         self._adb("shell", "reboot", "-p")
         deadline = time.monotonic() + _SHUT_DOWN_S
         while self._guard is not None and self._guard.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        self.stop()
-
-    def close(self) -> None:
-        """Ends everything and removes the worker's folder."""
-        self.stop()
-        self._folder.remove()
+        self.close()
 
     def _boot(self) -> EmulatorPorts:
         settings = self._settings
@@ -184,14 +186,16 @@ class EmulatorHost:
         self._guard = self._launch(ports)
         while time.monotonic() < deadline:
             if self._guard.poll() is not None:
-                raise DeviceError("the emulator ended while it booted", {"log": self._log_tail()})
+                raise DeviceError(f"the emulator ended while it booted{self._evidence()}")
             if self._is_booted():
                 self._check_screen()
                 self._stand_still()
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return ports
+            if "unauthorized" in self._adb_refusal:  # which waiting does not mend
+                raise DeviceError(f"adb may not use the emulator{self._evidence()}")
             time.sleep(_POLL_S)
-        raise DeviceError(f"the emulator was not up after {timeout_s:g} s", {"log": self._log_tail()})
+        raise DeviceError(f"the emulator was not up after {timeout_s:g} s{self._evidence()}")
 
     def _launch(self, ports: EmulatorPorts) -> subprocess.Popen[bytes]:
         settings = self._settings
@@ -203,7 +207,10 @@ class EmulatorHost:
             *(sys.executable, "-S", str(_GUARD), str(records_folder()), self._avd_name),
             *(self.adb_path, str(ports.adb_server), ports.serial, str(settings.stop_timeout_s), "--"),
         ]
-        with self._log_path.open("ab") as log:
+        self._log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._log_path.is_file():
+            self._log_path.replace(self._log_path.with_suffix(".log.1"))
+        with self._log_path.open("wb") as log:
             return subprocess.Popen(
                 [*guarded, *command],
                 stdin=subprocess.PIPE,
@@ -211,6 +218,8 @@ class EmulatorHost:
                 stderr=log,
                 env=self._environment(ports),
                 start_new_session=True,
+                # The device is in use for as long as its emulator lives, also when this process is killed.
+                pass_fds=() if self._owner is None else (self._owner.fileno(),),
             )
 
     def _environment(self, ports: EmulatorPorts) -> dict[str, str]:
@@ -225,7 +234,7 @@ class EmulatorHost:
             "ANDROID_ADB_SERVER_PORT": str(ports.adb_server),
             "no_proxy": "localhost,127.0.0.1,10.0.2.2",
             DEVICE_MARK: self._avd_name,
-            CHECKOUT_MARK: str(_CHECKOUT),
+            CHECKOUT_MARK: str(CHECKOUT),
         }
 
     def _is_booted(self) -> bool:
@@ -260,24 +269,31 @@ class EmulatorHost:
             self._adb("shell", "settings", "put", "global", scale, "0")
 
     def _adb(self, *words: str) -> str:
-        """One adb command; empty when it failed or took too long."""
+        """One adb command; empty when it failed or took too long, and why is remembered for what is said then."""
         if self.ports is None:
             return ""
+        self._adb_refusal = ""
         command = [self.adb_path, "-P", str(self.ports.adb_server), "-s", self.ports.serial, *words]
         try:
             return _output(command)
         except (OSError, subprocess.SubprocessError) as error:
             logger.debug("adb %s: %s", words, error)
+            said = getattr(error, "stderr", None) or str(error).encode()
+            self._adb_refusal = f"adb {words[0]}: {said.decode('utf-8', 'replace').strip()}"
             return ""
 
     @property
     def _log_path(self) -> Path:
-        return self._folder.path / "emulator.log"
+        """The emulator's log: it stays when the device is gone, with that of the boot before beside it."""
+        return records_folder() / f"{self._avd_name}.log"
 
-    def _log_tail(self) -> str:
-        if not self._log_path.is_file():
-            return ""
-        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+    def _evidence(self) -> str:
+        """Returns what adb last refused and how the emulator's log ends, as the end of a sentence."""
+        text = self._log_path.read_text(errors="replace") if self._log_path.is_file() else ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        tail = " | ".join(lines[-_LOG_LINES:])
+        log = f"{self._log_path} ends: {tail[-_LOG_CHARACTERS:]}" if tail else f"{self._log_path} is empty"
+        return "; ".join(["", *filter(None, [self._adb_refusal]), log])
 
 
 def _output(command: Sequence[str]) -> str:
