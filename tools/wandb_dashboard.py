@@ -90,6 +90,7 @@ LAYOUT: tuple[Section, ...] = (
             _panel("Waiting for groups", "buffer/wait_s"),
             _panel("Training rows", "buffer/rows"),
             _panel("Tokens in all rows", "buffer/row_tokens"),
+            _panel("Prompts as the engine ran them", "buffer/prompts/<statistic>"),
             _panel("Where tokens came from", "buffer/tokens_from_generations", "buffer/tokens_from_messages"),
             _panel(
                 "Not trained",

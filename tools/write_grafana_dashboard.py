@@ -102,6 +102,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 f"rollout_buffer_log_prob_gap{OF_JOB}",
                 "{{job_id}} {{statistic}}",
             ),
+            _one("Prompts as the engine ran them", f"rollout_buffer_prompts{OF_JOB}", "{{job_id}} {{statistic}}"),
             _one("Trained against submitted", f"rollout_buffer_bias{OF_JOB}", "{{job_id}} {{statistic}}"),
             _one("Episodes at once", f"rollout_buffer_episodes_at_once{OF_JOB}", "{{job_id}}"),
             _one("Poll wait", f"rollout_buffer_poll_wait_seconds{OF_JOB}", "{{job_id}} {{statistic}}", unit="s"),

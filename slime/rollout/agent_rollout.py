@@ -68,7 +68,13 @@ from slime_plugins.rollout_buffer.trainer.consumed import (
 )
 from slime_plugins.rollout_buffer.trainer.engine_version import weight_version_of
 from slime_plugins.rollout_buffer.trainer.intake import Intake
-from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, JobFeed, send_start
+from slime_plugins.rollout_buffer.trainer.job_feed import (
+    InputExhaustedError,
+    JobEndedError,
+    JobFeed,
+    send_start,
+    warn_of_prompts,
+)
 from slime_plugins.rollout_buffer.trainer.masks import check_masks
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics, no_filter_metrics
 from slime_plugins.rollout_buffer.trainer.tracking import STEP, chosen_examples, example_of, tracker_for
@@ -523,7 +529,9 @@ class _TrainingRollout:
         """Returns the job's accounting beside the batch, none when the buffer does not tell them soon."""
         try:
             async with asyncio.timeout(LOOKING_TIMEOUT_S):
-                return job_metrics(await self._client.job(self._feed.job_id))
+                job = await self._client.job(self._feed.job_id)
+            warn_of_prompts(job)
+            return job_metrics(job)
         except Exception as error:  # noqa: BLE001 - the batch is acknowledged: numbers beside it must not lose it
             logger.info("the accounting of job %s could not be read: %r", self._feed.job_id, error)
             return {}

@@ -8,6 +8,8 @@ sets, each with a default here:
     rollout_buffer_short_groups  ``refill`` (default): other groups fill the places of a batch that could not be
                                  played; ``keep``: dummies stay in them, which make slime's mean smaller
     rollout_buffer_on_policy     true: a rollout's groups are played by the weights of its start alone (false)
+    rollout_buffer_exact_prompts  ``report`` (default) or ``require``: an engine that changes prompts, or does not say
+                                 what it runs, is refused at the start
     rollout_buffer_options       extra keys of the start payload: timeouts, ratios, what the generator understands
     rollout_buffer_token         bearer token; the environment's ROLLOUT_BUFFER_TOKEN when not set
     rollout_buffer_wait_s        how long one poll waits for a group (20)
@@ -95,7 +97,8 @@ PIXEL_DTYPES = ("float32", "bfloat16")
 
 
 KEYS = frozenset(
-    {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
+    {"rollout_buffer_exact_prompts"}
+    | {"rollout_buffer_example_interval", "rollout_buffer_image_cache_mb", "rollout_buffer_image_fetches"}
     | {"rollout_buffer_job_id", "rollout_buffer_keep_images", "rollout_buffer_lease_s", "rollout_buffer_loss_mask"}
     | {"rollout_buffer_max_row_tokens", "rollout_buffer_metrics_file", "rollout_buffer_on_exhausted"}
     | {"rollout_buffer_max_token_lag", "rollout_buffer_on_policy", "rollout_buffer_turn_discount"}
@@ -421,7 +424,15 @@ def _engine_and_task(args: Any) -> dict[str, Any]:
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
+        **_exact_prompts(args),
     }
+
+
+def _exact_prompts(args: Any) -> dict[str, str]:
+    value = getattr(args, "rollout_buffer_exact_prompts", None)
+    if value not in (None, "report", "require"):
+        raise ConfigError(f"rollout_buffer_exact_prompts is {value!r}; use report or require")
+    return {} if value is None else {"exact_prompts": value}
 
 
 def _num_process(value: Any) -> int | str:

@@ -139,7 +139,7 @@ class _Difference:
             same = _common(sampled, again)
             self.tokens_affected = len(sampled) - same - _common(sampled[same:][::-1], again[same:][::-1])
             self.first_token += same
-        elif any(mask != int(generation.trained) for mask in rebuilt.loss_mask[turn.start : turn.end]):
+        elif any(mask != int(generation.is_trained) for mask in rebuilt.loss_mask[turn.start : turn.end]):
             self.kinds.add(DriftKind.MASK)
         if prompt != shown and not turn.merged:
             self.kinds.add(DriftKind.CONTEXT)

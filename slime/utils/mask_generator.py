@@ -17,6 +17,8 @@ from slime.utils.mask_drift import DriftKind, DriftReport, Rebuilt, RebuiltTurn,
 from slime.utils.mask_rebuild import ConversationReader
 from slime.utils.mask_rows import (
     Generation,
+    PromptCheck,
+    PromptReceipt,
     TrainingRow,
     WeightVersionSpan,
     align_with_expanded,
@@ -46,6 +48,8 @@ __all__ = [
     "MaskedConversation",
     "MaskedTurn",
     "MultiTurnLossMaskGenerator",
+    "PromptCheck",
+    "PromptReceipt",
     "RebuiltConversation",
     "RebuiltRows",
     "TrainingRow",

@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from slime.utils.mask_records import RecordBytes
 
 __all__ = [
     "Generation",
+    "PromptCheck",
+    "PromptReceipt",
     "TrainingRow",
     "WeightVersionSpan",
     "align_with_expanded",
@@ -33,13 +36,37 @@ class WeightVersionSpan:
     end: int
 
 
+class PromptCheck(StrEnum):
+    """What came of comparing the ids that an engine was sent with those that it ran."""
+
+    EQUAL = "equal"
+    DIFFERING = "differing"  # it ran other ids
+    UNKNOWN = "unknown"  # it does not say which it ran
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReceipt:
+    """What is known of the ids that the engine ran as one turn's prompt.
+
+    ``sent_ids`` are those that it was sent, kept where it ran others. ``image_tokens`` says how many tokens it made of
+    each image of the prompt; None when it does not tell. ``untrained_because`` is why nothing may be trained that was
+    sampled after this prompt; empty when all may.
+    """
+
+    check: PromptCheck
+    sent_ids: Sequence[int] | None = None
+    image_tokens: tuple[int, ...] | None = None
+    untrained_because: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What the engine sampled in one turn, exactly as it went in and came out.
 
-    ``prompt_ids`` hold one placeholder per image, as the engine received them. ``output_log_probs`` is None when the
-    engine gave none, otherwise as long as ``output_ids``. A turn that was aborted and resumed is one generation with
-    several ``weight_version_spans``. ``trained=False`` keeps the tokens as context only.
+    ``prompt_ids`` hold one placeholder per image, and are those that the engine ran, as far as it says so
+    (``prompt_receipt``; None when nobody asked). ``output_log_probs`` is None when the engine gave none, otherwise as
+    long as ``output_ids``. A turn that was aborted and resumed is one generation with several
+    ``weight_version_spans``. ``trained=False`` keeps the tokens as context only.
 
     ``images`` names the image of each placeholder of the prompt, in order (a sha256 each); None when it is unknown.
     ``prompt_tokens`` is the engine's own count of the prompt with its images expanded; None when it gave none.
@@ -58,6 +85,12 @@ class Generation:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     records: Mapping[str, RecordBytes] = field(default_factory=dict)
+    prompt_receipt: PromptReceipt | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """True when its output is to be trained and the prompt that it was sampled after is known."""
+        return self.trained and (self.prompt_receipt is None or not self.prompt_receipt.untrained_because)
 
     def __post_init__(self) -> None:
         if self.output_log_probs is not None and len(self.output_log_probs) != len(self.output_ids):
@@ -100,8 +133,7 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
     A generation whose ``prompt_ids`` start with all tokens of the row just before it continues that row: the rest of
     its prompt is context (0), its output is trained (1). Anything else (an edited context, reasoning dropped by the
     template, a history that was re-tokenised, other images behind the same placeholders) opens a new row. Nothing is
-    ever realigned. Rows that train nothing are dropped; a generation with ``trained=False`` keeps its tokens as
-    context.
+    ever realigned. Rows that train nothing are dropped; a generation that is not trained keeps its tokens as context.
 
     ``log_probs`` is None when no generation carries any, and also for a row in which a trained output came without
     them: a number nobody recorded is never made up. Time is linear in the summed lengths of prompts and outputs.
@@ -163,7 +195,7 @@ class _OpenRow:
         context = _as_list(generation.prompt_ids[len(self.token_ids) :])
         self._extend(context, 0, [0.0] * len(context))
         output = _as_list(generation.output_ids)
-        self._extend(output, int(generation.trained), self._log_probs_of(index, generation))
+        self._extend(output, int(generation.is_trained), self._log_probs_of(index, generation))
         self.generation_indices.append(index)
         self.images = generation.images
 
@@ -190,7 +222,7 @@ class _OpenRow:
         self.log_probs.extend(log_probs)
 
     def _log_probs_of(self, index: int, generation: Generation) -> list[float]:
-        if not generation.trained or not len(generation.output_ids):
+        if not generation.is_trained or not len(generation.output_ids):
             return [0.0] * len(generation.output_ids)
 
         if generation.output_log_probs is None:

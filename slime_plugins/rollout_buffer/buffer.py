@@ -47,7 +47,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
-from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, GATEWAY
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, GATEWAY, PROMPTS
 from slime_plugins.rollout_buffer.state import (
     attempts,
     deliveries,
@@ -64,6 +64,7 @@ from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, ju
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.state.job_end import cancel_job, end_job
 from slime_plugins.rollout_buffer.state.job_start import StartedJob, Way
+from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of
 from slime_plugins.rollout_buffer.state.staleness import Outlook
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_transcript
@@ -650,6 +651,10 @@ class Buffer:
         """Keeps how the engine of a job is, as the process sees it that asks it for tokens."""
         self.beat(ENGINE.of_job(job_key), pid, {"engine": asdict(report)})
 
+    def keep_prompt_findings(self, job_key: int, pid: int, findings: Sequence[str]) -> None:
+        """Keeps what the engine of a job was found to do to prompts, as sentences that follow "the engine"."""
+        self.beat(PROMPTS.of_job(job_key), pid, {"findings": list(findings)})
+
     def remove_heartbeat(self, name: str) -> None:
         """Says that a process ended in order."""
         with self.store.write() as connection:
@@ -678,6 +683,7 @@ class Buffer:
             damaged = content_rows.count_damaged(connection, job.key)
             over = groups_over(connection, job.key)
             measures = job_measures(connection, job.key, over)
+            findings = prompt_findings_of(connection, job.key)
         slots = {state.value: count * job.group_size for state, count in counted.items()}
         return {
             "job_id": job.job_id,
@@ -702,6 +708,7 @@ class Buffer:
             "refused_items": job.refused_items,
             "trainer_run": job.trainer_run,
             "measures": measures,
+            "prompt_findings": findings,
             "bias": [asdict(row) for row in bias_table(over)],
             "causes": causes,
         }

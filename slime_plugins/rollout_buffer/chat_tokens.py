@@ -19,7 +19,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.types import Message
 
-__all__ = ["ChatTokens"]
+__all__ = ["ChatTokens", "image_placeholder_of"]
 
 _IMAGE_PLACEHOLDERS = ("<|image_pad|>",)
 """The token that stands for one image, by model family; the first that the tokenizer knows is used."""
@@ -29,6 +29,13 @@ _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|vide
 
 _SENTINEL = "0123456789 the last words of a turn 9876543210"
 _CACHED_BRIDGES = 4096
+
+
+def image_placeholder_of(tokenizer: Any) -> int | None:
+    """Returns the id that stands for one image in a prompt; None for the tokenizer of a text model."""
+    known_tokens = tokenizer.get_added_vocab()
+    found = (known_tokens[token] for token in _IMAGE_PLACEHOLDERS if token in known_tokens)
+    return next(found, None)
 
 
 class ChatTokens:
@@ -50,7 +57,7 @@ class ChatTokens:
         self._bridges: dict[str, tuple[int, ...]] = {}
         known_tokens = tokenizer.get_added_vocab()
         self.vision_ids = frozenset(known_tokens[token] for token in _VISION_TOKENS if token in known_tokens)
-        self._placeholders = [known_tokens[token] for token in _IMAGE_PLACEHOLDERS if token in known_tokens]
+        self._placeholder = image_placeholder_of(tokenizer)
         self.end_of_turn_id = self._find_end_of_turn()
 
     @property
@@ -60,9 +67,9 @@ class ChatTokens:
         Raises:
             ConfigError: the tokenizer knows no image placeholder: it belongs to a text model.
         """
-        if not self._placeholders:
+        if self._placeholder is None:
             raise ConfigError(f"the tokenizer has none of the image placeholders {', '.join(_IMAGE_PLACEHOLDERS)}")
-        return int(self._placeholders[0])
+        return self._placeholder
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Returns the ids of ``messages`` with the generation prompt, one placeholder per image.

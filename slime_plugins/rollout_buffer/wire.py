@@ -17,6 +17,7 @@ from typing import Any
 
 from slime.utils.mask_records import RECORDS_MAGIC, ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
+from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.rewards import as_reward, as_token_rewards, as_turn_rewards
 from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
 from slime_plugins.rollout_buffer.rules.vocabulary import LARGEST_VOCABULARY, checked_log_prob
@@ -25,6 +26,8 @@ from slime_plugins.rollout_buffer.types import (
     Image,
     Message,
     Outcome,
+    PromptCheck,
+    PromptReceipt,
     StopReason,
     Trajectory,
     WeightVersionSpan,
@@ -64,6 +67,7 @@ GENERATION_KEYS = frozenset(
         "keep", "prompt_ids", "output_ids", "output_log_probs", "finish_reason", "weight_version",
         "weight_version_spans", "trained", "keep_images", "images", "prompt_tokens", "cached_tokens",
         "records",
+        "prompt_receipt",
     }
 )  # fmt: skip
 MESSAGE_KEYS = frozenset(
@@ -219,11 +223,28 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
         entry["cached_tokens"] = generation.cached_tokens
     if generation.records:
         entry["records"] = {kind: one.sha256 for kind, one in generation.records.items()}
+    if generation.prompt_receipt is not None:
+        entry["prompt_receipt"] = _encode_receipt(generation.prompt_receipt, generation.prompt_ids)
     if generation.weight_version_spans:
         entry["weight_version_spans"] = [
             {"weight_version": span.weight_version, "start": span.start, "end": span.end}
             for span in generation.weight_version_spans
         ]
+    return entry
+
+
+def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str, Any]:
+    """Encodes the ids that were sent as what stands between a beginning and an end that they share with the prompt."""
+    entry: dict[str, Any] = {"check": receipt.check.value}
+    if receipt.image_tokens is not None:
+        entry["image_tokens"] = list(receipt.image_tokens)
+    if receipt.untrained_because:
+        entry["untrained_because"] = receipt.untrained_because
+    if receipt.sent_ids is not None:
+        ran, sent = list(ran_ids), list(receipt.sent_ids)
+        keep = common_prefix_length(ran, sent)
+        keep_end = common_prefix_length(ran[keep:][::-1], sent[keep:][::-1])
+        entry["sent"] = {"keep": keep, "ids": sent[keep : len(sent) - keep_end], "keep_end": keep_end}
     return entry
 
 
@@ -290,8 +311,9 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
     if not 0 <= keep <= len(held):
         raise InvalidPayloadError(f"{where}.keep is {keep}, but the generation before it has {len(held)} ids")
     output_ids = _token_ids(entry.get("output_ids"), f"{where}.output_ids")
+    prompt_ids = [*held[:keep], *_token_ids(entry.get("prompt_ids"), f"{where}.prompt_ids")]
     return Generation(
-        prompt_ids=[*held[:keep], *_token_ids(entry.get("prompt_ids"), f"{where}.prompt_ids")],
+        prompt_ids=prompt_ids,
         output_ids=output_ids,
         output_log_probs=_log_probs(entry.get("output_log_probs"), len(output_ids), f"{where}.output_log_probs"),
         finish_reason=_expect(entry.get("finish_reason", "stop"), str, f"{where}.finish_reason"),
@@ -302,6 +324,7 @@ def _decode_generation(entry: Mapping[str, Any], held: Sequence[int], shown: Seq
         prompt_tokens=_count(entry, "prompt_tokens", where),
         cached_tokens=_count(entry, "cached_tokens", where),
         records=_records(entry.get("records", {}), f"{where}.records"),
+        prompt_receipt=_receipt(entry.get("prompt_receipt"), prompt_ids, f"{where}.prompt_receipt"),
     )
 
 
@@ -318,6 +341,36 @@ def _records(value: Any, where: str) -> dict[str, RecordBytes]:
 def record_hashes(generations: Iterable[Generation]) -> list[str]:
     """Returns the token records that generations name, each once."""
     return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
+
+
+def _receipt(value: Any, ran_ids: Sequence[int], where: str) -> PromptReceipt | None:
+    if value is None:
+        return None
+    entry = _expect(value, dict, where)
+    check, tokens = entry.get("check"), entry.get("image_tokens")
+    if check not in set(PromptCheck):
+        raise InvalidPayloadError(f"{where}.check must be one of {', '.join(PromptCheck)}, not {_short(str(check))}")
+    counts = None if tokens is None else _expect(tokens, list, f"{where}.image_tokens")
+    if counts is not None and not all(type(count) is int and count > 0 for count in counts):
+        raise InvalidPayloadError(f"{where}.image_tokens must be a list of integers above 0")
+    return PromptReceipt(
+        check=PromptCheck(check),
+        sent_ids=_sent_ids(entry.get("sent"), ran_ids, f"{where}.sent"),
+        image_tokens=None if counts is None else tuple(counts),
+        untrained_because=_expect(entry.get("untrained_because", ""), str, f"{where}.untrained_because"),
+    )
+
+
+def _sent_ids(value: Any, ran_ids: Sequence[int], where: str) -> list[int] | None:
+    if value is None:
+        return None
+    entry = _expect(value, dict, where)
+    keep = _expect(entry.get("keep", 0), int, f"{where}.keep")
+    keep_end = _expect(entry.get("keep_end", 0), int, f"{where}.keep_end")
+    if min(keep, keep_end) < 0 or keep + keep_end > len(ran_ids):
+        raise InvalidPayloadError(f"{where} keeps {keep} and {keep_end} ids of a prompt of {len(ran_ids)}")
+    new = _token_ids(entry.get("ids", []), f"{where}.ids")
+    return [*ran_ids[:keep], *new, *ran_ids[len(ran_ids) - keep_end :]]
 
 
 def _token_ids(value: Any, where: str) -> list[int]:
@@ -360,6 +413,8 @@ def encode_body(trajectory: Trajectory) -> dict[str, Any]:
         "outcome": trajectory.outcome.value,
         "stop_reason": trajectory.stop_reason.value,
     }
+    if (prompts := prompt_counts(trajectory.generations)) is not None:
+        extra_info["prompts"] = prompts.as_dict()
     extra_info.setdefault("finish_reason", "length" if trajectory.outcome is Outcome.TRUNCATED else "stop")
     return {
         "messages": list(trajectory.messages),

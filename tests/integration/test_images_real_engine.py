@@ -3,7 +3,8 @@
 Android World episodes on simulated phones with a real SGLang server of a Qwen3-VL model. Each turn begins with tokens
 that were really sampled and ends with a scripted reply, whose log-probs are the server's own for those tokens: a model
 of random weights would never leave the first screen. Then the whole way to slime's Samples, and the same model in
-transformers (fp32) over tokens and merged image tensors.
+transformers (fp32) over tokens and merged image tensors. The same through a proxy that decodes prompts and tokenises
+them anew, as slime's SGLang patch does with images.
 
 ``ROLLOUT_BUFFER_TEST_VISION_ENGINE_URL`` names the server (started in float32) and ``ROLLOUT_BUFFER_TEST_VISION_MODEL``
 the folder of its model. Needs torch, torchvision and transformers.
@@ -29,7 +30,8 @@ from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, r
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import EngineSettings, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.factory import make_engine
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
@@ -37,6 +39,7 @@ from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
 from tests.android_world_expert import expert_replies
+from tests.prompt_faults import changing, retokenised
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
@@ -49,7 +52,7 @@ if not (URL and MODEL):
 torch: Any = pytest.importorskip("torch", reason="the log-probs are recomputed with torch")
 transformers: Any = pytest.importorskip("transformers")
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-4
 FAR = 0.02
 """A difference in nats that rounding cannot make."""
 CONFIG = "device_pool: local\nnum_workers: 2\nscreenshot_max_pixels: 100000\n"
@@ -84,7 +87,7 @@ class MutteringExpert:
     sampled as it sampled it, of the expert's words as it scores a prompt that holds them.
     """
 
-    def __init__(self, engine: SglangEngine, tokenizer: Any) -> None:
+    def __init__(self, engine: HttpEngine, tokenizer: Any) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._turns: Counter[str] = Counter()
@@ -98,12 +101,12 @@ class MutteringExpert:
         self._turns[request.session_id] += 1
         ids = self._tokenizer.encode(f"{said}{TURN_END}", add_special_tokens=False)
         log_probs = await self._scored(request, muttered, ids)
-        return GenerateReply(
+        return replace(
+            muttered,
             output_ids=(*muttered.output_ids, *ids),
             output_log_probs=(*muttered.output_log_probs, *log_probs),
             finish_reason="stop",
-            weight_version=muttered.weight_version,
-            prompt_tokens=muttered.prompt_tokens,
+            weight_version_spans=(),
         )
 
     async def close(self) -> None:
@@ -111,8 +114,9 @@ class MutteringExpert:
 
     async def _scored(self, request: GenerateRequest, muttered: GenerateReply, ids: Sequence[int]) -> list[float]:
         assert muttered.prompt_tokens is not None
+        prompt = request.input_ids if muttered.ran_prompt_ids is None else muttered.ran_prompt_ids
         body = {
-            "input_ids": [*request.input_ids, *muttered.output_ids, *ids],
+            "input_ids": [*prompt, *muttered.output_ids, *ids],
             "image_data": [wire.encode_data_uri(image.data) for image in request.images],
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
             "return_logprob": True,
@@ -125,9 +129,10 @@ class MutteringExpert:
         return [float(entry[0]) for entry in entries]
 
 
-async def played(mode: str, tokenizer: Any) -> list[Trajectory]:
+async def played(mode: str, tokenizer: Any, url: str = URL) -> list[Trajectory]:
     """Plays each task once, in three turns; a prompt of the history mode shows two screenshots."""
-    engine = MutteringExpert(SglangEngine(URL, EngineSettings(retry_timeout_s=60.0, deadline_s=240.0)), tokenizer)
+    settings = EngineSettings(retry_timeout_s=60.0, deadline_s=240.0)
+    engine = MutteringExpert(make_engine(url, settings, tokenizer=tokenizer, tokenizer_path=MODEL), tokenizer)
     options = {"android_world": {"rollout_mode": mode, "max_turns": 3, "max_context_len": 20_000, "history_images": 2}}
     context = GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=2, options=options)
     generator = create_generator()
@@ -207,6 +212,35 @@ async def test_recomputed_log_probs_equal_the_recorded_ones(mode: str, tokenizer
         for row in rows:
             assert not row.remove_sample, row.metadata["dummy_reason"]
             assert difference_of(model, row) < TOLERANCE
+        assert wire.encode_body(trajectory)["extra_info"]["prompts"]["unknown"] == 0
+
+
+@pytest.mark.parametrize("mode", ["incremental", "history"])
+async def test_they_do_behind_an_engine_that_tokenises_prompts_anew(mode: str, tokenizer: Any, model: Any) -> None:
+    async with changing(URL, retokenised(tokenizer)) as url:
+        trajectories = await played(mode, tokenizer, url)
+    differing = 0
+    for trajectory, rows in zip(trajectories, delivered(trajectories), strict=True):
+        body = wire.encode_body(trajectory)
+        differing += body["extra_info"]["prompts"]["differing"]
+        assert body["extra_info"]["prompts"]["unknown"] == 0
+        sampled = sum(len(generation.output_ids) for generation in trajectory.generations)
+        assert sum(len(trained_of(row)) for row in rows) == sampled > 0
+        assert max(difference_of(model, row) for row in rows) < TOLERANCE
+    if mode == "history":
+        return  # what was said is rendered anew for every prompt: its tokens are the tokenizer's own
+    assert differing
+    worst = 0.0
+    for trajectory in trajectories:
+        sent = [
+            generation
+            if generation.prompt_receipt is None or generation.prompt_receipt.sent_ids is None
+            else replace(generation, prompt_ids=generation.prompt_receipt.sent_ids)
+            for generation in trajectory.generations
+        ]
+        (rows,) = delivered([replace(trajectory, generations=sent)])
+        worst = max(worst, *(difference_of(model, row) for row in rows))
+    assert worst > FAR, "trained after what was sent, the same tokens have other log-probs: the check above can fail"
 
 
 async def test_a_swapped_image_a_lost_newline_or_a_shifted_grid_would_be_seen(tokenizer: Any, model: Any) -> None:

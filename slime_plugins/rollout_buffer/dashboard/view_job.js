@@ -3,7 +3,7 @@
 import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
 import { h, scrolling, show } from "./dom.js";
-import { count, number, percent, reward, span } from "./format.js";
+import { count, number, percent, plural, reward, span } from "./format.js";
 import { histogram } from "./histogram.js";
 import { accounting, actions, callouts, crumbs, fact, jobHref, jobPill, pill, section, tabs } from "./parts.js";
 
@@ -126,6 +126,7 @@ function whereLost(job) {
       "Episodes",
       h("p", null, outcomes.length ? `Ended: ${outcomes.join(", ")}` : "None has ended yet", job.late ? `, ${count(job.late)} came late` : "", job.damaged ? `, ${count(job.damaged)} damaged` : "", ". "),
       attempts.length > 0 && h("p", null, `Attempts: ${attempts.join(", ")}.`),
+      job.measures.prompts && h("p", null, promptsInWords(job.measures.prompts)),
       failures.length
         ? h(
             "table",
@@ -136,6 +137,15 @@ function whereLost(job) {
         : h("p", { class: "muted" }, "No attempt failed."),
     ),
   ];
+}
+
+/** What the engine said of the prompts that it ran. */
+function promptsInWords({ checked, differing, unknown, untrained, forked, extra_tokens, row_tokens }) {
+  const parts = [`${count(checked)} compared with what the engine ran, ${count(differing)} differ`];
+  if (unknown) parts.push(`of ${count(unknown)} it does not say`);
+  if (untrained) parts.push(`${plural(untrained, "turn")} not trained because nobody knows`);
+  if (forked) parts.push(`${plural(forked, "row")} more, which read ${percent(extra_tokens / row_tokens)} of all tokens again`);
+  return `Prompts: ${parts.join("; ")}.`;
 }
 
 /** What was trained of what was submitted, as soon as enough groups are over. */

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from slime.utils.mask_records import RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.types import Generation, Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import Generation, Image, PromptReceipt, SamplingParams, WeightVersionSpan
 
 __all__ = ["Engine", "EngineLoad", "EngineSettings", "GenerateReply", "GenerateRequest"]
 
@@ -43,6 +43,8 @@ class GenerateReply:
     last of them. ``prompt_tokens`` counts the prompt as the engine expanded it, images included. ``records`` holds by
     kind what was asked for of single tokens beside (``slime.utils.mask_records``), in the places of the expanded
     sequence: kept ids of the sampled tokens, experts of every token that the engine was not known to have told before.
+    ``prompt_receipt`` is what it said of the ids that it ran; ``ran_prompt_ids`` are those where they differ from what
+    it was sent.
     """
 
     output_ids: tuple[int, ...]
@@ -53,13 +55,16 @@ class GenerateReply:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     records: Mapping[str, TokenRecords] = field(default_factory=dict)
+    prompt_receipt: PromptReceipt | None = None
+    ran_prompt_ids: Sequence[int] | None = None
 
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None
     ) -> Generation:
-        """Returns the turn as a trajectory keeps it, after the prompt that was sent, with its first ``length`` tokens.
+        """Returns the turn as a trajectory keeps it, after the prompt that was run, with its first ``length`` tokens.
 
-        A turn that is cut has finish reason ``length``; None keeps it whole. ``images`` names those of the prompt.
+        ``prompt_ids`` are those that were sent: the engine's own take their place where it ran others. A turn that is
+        cut has finish reason ``length``; None keeps it whole. ``images`` names those of the prompt.
         """
         kept = len(self.output_ids) if length is None else length
         spans = (
@@ -68,7 +73,7 @@ class GenerateReply:
             if span.start < kept
         )
         return Generation(
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt_ids if self.ran_prompt_ids is None else self.ran_prompt_ids,
             output_ids=self.output_ids[:kept],
             output_log_probs=self.output_log_probs[:kept],
             finish_reason=self.finish_reason if kept == len(self.output_ids) else "length",
@@ -78,6 +83,7 @@ class GenerateReply:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             records=self.record_bytes(len(self.output_ids) - kept),
+            prompt_receipt=self.prompt_receipt,
         )
 
     def record_bytes(self, cut: int = 0) -> dict[str, RecordBytes]:

@@ -26,6 +26,7 @@ import aiohttp
 
 from slime.utils.mask_records import TokenRecords, joined_records
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     PASSING_STATUSES,
     ForeignReplyError,
@@ -121,6 +122,15 @@ class HttpEngine:
     def tokens(self) -> int:
         """How many tokens they have."""
         return self._tokens
+
+    @property
+    def fidelity(self) -> EngineFidelity | None:
+        """What the engine was found to do to prompts; None where nobody asked yet, or it cannot be asked."""
+        return None
+
+    async def probe_prompts(self) -> EngineFidelity | None:
+        """Asks the engine, once at each address, what it does to prompts; None where it gives no answer."""
+        return None
 
     async def load(self) -> EngineLoad | None:
         """Returns how busy the engine is; None where it does not say."""
@@ -254,6 +264,12 @@ class HttpEngine:
             EngineError: a turn of ``request`` cannot go on like that.
         """
 
+    async def _with_receipt(
+        self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
+    ) -> GenerateReply:
+        """Adds to a finished reply what the engine said of the prompt that it ran, where it can say it."""
+        return reply
+
     def _probe_request(self) -> GenerateRequest:
         """The smallest turn that an engine can be asked for."""
         sampling = SamplingParams(max_new_tokens=1)
@@ -272,11 +288,11 @@ class HttpEngine:
             self._check(part, request, sampled.ids)
             sampled.append(part)
             if part.finish_reason != "abort" or not self._settings.resume_aborted:
-                return sampled.reply(part.finish_reason)
+                return await self._with_receipt(request, sampled.parts, sampled.reply(part.finish_reason))
             if part.ids:
                 budget.renew()
             await self._wait(budget, RefusalError(ABORTED))
-        return sampled.reply("length")
+        return await self._with_receipt(request, sampled.parts, sampled.reply("length"))
 
     async def _sample_part(self, request: GenerateRequest, sampled: Sequence[int], budget: _RetryBudget) -> SampledPart:
         """What one answered call sampled after ``sampled``; refused calls are made again."""

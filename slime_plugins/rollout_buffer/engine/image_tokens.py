@@ -9,11 +9,23 @@ the far ends; the episode compares its own count with the engine's and says so.
 from __future__ import annotations
 
 import io
+import json
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
-__all__ = ["SIZE_RULES", "ImageFamily", "SizeRule", "family_with", "image_size", "image_tokens", "resized_size"]
+__all__ = [
+    "SIZE_RULES",
+    "ImageFamily",
+    "SizeRule",
+    "family_with",
+    "image_size",
+    "image_tokens",
+    "resized_size",
+    "size_rule_of",
+]
 
 LARGEST_ASPECT_RATIO = 200
 
@@ -79,6 +91,30 @@ def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
 def family_with(pixels_per_token: int) -> ImageFamily | None:
     """Returns the family whose tokens cover that many pixels, None when no known one does."""
     return next((family for family, rule in SIZE_RULES.items() if rule.pixels_per_token == pixels_per_token), None)
+
+
+def size_rule_of(folder: str | Path | None) -> SizeRule | None:
+    """Returns the size rule that a model's image processor is set to; None where there is none of this kind."""
+    if folder is None:
+        return None
+    try:
+        said = _processor_settings(Path(folder))
+        edges = said.get("size") or {}
+        return SizeRule(
+            factor=int(said["patch_size"]) * int(said["merge_size"]),
+            smallest_area=int(said.get("min_pixels") or edges["shortest_edge"]),
+            largest_area=int(said.get("max_pixels") or edges["longest_edge"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _processor_settings(folder: Path) -> dict[str, Any]:
+    """The file of transformers 4, or its part of that of transformers 5."""
+    alone = folder / "preprocessor_config.json"
+    if alone.is_file():
+        return dict(json.loads(alone.read_text("utf-8")))
+    return dict(json.loads((folder / "processor_config.json").read_text("utf-8"))["image_processor"])
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import aiohttp
@@ -19,12 +19,23 @@ import aiohttp
 from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, key_headers, part_of_answer
+from slime_plugins.rollout_buffer.engine.prompt_check import (
+    NOT_PROVEN,
+    RESUMED_ELSEWHERE,
+    CheckedPrompt,
+    PromptChecker,
+)
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept, ProbePrompt, PromptProbe
 from slime_plugins.rollout_buffer.engine.sglang_protocol import (
+    PASSING_STATUSES,
     ForeignReplyError,
     SampledPart,
     generate_body,
     parse_generate_reply,
     parse_loads,
+    parse_probe_reply,
+    parse_sees_images,
+    probe_body,
     urls_of_workers,
 )
 from slime_plugins.rollout_buffer.engine.token_records import ToldExperts, asked_records
@@ -32,6 +43,7 @@ from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.vocabulary import first_beyond
+from slime_plugins.rollout_buffer.types import PromptCheck
 
 __all__ = ["SglangEngine"]
 
@@ -39,6 +51,9 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 TOKENIZE_TIMEOUT_S: Final = 10.0
+PROBE_TIMEOUT_S: Final = 60.0
+MODEL_ROUTES: Final = ("/model_info", "/get_model_info")
+"""SGLang's own, the newer first."""
 WORKERS_REMEMBERED_S: Final = 10.0  # thousands of cancelled episodes must not ask the router thousands of times
 LOAD_ROUTES: Final = ("/v1/loads?include=core", "/get_load")
 """SGLang's own, the newer first."""
@@ -71,15 +86,24 @@ class SglangEngine(HttpEngine):
         *,
         vocabulary_size: int | None = None,
         tokenizer_probe: TokenizerProbe | None = None,
+        prompts: PromptChecker | None = None,
+        prompt_probe: PromptProbe | None = None,
+        requires_exact_prompts: bool = False,
         randomness: random.Random | None = None,
     ) -> None:
         """``vocabulary_size`` is how many token ids the model has; without it only absurd ones are refused.
 
-        With ``tokenizer_probe``, an engine whose ``/tokenize`` shows another tokenizer is sent no turn.
+        With ``tokenizer_probe``, an engine whose ``/tokenize`` shows another tokenizer is sent no turn. ``prompts``
+        compares what each turn was sent with what was run. With ``prompt_probe``, an engine is asked what it does to
+        prompts before its first turn; with ``requires_exact_prompts``, one that changes them is sent none.
         """
         super().__init__(base_url, settings, randomness=randomness)
         self._vocabulary_size = vocabulary_size
         self._tokenizer_probe = tokenizer_probe
+        self._prompt_probe = prompt_probe
+        self._prompts = prompts or PromptChecker()
+        self._requires_exact_prompts = requires_exact_prompts
+        self._probes: dict[str, asyncio.Task[EngineFidelity | None]] = {}
         self._tokenizer_checks: dict[str, asyncio.Task[str | None]] = {}
         self._told_experts = ToldExperts()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -89,13 +113,17 @@ class SglangEngine(HttpEngine):
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """As any engine's; one whose tokenizer is not the job's is refused before it is sent any id."""
         await self._check_tokenizer()
+        fidelity = await self.probe_prompts()
+        if self._requires_exact_prompts and fidelity is not None and fidelity.complaint:
+            raise EngineError(f"exact prompts are required, and the engine {fidelity.complaint}")
         return await super().generate(request)
 
     async def close(self) -> None:
         """Ends open connections after pending aborts were sent; a second call does nothing."""
-        for check in self._tokenizer_checks.values():
-            check.cancel()
-        await asyncio.gather(*self._tokenizer_checks.values(), return_exceptions=True)
+        asked = [*self._tokenizer_checks.values(), *self._probes.values()]
+        for question in asked:
+            question.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
         while self._aborts:
             await asyncio.wait(self._aborts)
         await super().close()
@@ -134,6 +162,64 @@ class SglangEngine(HttpEngine):
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
             logger.debug("%s does not say how it tokenizes: %s", url, error)
             return None
+
+    @property
+    def fidelity(self) -> EngineFidelity | None:
+        """As ``HttpEngine.fidelity``."""
+        asked = self._probes.get(self._base_url)
+        return asked.result() if asked is not None and asked.done() and not asked.cancelled() else None
+
+    async def probe_prompts(self) -> EngineFidelity | None:
+        """As ``HttpEngine.probe_prompts``; thousands of turns share the question."""
+        if self._prompt_probe is None or self._closed:
+            return None
+        url = self._base_url
+        asked = self._probes.get(url)
+        if asked is None:
+            asked = self._probes[url] = asyncio.create_task(self._probed_prompts(url, self._prompt_probe))
+        fidelity = await asyncio.shield(asked)
+        if fidelity is None and self._probes.get(url) is asked:
+            del self._probes[url]  # nobody answered: the next turn asks again
+        return fidelity
+
+    async def _probed_prompts(self, url: str, probe: PromptProbe) -> EngineFidelity | None:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                prompts = [probe.text, *(probe.images if await self._sees_images(url) else ())]
+                fidelity = probe.verdict([(prompt, await self._ran_ids(url, prompt)) for prompt in prompts])
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
+            logger.debug("the engine at %s does not say what it does to prompts: %s", redacted(url), error)
+            return None
+        for finding in fidelity.findings:
+            logger.warning("the engine at %s %s", redacted(url), finding)
+        return fidelity
+
+    async def _sees_images(self, url: str) -> bool:
+        worker = (await self._worker_urls(url))[0]  # a router does not say what its workers serve
+        for route in MODEL_ROUTES:
+            async with self._open_session().get(
+                f"{worker}{route}", headers=key_headers(worker), allow_redirects=False
+            ) as response:
+                body = await response.read()
+                if response.status == 200:
+                    return parse_sees_images(body)
+        return False
+
+    async def _ran_ids(self, url: str, prompt: ProbePrompt) -> list[int] | None:
+        """The ids that the engine ran of a prompt, its images as placeholders; None where it does not say."""
+        for by_log_probs in (False, True):
+            body = probe_body(prompt.ids, prompt.images, by_log_probs=by_log_probs)
+            headers = {"Content-Type": "application/json", SESSION_HEADER: "probe", **key_headers(url)}
+            async with self._open_session().post(
+                f"{url}{self.route}", data=body, headers=headers, allow_redirects=False
+            ) as response:
+                answer = await response.read()
+                if response.status in PASSING_STATUSES:
+                    raise ForeignReplyError(f"HTTP {response.status}")
+                ran = parse_probe_reply(answer) if response.status == 200 else None
+            if ran is not None:
+                return self._prompts.with_placeholders(prompt.ids, ran) if by_log_probs and prompt.images else ran
+        return None
 
     async def load(self) -> EngineLoad | None:
         """Returns how many requests run and wait on all workers together; None where one of them does not say.
@@ -201,6 +287,53 @@ class SglangEngine(HttpEngine):
         if (experts := part.records.get(ROUTED_EXPERTS)) is not None:
             ids = [*request.input_ids, *sampled, *part.ids]
             self._told_experts.note(request.session_id, ids, request.images, experts)
+
+    async def _with_receipt(
+        self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
+    ) -> GenerateReply:
+        checked = self._checked_prompt(request, parts)
+        if checked is None:
+            return reply
+        receipt = checked.receipt
+        if receipt.check is PromptCheck.UNKNOWN and not (
+            self._was_found_to_keep(request) or await self._is_proven(request, parts)
+        ):
+            receipt = replace(receipt, untrained_because=NOT_PROVEN)
+        return replace(reply, prompt_receipt=receipt, ran_prompt_ids=checked.ran_ids)
+
+    def _checked_prompt(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> CheckedPrompt | None:
+        """What the first part that sampled ran; None where none did. Later ones must have run its ids, and what came.
+
+        A part whose prompt the engine does not tell makes the whole unknown.
+        """
+        checked: CheckedPrompt | None = None
+        prompt, sampled = list(request.input_ids), list[int]()
+        for part in (part for part in parts if part.ids):
+            found = self._prompts.check([*prompt, *sampled], part.prompt_ids, len(request.images))
+            if checked is None or found.receipt.check is PromptCheck.UNKNOWN:
+                checked = found
+                prompt = prompt if found.ran_ids is None else found.ran_ids
+            elif found.receipt.check is PromptCheck.DIFFERING and checked.receipt.check is not PromptCheck.UNKNOWN:
+                checked = replace(
+                    checked,
+                    receipt=replace(checked.receipt, check=PromptCheck.DIFFERING, untrained_because=RESUMED_ELSEWHERE),
+                )
+            sampled += part.ids
+        return checked
+
+    def _was_found_to_keep(self, request: GenerateRequest) -> bool:
+        fidelity = self.fidelity
+        return fidelity is not None and fidelity.of(images=bool(request.images)) is Kept.KEEPS
+
+    async def _is_proven(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> bool:
+        """Tells whether each prompt that sampled something is what the tokenizer makes of its text."""
+        sampled: list[int] = []
+        for part in (part for part in parts if part.ids):
+            prompt = [*request.input_ids, *sampled]
+            if not await asyncio.to_thread(self._prompts.encodes_to_itself, prompt):
+                return False
+            sampled += part.ids
+        return True
 
     def _given_up(self, base_url: str, rid: str) -> None:
         if self._closed:

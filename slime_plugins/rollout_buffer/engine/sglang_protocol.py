@@ -36,6 +36,9 @@ __all__ = [
     "is_refusal_of_request",
     "parse_generate_reply",
     "parse_loads",
+    "parse_probe_reply",
+    "parse_sees_images",
+    "probe_body",
     "sampling_params_body",
     "urls_of_workers",
 ]
@@ -64,6 +67,8 @@ class SampledPart:
     prompt_tokens: int | None
     cached_tokens: int | None
     records: Mapping[str, TokenRecords] = field(default_factory=dict)
+    prompt_ids: tuple[int, ...] | None = None
+    """Those that the engine ran, its images expanded; None where it does not say."""
 
 
 def generate_body(
@@ -79,12 +84,14 @@ def generate_body(
     """The body of one ``POST /generate``. A prompt without images has no ``image_data`` key at all.
 
     ``experts_from`` is the first pass whose experts are still to be told, where the parameters ask for experts.
+    An engine too old for ``return_prompt_token_ids`` (SGLang before 0.5.13) ignores it.
     """
     sampling = sampling_params_body(sampling_params, max_new_tokens)
     body: dict[str, Any] = {
         "input_ids": list(input_ids),
         "sampling_params": sampling,
         "return_logprob": True,
+        "return_prompt_token_ids": True,
         "rid": rid,
     }
     if sampling_params.extra.get(EXPERTS_KEY):
@@ -99,6 +106,46 @@ def generate_body(
     if images:
         body["image_data"] = [_data_uri(image) for image in images]
     return orjson.dumps(body)
+
+
+def probe_body(input_ids: Sequence[int], images: Sequence[Image], *, by_log_probs: bool) -> bytes:
+    """The body that asks which ids are run of a prompt; ``by_log_probs`` as engines before 0.5.13 tell it."""
+    body: dict[str, Any] = {
+        "input_ids": list(input_ids),
+        "sampling_params": sampling_params_body(SamplingParams(max_new_tokens=1, temperature=0.0), 1),
+    }
+    body |= {"return_logprob": True, "logprob_start_len": 0} if by_log_probs else {"return_prompt_token_ids": True}
+    if images:
+        body["image_data"] = [_data_uri(image) for image in images]
+    return orjson.dumps(body)
+
+
+def parse_probe_reply(body: bytes) -> list[int] | None:
+    """The ids that were run, out of the reply to either form of ``probe_body``; None where they are not in it.
+
+    Raises:
+        ForeignReplyError: not a finished reply of an engine.
+    """
+    reply = _json_object(body)
+    meta = reply.get("meta_info")
+    if not isinstance(meta, dict) or _finish_reason(meta) == "abort":
+        raise ForeignReplyError(f"no finished reply: {_shortened(body)}")
+    if (ids := _prompt_ids(reply)) is not None:
+        return list(ids)
+    entries = meta.get("input_token_logprobs")
+    if not isinstance(entries, list) or not entries:
+        return None
+    found = [entry[1] for entry in entries if isinstance(entry, list) and len(entry) > 1 and type(entry[1]) is int]
+    return found if len(found) == len(entries) else None
+
+
+def parse_sees_images(body: bytes) -> bool:
+    """Tells whether ``GET /model_info`` says that the model understands images.
+
+    Raises:
+        ForeignReplyError: not a JSON object.
+    """
+    return _json_object(body).get("has_image_understanding") is True
 
 
 def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
@@ -141,6 +188,7 @@ def parse_generate_reply(body: bytes) -> SampledPart:
         prompt_tokens=_optional_int(meta, "prompt_tokens"),
         cached_tokens=_optional_int(meta, "cached_tokens"),
         records=records_of_reply(meta, len(ids)),
+        prompt_ids=_prompt_ids(reply),
     )
 
 
@@ -243,6 +291,11 @@ def _token(entry: Any) -> tuple[int, float]:
         reported = str(entry[0])[:100]
         raise EngineError(f"the log-prob of sampled token {entry[1]} is {reported}, not a finite number of at most 0")
     return entry[1], log_prob
+
+
+def _prompt_ids(reply: Mapping[str, Any]) -> tuple[int, ...] | None:
+    ids = reply.get("prompt_token_ids")
+    return tuple(ids) if isinstance(ids, list) and ids and set(map(type, ids)) == {int} else None
 
 
 def _finish_reason(meta: Mapping[str, Any]) -> str:

@@ -60,6 +60,7 @@ class JobBackend:
         self.engine = engine
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportPacer()
+        self._prompt_findings: tuple[str, ...] | None = None
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
         self.is_pinned = settings.options.get(PIN_OPTION) is True
@@ -109,6 +110,14 @@ class JobBackend:
             report = self.engine.report(unasked=True)
         return report if self._reports.is_due(report) else None
 
+    def new_prompt_findings(self) -> tuple[str, ...] | None:
+        """Returns what the engine was found to do to prompts, once of each engine; None when there is nothing new."""
+        fidelity = self.engine.fidelity if isinstance(self.engine, HttpEngine) else None
+        if fidelity is None or fidelity.findings == self._prompt_findings:
+            return None
+        self._prompt_findings = fidelity.findings
+        return fidelity.findings
+
     async def close(self) -> None:
         """Closes the engine."""
         if self._watch is not None:
@@ -125,7 +134,7 @@ class JobBackends:
         connect: Callable[..., Engine] = make_engine,
         load: Callable[[str], Any] = load_tokenizer,
     ) -> None:
-        """``connect`` is called as ``make_engine`` is, with an address, ``tokenizer`` and ``tokenizer_path``."""
+        """``connect`` takes an address and what ``make_engine`` takes of tokenizers and exact prompts."""
         self._settings_of, self._connect, self._load = settings_of, connect, load
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
@@ -161,6 +170,11 @@ class JobBackends:
         reports = {key: backend.due_report() for key, backend in self._backends.items()}
         return {key: report for key, report in reports.items() if report is not None}
 
+    def new_prompt_findings(self) -> dict[int, tuple[str, ...]]:
+        """What engines were found to do to prompts, by the jobs' keys, where that is new."""
+        findings = {key: backend.new_prompt_findings() for key, backend in self._backends.items()}
+        return {key: found for key, found in findings.items() if found is not None}
+
     async def keep_only(self, job_keys: set[int]) -> None:
         """Closes the backends of all other jobs."""
         for key in self._backends.keys() - job_keys:
@@ -175,8 +189,14 @@ class JobBackends:
             )
         try:
             tokenizer = await self._tokenizer(path)
-            engine = self._connect(job.engine_url, tokenizer=tokenizer, tokenizer_path=path)
-            return JobBackend(self._settings_of(job), engine, tokenizer)
+            settings = self._settings_of(job)
+            engine = self._connect(
+                job.engine_url,
+                tokenizer=tokenizer,
+                tokenizer_path=path,
+                requires_exact_prompts=settings.exact_prompts == "require",
+            )
+            return JobBackend(settings, engine, tokenizer)
         except (ConfigError, InvalidPayloadError, OSError, ValueError) as error:
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from slime.utils.mask_records import RecordBytes
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.types import Generation, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import Generation, PromptReceipt, WeightVersionSpan
 
 __all__ = ["Match", "Recording", "Turn"]
 
@@ -28,7 +28,8 @@ class Turn:
     """One sampled turn. ``context`` are digests of the messages that came since its parent, ``reply`` of its own.
 
     ``from_start``: the context is that of the whole request. So it is with every root, and with a turn whose messages
-    are not those of its parent's path while its ids go on from them exactly. ``is_unusable``: it holds a token that no
+    are not those of its parent's path while its ids go on from them exactly. ``ran_prompt_ids`` is the prompt as the
+    engine ran it, where that is not what the path holds. ``is_unusable``: it holds a token that no
     prompt may hold, so that no later turn can stand on it.
     """
 
@@ -46,6 +47,8 @@ class Turn:
     prompt_tokens: int | None
     cached_tokens: int | None
     records: Mapping[str, RecordBytes]
+    prompt_receipt: PromptReceipt | None
+    ran_prompt_ids: array[int] | None
     reply: bytes
     from_start: bool
     is_closed: bool
@@ -164,6 +167,8 @@ class Recording:
             prompt_tokens=sampled.prompt_tokens,
             cached_tokens=sampled.cached_tokens,
             records=sampled.record_bytes(),
+            prompt_receipt=sampled.prompt_receipt,
+            ran_prompt_ids=None if sampled.ran_prompt_ids is None else array("i", sampled.ran_prompt_ids),
             reply=reply,
             from_start=from_start,
             is_closed=is_closed,
@@ -193,7 +198,7 @@ class Recording:
         return [turn.number for turn, _ in self._in_order()]
 
     def generations(self) -> list[Generation]:
-        """Returns every turn as it was sent and sampled, branch after branch: each turn right after what it continues.
+        """Returns every turn as it was run and sampled, branch after branch: each turn right after what it continues.
 
         In that order the packer opens one row per branch; a turn that several branches share is trained in the first.
         """
@@ -227,7 +232,7 @@ def _is_better(match: Match, best: Match) -> bool:
 
 def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> Generation:
     return Generation(
-        prompt_ids=prompt_ids,
+        prompt_ids=prompt_ids if turn.ran_prompt_ids is None else turn.ran_prompt_ids.tolist(),
         output_ids=turn.output_ids.tolist(),
         output_log_probs=turn.log_probs.tolist(),
         finish_reason=turn.finish_reason,
@@ -237,4 +242,5 @@ def _generation(turn: Turn, prompt_ids: list[int], images: tuple[str, ...]) -> G
         prompt_tokens=turn.prompt_tokens,
         cached_tokens=turn.cached_tokens,
         records=turn.records,
+        prompt_receipt=turn.prompt_receipt,
     )

@@ -378,6 +378,8 @@ class Gateway:
             self.backends.engine_moved(job)
         for job_key, report in self.backends.due_reports().items():
             await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
+        for job_key, findings in self.backends.new_prompt_findings().items():
+            await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
         await self.backends.keep_only(jobs.keys() | {session.claim.job.key for session in self._sessions.values()})
         if now - self._settled_at > SETTLE_INTERVAL_S:
             self._settled_at = now

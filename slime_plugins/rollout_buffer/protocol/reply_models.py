@@ -264,6 +264,9 @@ class Generation(TypedDict):
     """How many of them the engine had in its cache."""
     records: NotRequired[dict[str, str]]
     """What the engine told of single tokens (`routed_experts`, `top_p_tokens`): its sha256, which `/images` knows."""
+    prompt_receipt: NotRequired[dict[str, Any] | None]
+    """What the engine said of the prompt that it ran ([fidelity](fidelity.md)): `check` (equal, differing, unknown),
+    `image_tokens` of each image, `untrained_because`, and, where it ran other ids than it was sent, what was `sent`."""
 
 
 class WrittenResult(TypedDict):
@@ -362,7 +365,10 @@ class Job(TypedDict):
     """Weight versions are ordered within one; every start of the trainer opens the next."""
     measures: dict[str, dict[str, float]]
     """Over the whole job: `reward` (mean, min, max), `success` (mean), `staleness` in weight versions, `log_prob_gap`
-    and `poll_wait_seconds` (mean, max), `bias` by kind; what is unknown is left out."""
+    and `poll_wait_seconds` (mean, max), `bias` by kind, `prompts` ([fidelity](fidelity.md)); what is unknown is left
+    out."""
+    prompt_findings: list[str]
+    """What its engine was found to do to prompts ([fidelity](fidelity.md)): each follows "the engine"."""
     bias: list[BiasRow]
     """Trained against submitted, of the newest groups that are over; empty while they have fewer than 16 members."""
     causes: dict[str, Any]

@@ -201,6 +201,8 @@ class JobSettings(BaseModel):
     """How the engine is asked: SGLang's `/generate`, or `/chat/completions` of any server, for evaluations alone."""
     engine_model: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """The model's name at an engine of the kind `openai`, which needs one."""
+    exact_prompts: Literal["report", "require"] = "report"
+    """`require` refuses an engine that changes prompts, or does not say what it runs ([fidelity](fidelity.md))."""
     sampling_seed: Annotated[Count, Field(ge=0)] | None = None
     """Each slot samples with a seed of its own that is made of it, as far as the engine heeds seeds."""
 
@@ -382,6 +384,7 @@ CHANGEABLE = frozenset(
         "max_groups_ahead",
         "staleness_policy",
         "pause_when_idle_s",
+        "exact_prompts",
     }
 )
 """Settings that an attaching payload may bring anew: they say how the work is done, not which."""

@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
 from slime_plugins.rollout_buffer.rules.groups import GROUP_TIMEOUT_NOTE
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
+from slime_plugins.rollout_buffer.rules.prompt_receipts import MAX_EXTRA_SHARE
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineTrouble, GroupState, JobState
 
@@ -59,9 +60,10 @@ def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
 
     The most pressing comes first, and before all that nothing it tries succeeds.
     """
+    aside = [*_left_out(snapshot), *_prompts(snapshot)]
     if over := list(_over(snapshot)):
-        return [*over, *_left_out(snapshot), *_dropped(snapshot)]
-    found = [*_all_fail(snapshot), *_halted(snapshot), *_troubles(snapshot), *_left_out(snapshot)]
+        return [*over, *aside, *_dropped(snapshot)]
+    found = [*_all_fail(snapshot), *_halted(snapshot), *_troubles(snapshot), *aside]
     if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
         found += _at_work(snapshot)
     found += _dropped(snapshot)
@@ -312,6 +314,37 @@ def _what_they_earned(found: MissingMembers) -> str:
         return ""
     known = f"of all whose reward is known {found.reward_of_known:.3f}, of the missing nobody knows it"
     return f" Mean reward: of the trained {found.reward_of_trained:.3f}, {known}."
+
+
+def _prompts(at: JobSnapshot) -> Iterator[Explanation]:
+    """What the engine runs in place of the prompts that it is sent, and what that costs."""
+    for finding in at.prompt_findings:
+        yield Explanation(
+            code="prompts_changed",
+            severity=Severity.ATTENTION,
+            message=f"The engine {finding}.",
+            advice="Turns are trained after what was run, as far as the engine says it. exact_prompts: require refuses "
+            "such an engine.",
+        )
+    counts = at.prompts
+    if counts.untrained:
+        turns = counts.equal + counts.differing + counts.unknown
+        yield Explanation(
+            code="prompts_unknown",
+            severity=Severity.ATTENTION,
+            message=f"{_many(counts.untrained, 'turn')} not trained, of {turns}: nobody knows what the engine ran.",
+            advice="SGLang tells it from 0.5.13 on (return_prompt_token_ids). untrained_because of a generation's "
+            "prompt_receipt says why of each.",
+        )
+    if counts.extra_tokens > MAX_EXTRA_SHARE * counts.row_tokens:
+        share = counts.extra_tokens / counts.row_tokens
+        yield Explanation(
+            code="prompts_forked",
+            severity=Severity.ATTENTION,
+            message=f"{share:.0%} of all tokens in training rows are read again: the engine ran other prompts than it "
+            f"was sent, and {_many(counts.forked, 'more row')} made.",
+            advice="An engine that keeps ids saves them: SGLang 0.5.13 or later, without what THUDM/slime#2388 names.",
+        )
 
 
 def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from slime_plugins.rollout_buffer.rules.bias import MissingMembers, SlowLoss, mi
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES, ENGINE, SUPERVISOR
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES, FailedAttempts
+from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights
-from slime_plugins.rollout_buffer.state.runner_reports import report_of_job
+from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of, report_of_job
 from slime_plugins.rollout_buffer.state.staleness import stuck_weights_of
-from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, service_rows
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, prompt_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, EngineReport, EngineTrouble, GroupState, JobState
@@ -28,6 +29,7 @@ __all__ = ["JobSnapshot", "take_snapshot"]
 FAILURES_WITHIN_S = 600.0
 
 _NO_REPORT = EngineReport()
+_NO_PROMPTS = PromptCounts()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,9 @@ class JobSnapshot:
     disk_free_bytes: int | None = None
     devices: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineReport = _NO_REPORT
+    prompt_findings: Sequence[str] = ()
+    """What its engine was found to do to prompts, as what follows "the engine"."""
+    prompts: PromptCounts = _NO_PROMPTS
     commonest_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
     """Why most groups were filtered, and why most failed."""
     stale_groups: int = 0
@@ -111,6 +116,8 @@ def take_snapshot(
         poll_age_s=_age(now, job.last_poll_at),
         max_groups_ahead=job.settings.max_groups_ahead,
         pause_when_idle_s=job.settings.pause_when_idle_s,
+        prompt_findings=prompt_findings_of(connection, job.key),
+        prompts=prompt_rows.sums_of(connection, job.key) or _NO_PROMPTS,
         commonest_causes=group_rows.commonest_causes(connection, job.key),
         stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
         max_weight_version_lag=job.settings.max_weight_version_lag,

@@ -100,6 +100,12 @@ BIAS = MetricName(
     "of all of which it is known",
     labels=(*JOB_LABELS, "statistic"),
 )
+PROMPTS = MetricName(
+    name="rollout_buffer_prompts",
+    help="Turns by what the engine said of the prompt that it ran; by statistic: checked (equal, differing), unknown, "
+    "untrained; forked: rows that other prompts made necessary, extra_tokens of the row_tokens: what those read again",
+    labels=(*JOB_LABELS, "statistic"),
+)
 SUCCESS = MetricName(
     name="rollout_buffer_success",
     help="Share of trajectories that solved their task, of those that say whether they did; statistic mean",
@@ -215,6 +221,7 @@ METRICS: tuple[MetricName, ...] = (
     POLL_WAIT,
     LOG_PROB_GAP,
     BIAS,
+    PROMPTS,
     DELIVERIES,
     POLL_AGE,
     OLDEST_READY,
@@ -233,7 +240,7 @@ METRICS: tuple[MetricName, ...] = (
 )
 
 
-_MEASURED = (REWARD, SUCCESS, STALENESS, POLL_WAIT, LOG_PROB_GAP, BIAS)
+_MEASURED = (REWARD, SUCCESS, STALENESS, POLL_WAIT, LOG_PROB_GAP, BIAS, PROMPTS)
 MEASURES = {metric.name.removeprefix("rollout_buffer_"): metric for metric in _MEASURED}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_plugins.rollout_buffer.rules.bias import FinishedGroup, bias_measures
-from slime_plugins.rollout_buffer.storage.tables import trainer_rows
+from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trainer_rows
 
 __all__ = [
     "BUCKET_WIDTHS_S",
@@ -158,8 +158,8 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
     ``over`` are its groups that are over.
 
     ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
-    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` as ``bias_measures``
-    has it. Late trajectories do not count, as in the series.
+    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` as ``bias_measures`` has it;
+    ``prompts`` what the engines said of those that they ran (``PromptCounts``). Late trajectories count in that alone.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -168,6 +168,8 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
             measured, _, statistic = name.rpartition("_")
             if row[name] is not None:
                 found.setdefault(measured, {})[statistic] = float(row[name])
+    if (prompts := prompt_rows.sums_of(connection, job_key)) is not None:
+        found["prompts"] = {name: float(count) for name, count in prompts.as_dict().items()}
     if gaps := trainer_rows.gap_statistics(connection, job_key):
         found["log_prob_gap"] = gaps
     if bias := bias_measures(over):

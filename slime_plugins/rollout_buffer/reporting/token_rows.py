@@ -109,7 +109,9 @@ def _contexts(generations: Sequence[Generation], place: dict[int, int]) -> Itera
             "finish_reason": one.finish_reason,
             "weight_version": one.weight_version,
             "weight_versions": list(dict.fromkeys(span.weight_version for span in one.weight_version_spans)),
-            "trained": one.trained,
+            "trained": one.is_trained,
+            "prompt_check": None if one.prompt_receipt is None else one.prompt_receipt.check.value,
+            "untrained_because": "" if one.prompt_receipt is None else one.prompt_receipt.untrained_because,
             "images": None if one.images is None else len(one.images),
         }
         held = [*one.prompt_ids, *one.output_ids]

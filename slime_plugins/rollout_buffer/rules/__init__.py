@@ -7,7 +7,7 @@
 * ``weight_versions`` – how old weights are; ``admission`` – which group may begin, so that none gets too old
 * ``concurrency`` – how many episodes play at once where nobody has set a number
 * ``stuck_weights`` – whose weight version stands still, so that a lag says nothing
-* ``bias`` – is what is trained what was submitted
+* ``bias`` – is what is trained what was submitted; ``prompt_receipts`` – what engines said of the prompts that they ran
 * ``vocabulary`` – which token ids and log-probs there can be; ``typos`` – which unknown key is a slip
 * ``backoff`` – how long to wait before trying again, for everybody; ``heartbeats`` – who sends some, how often, and
   when silence is death

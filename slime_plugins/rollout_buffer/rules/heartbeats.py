@@ -6,9 +6,10 @@ is the supervisor's own setting (``--runner-heartbeat-timeout-s``): here it is o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["CONCURRENCY", "DEVICES", "ENGINE", "GATEWAY", "SUPERVISOR", "Service"]
+__all__ = ["CONCURRENCY", "DEVICES", "ENGINE", "GATEWAY", "PROMPTS", "SUPERVISOR", "Service"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,3 +39,5 @@ DEVICES = Service(name="devices of job ", beats_every_s=5.0, silent_after_s=60.0
 """How the devices of a job are."""
 CONCURRENCY = Service(name="concurrency of job ", beats_every_s=5.0, silent_after_s=60.0)
 """How many episodes a job with ``num_process: auto`` plays at once, and why."""
+PROMPTS = Service(name="prompts of job ", beats_every_s=math.inf, silent_after_s=math.inf)
+"""What the engine of a job was found to do to prompts: said once of each engine, and true until another is asked."""

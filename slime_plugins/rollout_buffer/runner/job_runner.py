@@ -172,6 +172,7 @@ class JobRunner:
         self._engine: HttpEngine | None = None
         self._engine_reports = ReportPacer()
         self._engine_watch: CircuitBreaker | None = None
+        self._prompt_findings: tuple[str, ...] | None = None
         self._streak = _FailureStreak()
         self._admission = GroupAdmission(buffer, self._job, self._stored, self._count_played)
 
@@ -273,7 +274,12 @@ class JobRunner:
         url = str(self._job.engine_url)
         if not self._is_exact:
             return make_engine(url, chat_model=str(self._settings.engine_model), tokenizer=tokenizer)
-        return make_engine(url, tokenizer=tokenizer, tokenizer_path=self._settings.tokenizer_path)
+        return make_engine(
+            url,
+            tokenizer=tokenizer,
+            tokenizer_path=self._settings.tokenizer_path,
+            requires_exact_prompts=self._settings.exact_prompts == "require",
+        )
 
     def _generator_context(self, engine: HttpEngine, tokenizer: Any) -> GeneratorContext:
         return GeneratorContext(
@@ -311,10 +317,23 @@ class JobRunner:
             task.result()
 
     async def _play_all(self, generator: Generator) -> None:
+        if self._settings.exact_prompts == "require" and (complaint := await self._complaint_of_prompts()):
+            cause = f"exact_prompts is require, and the engine {complaint}"
+            await self._stored(self._buffer.fail_job, self._job.key, cause[:2000], CauseCode.ENGINE_REFUSES)
+            return
         async with asyncio.TaskGroup() as episodes:
             async for group in self._admission.groups():
                 await self._begin_group(group, generator, episodes)
         await self._stored(self._buffer.finish_if_done, self._job.key)
+
+    async def _complaint_of_prompts(self) -> str:
+        """Returns why the engine's prompts are not exact, as soon as it answers; empty when they are."""
+        assert self._engine is not None
+        while True:
+            fidelity = await self._engine.probe_prompts()
+            if fidelity is not None:
+                return fidelity.complaint
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
     def _read_groups(self, after: tuple[int, int]) -> list[GroupRecord]:
         return self._buffer.open_groups(self._job.key, after=after, limit=GROUPS_READ_AHEAD)
@@ -603,6 +622,7 @@ class JobRunner:
                     playing.cancel()
             await self._close_timed_out_groups()
             await self._report_engine()
+            await self._keep_prompt_findings()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _follow_engine(self) -> None:
@@ -629,6 +649,13 @@ class JobRunner:
         """Keeps why the engine gives no tokens, for as long as it does not; nothing is written while it is well."""
         if self._engine is not None and self._engine_reports.is_due(report := self._engine.report()):
             await self._stored(self._buffer.report_engine, self._job.key, os.getpid(), report)
+
+    async def _keep_prompt_findings(self) -> None:
+        """Keeps what each new engine was found to do to prompts."""
+        fidelity = None if self._engine is None else self._engine.fidelity
+        if fidelity is not None and fidelity.findings != self._prompt_findings:
+            self._prompt_findings = fidelity.findings
+            await self._stored(self._buffer.keep_prompt_findings, self._job.key, os.getpid(), fidelity.findings)
 
     def _set_pause(self, state: JobState) -> None:
         if state is JobState.PAUSED:

@@ -12,14 +12,22 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY, DEVICES
+from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY, DEVICES, PROMPTS
 from slime_plugins.rollout_buffer.rules.jobs import OPEN_STATES
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-__all__ = ["concurrency_of", "devices_of_job", "fresh_farms", "report_of_job", "store_concurrency", "store_report"]
+__all__ = [
+    "concurrency_of",
+    "devices_of_job",
+    "fresh_farms",
+    "prompt_findings_of",
+    "report_of_job",
+    "store_concurrency",
+    "store_report",
+]
 
 _KEPT_S = 7 * 24 * 3600.0
 
@@ -94,6 +102,12 @@ def fresh_farms(store: Store, *, now: float | None = None) -> dict[str, dict[str
 def _with_age(found: tuple[float, dict[str, Any]], now: float) -> dict[str, Any]:
     written_at, farm = found
     return {"age_s": round(abs(now - written_at), 3), **farm}
+
+
+def prompt_findings_of(connection: Connection, job_key: int) -> list[str]:
+    """Returns what a job's engine was found to do to prompts; [] when nothing was, or nobody asked."""
+    found = service_rows.heartbeat(connection, PROMPTS.of_job(job_key))
+    return [] if found is None else [str(finding) for finding in found[1]["findings"]]
 
 
 def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reason: str, waiting: int | None) -> None:

@@ -79,7 +79,7 @@ def compare(
     if reported.row >= len(rows):
         raise ValueError(NO_ROW)
     row = rows[reported.row]
-    turns = [generations[index] for index in row.generation_indices if generations[index].trained]
+    turns = [generations[index] for index in row.generation_indices if generations[index].is_trained]
     lengths = [len(turn.output_ids) for turn in turns]
     if sum(row.loss_mask) != sum(lengths) or len(reported.log_probs) != sum(lengths):
         raise ValueError(f"it trains {sum(row.loss_mask)} tokens, and log_probs has {len(reported.log_probs)}")

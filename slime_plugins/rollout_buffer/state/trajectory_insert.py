@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of
 from slime_plugins.rollout_buffer.state.staleness import note_versions
 from slime_plugins.rollout_buffer.storage.payload_store import StoredPayload
-from slime_plugins.rollout_buffer.storage.tables import trajectory_rows
+from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason
 
@@ -56,12 +57,14 @@ class SlotOfTrajectory:
 def insert_trajectory(
     connection: Connection, now: float, filled: SlotOfTrajectory, played: Played, payload: StoredPayload
 ) -> None:
-    """Makes a payload known and adds the row that names it; tells the job of the weights that sampled it.
+    """Makes a payload known and adds the row that names it; tells the job of the weights and prompts that it had.
 
     Raises:
         UnavailableError: a screenshot that was there has just been purged; the same write brings it again.
     """
     payload.record(connection, now)
+    if (counts := prompt_counts(played.generations)) is not None:
+        prompt_rows.add_counts(connection, filled.job_key, counts)
     trajectory_rows.insert_trajectory(
         connection,
         job_key=filled.job_key,

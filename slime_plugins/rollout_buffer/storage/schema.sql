@@ -375,3 +375,15 @@ CREATE TABLE trajectory_rewards (
 CREATE TRIGGER trajectory_rewards_stay BEFORE UPDATE ON trajectory_rewards BEGIN
     SELECT raise(ABORT, 'a reward that was given is never changed: give it another version');
 END;
+
+-- What the engines said of the prompts that they ran, summed over a job.
+CREATE TABLE prompt_sums (
+    job_key      INTEGER PRIMARY KEY REFERENCES jobs (key),
+    equal        INTEGER NOT NULL,              -- turns of which the engine ran what it was sent
+    differing    INTEGER NOT NULL,              -- turns of which it ran other ids
+    unknown      INTEGER NOT NULL,              -- turns of which it does not say what it ran
+    untrained    INTEGER NOT NULL,              -- of all these, turns that are not trained because nobody knows
+    forked       INTEGER NOT NULL,              -- training rows that other ids made necessary
+    extra_tokens INTEGER NOT NULL,              -- what those rows read again
+    row_tokens   INTEGER NOT NULL
+);

@@ -42,7 +42,7 @@ __all__ = ["Store", "whole_row"]
 Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 SCHEMA_FILE = Path(__file__).with_name("schema.sql")
 MIGRATIONS = Path(__file__).with_name("migrations")
 """One file of SQL for each step from a version to the next. A step that was released never changes again."""

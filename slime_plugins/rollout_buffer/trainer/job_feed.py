@@ -7,6 +7,7 @@ sends the last ones. A poll whose reply was lost is repeated under the same id a
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import time
@@ -31,6 +32,7 @@ __all__ = [
     "JobStalledError",
     "RetriesUsedUpError",
     "send_start",
+    "warn_of_prompts",
 ]
 
 logger = logging.getLogger(__name__)
@@ -346,6 +348,7 @@ class JobFeed:
         if job.get("state") in ("cancelled", "failed"):
             reason = job.get("cause") or job.get("message") or "the buffer gave no reason"
             raise JobEndedError(f"job {self.job_id} is {job['state']}: {reason}", {"job_id": self.job_id})
+        warn_of_prompts(job)
         return job
 
     async def _with_retries(self, what: str, attempt: Callable[[], Awaitable[Result]]) -> Result:
@@ -386,3 +389,14 @@ class _Standstill:
                 f"job {self._job_id} stood still for {(now - self._since) / 60:.0f} min: {why['sentence']}",
                 {"job_id": self._job_id, "code": why["code"]},
             )
+
+
+def warn_of_prompts(job: Mapping[str, Any]) -> None:
+    """Says once in the log what the job's engine was found to do to prompts."""
+    for finding in job.get("prompt_findings") or ():
+        _warn_of_finding(str(job.get("engine_url")), str(finding))
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_of_finding(engine_url: str, finding: str) -> None:
+    logger.warning("the engine at %s %s", engine_url, finding)

@@ -91,6 +91,8 @@ METRICS: Mapping[str, str] = {
     "rollout/buffer/success/<statistic>": "share of the job's trajectories that solved their task: mean",
     "rollout/buffer/staleness/<statistic>": "weight versions between a trajectory and the newest then: mean, max",
     "rollout/buffer/log/prob/gap/<statistic>": "distance of train and rollout log-prob, as reported: mean, max",
+    "rollout/buffer/prompts/<statistic>": "the job's turns by what the engine said of the prompt that it ran: checked, "
+    "equal, differing, unknown, untrained; forked rows and the extra tokens that those read",
     "rollout/bias/<statistic>": "total variation between trained and submitted members by duration, length, turns, "
     "reward, success, task; slowest: the slowest quarter's share of the trained over that of the submitted; given_up, "
     "failed, dummies: shares of the submitted; reward_shift: mean reward of the trained less that of all known",

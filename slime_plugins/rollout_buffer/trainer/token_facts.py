@@ -60,7 +60,7 @@ def trained_values(
     return [
         value
         for index, start in _outputs(row, generations)
-        if generations[index].trained
+        if generations[index].is_trained
         for place, value in enumerate(of_output[index], start)
         if row.loss_mask[place]
     ]

@@ -245,7 +245,7 @@ class RowImages:
         self._vision.check_tokens(row.token_ids)
         prepared = [self._prepared(sha256) for sha256 in row.images]
         counts = [features.tokens for _, features in prepared]
-        self._check_prompts(row, generations)
+        self._check_turns(row, generations)
         expanded = _expanded(row, self._vision.placeholder_id, counts)
         joined = self._vision.join([features for _, features in prepared]) if prepared else None
         return RowInputs(row=expanded, train_inputs=joined, pictures=tuple(picture for picture, _ in prepared))
@@ -256,21 +256,15 @@ class RowImages:
             self._features[sha256] = picture, self._vision.prepare(picture)
         return self._features[sha256]
 
-    def _check_prompts(self, row: TrainingRow, generations: Sequence[Generation]) -> None:
-        """Checks each turn's prompt: its images, and the engine's count, which comes from a processor of its own."""
+    def _check_turns(self, row: TrainingRow, generations: Sequence[Generation]) -> None:
+        """Checks the images of each turn's prompt: the engine made its tokens with a processor of its own."""
         for index in row.generation_indices if generations else ():
             generation = generations[index]
             placeholders = list(generation.prompt_ids).count(self._vision.placeholder_id)
             _check_images_of_turn(generation, index, placeholders)
-            if generation.prompt_tokens is None or row.images is None:
-                continue
-            tokens = sum(self._prepared(sha256)[1].tokens for sha256 in row.images[:placeholders])
-            expected = len(generation.prompt_ids) - placeholders + tokens
-            if generation.prompt_tokens != expected:
-                raise ImageMismatchError(
-                    f"the engine counted {generation.prompt_tokens} tokens in the prompt of turn {index}, "
-                    f"and this image processor makes it {expected}"
-                )
+            if generation.is_trained and row.images is not None:
+                tokens = [self._prepared(sha256)[1].tokens for sha256 in row.images[:placeholders]]
+                _check_tokens_of_turn(generation, index, tokens)
 
 
 def _check_images_of_turn(generation: Generation, index: int, placeholders: int) -> None:
@@ -279,6 +273,30 @@ def _check_images_of_turn(generation: Generation, index: int, placeholders: int)
         raise ImageMismatchError(
             f"the prompt of turn {index} has {placeholders} image placeholders for {len(generation.images)} images"
         )
+
+
+def _check_tokens_of_turn(generation: Generation, index: int, tokens: Sequence[int]) -> None:
+    """Compares image by image what both processors made; by the sum where the engine tells no more than that."""
+    receipt = generation.prompt_receipt
+    if receipt is not None and receipt.image_tokens is not None:
+        of_engine = receipt.image_tokens
+        if len(of_engine) != len(tokens):
+            raise ImageMismatchError(
+                f"the engine saw {len(of_engine)} images in turn {index}, which shows {len(tokens)}"
+            )
+        for number, (theirs, ours) in enumerate(zip(of_engine, tokens, strict=True)):
+            if theirs != ours:
+                raise ImageMismatchError(
+                    f"the engine made {theirs} tokens of image {number} of turn {index}, "
+                    f"and this image processor makes {ours}"
+                )
+    elif generation.prompt_tokens is not None:
+        expected = len(generation.prompt_ids) - len(tokens) + sum(tokens)
+        if generation.prompt_tokens != expected:
+            raise ImageMismatchError(
+                f"the engine counted {generation.prompt_tokens} tokens in the prompt of turn {index}, "
+                f"and this image processor makes it {expected}"
+            )
 
 
 def shown_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:

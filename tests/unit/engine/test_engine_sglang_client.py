@@ -20,7 +20,15 @@ from slime_plugins.rollout_buffer.engine.base import EngineLoad, EngineSettings,
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.tokenizer_probe import TokenizerProbe
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
-from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Image, SamplingParams, WeightVersionSpan
+from slime_plugins.rollout_buffer.types import (
+    EngineReport,
+    EngineTrouble,
+    Image,
+    PromptCheck,
+    PromptReceipt,
+    SamplingParams,
+    WeightVersionSpan,
+)
 
 QUICK = EngineSettings(retry_timeout_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
@@ -142,6 +150,7 @@ class TestWhatIsSent:
         assert body == {
             "input_ids": [1, 2, 3],
             "return_logprob": True,
+            "return_prompt_token_ids": True,
             "sampling_params": {
                 "max_new_tokens": 20,
                 "temperature": 0.7,
@@ -182,6 +191,7 @@ class TestWhatComesBack:
             weight_version_spans=(WeightVersionSpan("3", 0, 3),),
             prompt_tokens=70,
             cached_tokens=64,
+            prompt_receipt=PromptReceipt(PromptCheck.UNKNOWN),
         )
 
     async def test_versions_per_token_win_over_the_version_of_the_reply(self) -> None:

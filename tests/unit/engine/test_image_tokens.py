@@ -108,7 +108,7 @@ def test_a_budget_counts_to_the_token_and_agrees_with_an_engine_that_does() -> N
     images = [png(540, 1200), png(270, 600)]
     budget = ImageBudget(QWEN3, estimate=9)
 
-    budget.compare(100, images, 100 - 2 + 646 + 152)
+    budget.compare(images, 646 + 152)
 
     assert (budget.tokens(images), budget.mismatch) == (798, None)
 
@@ -116,13 +116,13 @@ def test_a_budget_counts_to_the_token_and_agrees_with_an_engine_that_does() -> N
 def test_an_engine_that_counts_otherwise_is_believed_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     images = [png(540, 1200)]
     budget = ImageBudget(QWEN2_5, estimate=9)
-    expected = 99 + image_tokens(540, 1200, QWEN2_5)
+    expected = image_tokens(540, 1200, QWEN2_5)
 
     with caplog.at_level(logging.WARNING):
-        budget.compare(100, images, 99 + 646)
-        budget.compare(200, images * 2, 198 + 2 * 646)
+        budget.compare(images, 646)
+        budget.compare(images * 2, 2 * 646)
 
-    assert budget.mismatch == PromptMismatch(expected=expected, reported=745)
+    assert budget.mismatch == PromptMismatch(expected=expected, reported=646)
     assert budget.tokens(images) == 646
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -132,13 +132,13 @@ def test_without_a_known_size_an_estimate_serves_until_the_engine_counts() -> No
     unknown_family, unreadable = ImageBudget(None, estimate=40), ImageBudget(QWEN3, estimate=40)
 
     assert (unknown_family.tokens(images), unreadable.tokens(images)) == (80, 80)
-    unreadable.compare(10, images, 10 - 2 + 101)
+    unreadable.compare(images, 101)
     assert unreadable.tokens(images) == 102
     assert unreadable.mismatch is None
 
 
 def test_an_engine_that_counts_nothing_changes_nothing() -> None:
     budget = ImageBudget(QWEN3, estimate=40)
-    budget.compare(10, [Image(data=b"one")], None)
-    budget.compare(10, [], 999)
+    budget.compare([Image(data=b"one")], None)
+    budget.compare([], 999)
     assert budget.tokens([Image(data=b"one")]) == 40

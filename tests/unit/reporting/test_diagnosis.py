@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
+from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 
@@ -46,6 +47,17 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
     ({"running_attempts": 0, "oldest_running_s": None}, "between_episodes", "No episode is being played just now"),
     ({}, "moving", "8 episodes are being played, the last one ended 3 s ago"),
+    ({"prompt_findings": ["drops the system prompt"]}, "prompts_changed", "The engine drops the system prompt."),
+    (
+        {"prompts": PromptCounts(equal=3, unknown=2, untrained=1, row_tokens=9)},
+        "prompts_unknown",
+        "1 turn was not trained, of 5: nobody knows what the engine ran.",
+    ),
+    (
+        {"prompts": PromptCounts(differing=9, forked=9, extra_tokens=21, row_tokens=100)},
+        "prompts_forked",
+        "21% of all tokens in training rows are read again: the engine ran other prompts than it was sent, and 9 more",
+    ),
     ({"trainer_waits_s": 40.0}, "moving", "The trainer has waited for 40 s"),
     ({"trajectory_age_s": None}, "playing", "the oldest for 30 s; none has ended yet"),
     ({"trajectory_age_s": 700.0, "oldest_running_s": 900.0}, "slow", "the oldest for 15 min"),

@@ -64,7 +64,7 @@ class Conversation:
 
     def add_reply(self, reply: GenerateReply) -> str:
         """Records what was sampled and returns its text, up to the first image token if one was sampled."""
-        self._image_budget.compare(len(self.prompt.ids), self.prompt.images, reply.prompt_tokens)
+        self._image_budget.compare(self.prompt.images, _tokens_of_images(self.prompt, reply))
         generation = reply.as_generation(
             self.prompt.ids,
             images=tuple(image.sha256 for image in self.prompt.images),
@@ -97,3 +97,10 @@ class Conversation:
 
     def _expanded_length(self, prompt: Prompt) -> int:
         return len(prompt.ids) - len(prompt.images) + self._image_budget.tokens(prompt.images)
+
+
+def _tokens_of_images(prompt: Prompt, reply: GenerateReply) -> int | None:
+    """Returns what the engine made of the prompt's images, as it says it or by its count of the whole prompt."""
+    if reply.prompt_receipt is not None and reply.prompt_receipt.image_tokens is not None:
+        return sum(reply.prompt_receipt.image_tokens)
+    return None if reply.prompt_tokens is None else reply.prompt_tokens - len(prompt.ids) + len(prompt.images)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptMismatch:
-    """One prompt, in tokens with its images expanded: what we expected, and what the engine reported."""
+    """The images of one prompt, in tokens: what the size rule makes of them, and what the engine made of them."""
 
     expected: int
     reported: int
@@ -46,20 +46,19 @@ class ImageBudget:
         known = [self._exact(image) for image in images]
         return sum(self._estimate if tokens is None else tokens for tokens in known)
 
-    def compare(self, prompt_length: int, images: Sequence[Image], reported: int | None) -> None:
-        """Takes over the engine's count of a prompt of ``prompt_length`` ids, one placeholder per image."""
+    def compare(self, images: Sequence[Image], reported: int | None) -> None:
+        """Takes over how many tokens the engine made of a prompt's images; None where it does not say."""
         if reported is None or not images:
             return
         counted_by_rule = self._measured is None and all(self._exact(image) is not None for image in images)
-        expected = prompt_length - len(images) + self.tokens(images)
+        expected = self.tokens(images)
         if counted_by_rule and reported == expected:
             return
         if counted_by_rule:
             self.mismatch = PromptMismatch(expected=expected, reported=reported)
             _warn_once(str(self._family), expected, reported)
-        spent_on_images = reported - prompt_length + len(images)
-        if spent_on_images >= len(images):
-            self._measured = -(-spent_on_images // len(images))
+        if reported >= len(images):
+            self._measured = -(-reported // len(images))
 
     def _exact(self, image: Image) -> int | None:
         if image.sha256 not in self._tokens_by_hash:
@@ -80,8 +79,8 @@ def _tokens_of(image: Image, family: ImageFamily | None) -> int | None:
 @functools.lru_cache(maxsize=16)
 def _warn_once(family: str, expected: int, reported: int) -> None:
     logger.warning(
-        "the engine counted %d tokens in a prompt of %d by the size rule of %s: it prepares images or tokens in "
-        "another way, and what the trainer makes of such episodes will not be what the model saw",
+        "the engine made %d tokens of images that are %d by the size rule of %s: it prepares images in another way, "
+        "and what the trainer makes of such episodes will not be what the model saw",
         reported,
         expected,
         family,

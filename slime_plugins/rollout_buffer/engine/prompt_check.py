@@ -1,0 +1,131 @@
+"""Pure: the ids that an engine was sent as a prompt, compared with those that it says it ran.
+
+Text is compared id by id. An image is one placeholder in what is sent and a run of it in what is run; how long that run
+is, is the engine's word. An engine that decodes a prompt and tokenises the text anew runs other ids than were sampled
+(slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388): what is sampled after them is
+trained after them. Of an engine that does not say what it ran, a prompt is taken as it was sent where its ids are what
+the tokenizer makes of their own text: tokenising that anew changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from slime_plugins.rollout_buffer.chat_tokens import image_placeholder_of
+from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
+
+__all__ = ["NOT_PROVEN", "RESUMED_ELSEWHERE", "CheckedPrompt", "PromptChecker"]
+
+NOT_PROVEN: Final = "the engine does not say which ids it ran, and those it was sent do not encode to themselves"
+RESUMED_ELSEWHERE: Final = "the engine was interrupted, and went on after other ids than it had sampled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedPrompt:
+    """What a turn's prompt was found to be; ``ran_ids``, None where it was equal, has one placeholder per image."""
+
+    receipt: PromptReceipt
+    ran_ids: list[int] | None = None
+
+
+class PromptChecker:
+    """Compares prompts of one model."""
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        """Without a tokenizer no image is known in a prompt, and no prompt is proved to encode to itself."""
+        self._tokenizer = tokenizer
+        self.placeholder_id = None if tokenizer is None else image_placeholder_of(tokenizer)
+
+    def check(self, sent: Sequence[int], ran: Sequence[int] | None, images: int) -> CheckedPrompt:
+        """Compares a prompt that was sent, of so many images, with the engine's expanded one."""
+        if ran is None or (images and self.placeholder_id is None):
+            return CheckedPrompt(receipt=PromptReceipt(PromptCheck.UNKNOWN))
+        sent, ran = list(sent), list(ran)
+        if not images:
+            if sent == ran:
+                return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL))
+            return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, sent), ran_ids=ran)
+        assert self.placeholder_id is not None
+        runs = _runs_between(sent, ran, self.placeholder_id)
+        if runs is not None and len(runs) == images:
+            return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(runs)))
+        collapsed, runs = _collapsed(ran, self.placeholder_id)
+        if len(runs) != images:
+            reason = f"the engine ran a prompt of {len(runs)} images where it was sent {images}"
+            return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, untrained_because=reason))
+        receipt = PromptReceipt(PromptCheck.DIFFERING, sent, image_tokens=tuple(runs))
+        return CheckedPrompt(receipt=receipt, ran_ids=collapsed)
+
+    def with_placeholders(self, sent: Sequence[int], ran: Sequence[int]) -> list[int]:
+        """Puts placeholders in the place of the one image of a prompt whose positions came as something else."""
+        assert self.placeholder_id is not None
+        place = list(sent).index(self.placeholder_id)
+        after = len(sent) - place - 1
+        run = len(ran) - place - after
+        return [*ran[:place], *[self.placeholder_id] * run, *ran[len(ran) - after :]] if run > 0 else list(ran)
+
+    def encodes_to_itself(self, ids: Sequence[int]) -> bool:
+        """Tells whether the tokenizer makes the same ids of their own text. True without a tokenizer: nothing is known.
+
+        It takes about as long as encoding the prompt; may be called from any thread where the tokenizer is a fast one.
+        """
+        return self._tokenizer is None or self.encoded(self.decoded(ids)) == list(ids)
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids, special tokens included."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            return str(backend.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def encoded(self, text: str) -> list[int]:
+        """Returns the ids that the tokenizer makes of a text, nothing added to it."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _runs_between(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:
+    """Returns the length of the run at each placeholder where all other ids are equal; None where they are not."""
+    runs: list[int] = []
+    at = 0
+    for text, is_last in _texts(sent, placeholder):
+        if ran[at : at + len(text)] != text:
+            return None
+        at += len(text)
+        if is_last:
+            break
+        start = at
+        while at < len(ran) and ran[at] == placeholder:
+            at += 1
+        if at == start:
+            return None
+        runs.append(at - start)
+    return runs if at == len(ran) else None
+
+
+def _texts(ids: list[int], placeholder: int) -> Iterator[tuple[list[int], bool]]:
+    """Yields the ids between placeholders, and whether they are the last."""
+    start = 0
+    for _ in range(ids.count(placeholder)):
+        place = ids.index(placeholder, start)
+        yield ids[start:place], False
+        start = place + 1
+    yield ids[start:], True
+
+
+def _collapsed(ran: list[int], placeholder: int) -> tuple[list[int], list[int]]:
+    """Returns the ids with each run of placeholders as one, and how long the runs are."""
+    ids: list[int] = []
+    runs: list[int] = []
+    for token_id, run in groupby(ran):
+        if token_id == placeholder:
+            runs.append(len(list(run)))
+            ids.append(token_id)
+        else:
+            ids.extend(run)
+    return ids, runs

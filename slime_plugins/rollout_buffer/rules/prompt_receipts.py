@@ -1,0 +1,84 @@
+"""Pure: what a trajectory's engine said of the prompts that it ran, counted; and what running other ones cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from slime.utils.mask_generator import pack_training_rows
+from slime_plugins.rollout_buffer.types import Generation, PromptCheck, TrainingRow
+
+__all__ = ["MAX_EXTRA_SHARE", "PromptCounts", "prompt_counts"]
+
+MAX_EXTRA_SHARE = 0.2
+"""Share of a job's row tokens that are read again because of other prompts, above which its explanation says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptCounts:
+    """Turns by what their prompts were found to be. The names are those of the columns of ``prompt_sums``.
+
+    ``untrained`` turns are among the others: nobody knows what they were sampled after. ``forked`` counts the rows that
+    other ids made necessary, ``extra_tokens`` what those read again, of the ``row_tokens`` of all rows.
+    """
+
+    equal: int = 0
+    differing: int = 0
+    unknown: int = 0
+    untrained: int = 0
+    forked: int = 0
+    extra_tokens: int = 0
+    row_tokens: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Returns the counts by name, with those whose ids the engine told as ``checked``."""
+        return {"checked": self.equal + self.differing} | {
+            field.name: getattr(self, field.name) for field in fields(self)
+        }
+
+
+def prompt_counts(generations: Sequence[Generation]) -> PromptCounts | None:
+    """Counts the receipts of a trajectory's turns; None where there are none."""
+    receipts = [one.prompt_receipt for one in generations if one.prompt_receipt is not None]
+    if not receipts:
+        return None
+    checks = Counter(receipt.check for receipt in receipts)
+    rows = _rows(generations)
+    forked = extra_tokens = 0
+    if checks[PromptCheck.DIFFERING]:
+        as_sent = _rows(_as_sent(generations))
+        forked = max(0, len(rows) - len(as_sent))
+        extra_tokens = max(0, _tokens(rows, generations) - _tokens(as_sent, generations))
+    return PromptCounts(
+        equal=checks[PromptCheck.EQUAL],
+        differing=checks[PromptCheck.DIFFERING],
+        unknown=checks[PromptCheck.UNKNOWN],
+        untrained=sum(bool(receipt.untrained_because) for receipt in receipts),
+        forked=forked,
+        extra_tokens=extra_tokens,
+        row_tokens=_tokens(rows, generations),
+    )
+
+
+def _rows(generations: Iterable[Generation]) -> list[TrainingRow]:
+    return pack_training_rows([replace(one, output_log_probs=None) for one in generations])
+
+
+def _as_sent(generations: Iterable[Generation]) -> list[Generation]:
+    """The turns as they would be had the engine run what it was sent."""
+    return [
+        replace(one, prompt_ids=one.prompt_receipt.sent_ids)
+        if one.prompt_receipt is not None and one.prompt_receipt.sent_ids is not None
+        else one
+        for one in generations
+    ]
+
+
+def _tokens(rows: Iterable[TrainingRow], generations: Iterable[Generation]) -> int:
+    """Counts tokens with images expanded, where the engine told what it made of them."""
+    expanded: dict[str, int] = {}
+    for one in generations:
+        if one.images is not None and one.prompt_receipt is not None and one.prompt_receipt.image_tokens is not None:
+            expanded.update(zip(one.images, one.prompt_receipt.image_tokens, strict=False))
+    return sum(len(row.token_ids) + sum(expanded.get(image, 1) - 1 for image in row.images or ()) for row in rows)

@@ -1,0 +1,26 @@
+"""Rows of ``prompt_sums``: what the engines of a job said of the prompts that they ran."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
+
+_NAMES = [field.name for field in fields(PromptCounts)]
+
+
+def add_counts(connection: Connection, job_key: int, counts: PromptCounts) -> None:
+    """Adds what one trajectory counted to its job's sums."""
+    connection.execute(
+        f"INSERT INTO prompt_sums (job_key, {', '.join(_NAMES)}) VALUES (:job_key, :{', :'.join(_NAMES)}) "
+        f"ON CONFLICT (job_key) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in _NAMES)}",
+        {"job_key": job_key, **asdict(counts)},
+    )
+
+
+def sums_of(connection: Connection, job_key: int) -> PromptCounts | None:
+    """Returns the sums over a job's trajectories; None where none of them has a receipt."""
+    query = f"SELECT {', '.join(_NAMES)} FROM prompt_sums WHERE job_key = ?"
+    row = connection.execute(query, (job_key,)).fetchone()
+    return None if row is None else PromptCounts(**dict(zip(_NAMES, row, strict=True)))
