@@ -14,7 +14,9 @@ import aiohttp
 import pytest
 from transformers import AutoTokenizer
 
+from slime.utils.mask_records import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime.utils.mask_utils import pack_training_rows
+from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -26,6 +28,9 @@ from slime_plugins.rollout_buffer.sglang_server.records import GenerateCall, Sam
 from slime_plugins.rollout_buffer.simulation.engine.scripted_backend import ScriptedBackend
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.simulation.engine.token_records import experts_of_passes, kept_ids
+from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
+from slime_plugins.rollout_buffer.trainer.token_records import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -53,10 +58,11 @@ def episode(task: str, slot: int) -> EpisodeRequest:
 
 
 @asynccontextmanager
-async def generator_with(url: str) -> AsyncIterator[Generator]:
+async def generator_with(url: str, **options: Any) -> AsyncIterator[Generator]:
     engine, generator = SglangEngine(url, QUICK), create_generator()
     try:
-        await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=4))
+        context = GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=4, options=options)
+        await generator.start(context)
         yield generator
     finally:
         await generator.close()
@@ -190,3 +196,73 @@ async def update_weights(session: aiohttp.ClientSession, url: str, mode: str) ->
         ):
             async with session.post(f"{url}/{route}", data=json.dumps(body)) as response:
                 assert response.status == 200
+
+
+# ---- experts and kept ids -------------------------------------------------------------------------------------------
+
+
+def records_of(generation: Generation, kind: str) -> TokenRecords:
+    return TokenRecords.decode(generation.records[kind].data or b"")
+
+
+def expanded_ids(generation: Generation, sampled: list[Sampled]) -> list[int]:
+    """The prompt of a turn as the engine read it, by the engine's own account."""
+    output = list(generation.output_ids)
+    return next(
+        part.prompt_ids
+        for part in sampled
+        if len(part.prompt_ids) == generation.prompt_tokens and output[: len(part.output_ids)] == part.output_ids
+    )
+
+
+@pytest.mark.parametrize("rollout_mode", ["incremental", "history"])
+async def test_every_token_of_an_episode_has_the_experts_and_kept_ids_that_the_engine_told(
+    rollout_mode: str, sampled: list[Sampled]
+) -> None:
+    """With screenshots, over turns that go on and contexts that are edited; the made-up experts tell their token."""
+    settings = StandInSettings(port=0, skill=1.0, token_records=True)
+    asked = {"return_routed_experts": True, "custom_params": {"return_top_p_token_ids": True}}
+    options = {"android_world": {"rollout_mode": rollout_mode}}
+    async with running(settings) as url, generator_with(url, **options) as generator:
+        request = episode(TASKS[1], 0)
+        params = replace(request.sampling_params, top_p=0.9, extra=asked)
+        played = await generator.play(replace(request, sampling_params=params))
+    assert len(played.generations) > 2
+    decoded = wire.decode_generations(wire.encode_generations(played.generations))
+    kept = {one.sha256: one.data for each in played.generations for one in each.records.values() if one.data}
+    records = read_records(decoded, (ROUTED_EXPERTS, TOP_P_TOKENS), FetchedImages(data=kept))
+    starts = [records_of(one, ROUTED_EXPERTS).start for one in played.generations]
+    assert (starts[1:] == [1] * len(starts[1:])) == (rollout_mode == "history")
+    for row in pack_training_rows(decoded):
+        last = decoded[row.generation_indices[-1]]
+        ids = [*expanded_ids(last, sampled), *last.output_ids]
+        assert len(ids) > len(row.token_ids)
+        expanded = replace(row, token_ids=ids)
+        experts = routed_experts_of_row(row, expanded, decoded, records, None)
+        assert [one.tolist() for one in experts.split()] == experts_of_passes(ids, "default")
+    for generation in played.generations:
+        spans = [one.tolist() for one in records_of(generation, TOP_P_TOKENS).split()]
+        assert spans == kept_ids(generation.output_ids)
+
+
+async def test_a_turn_that_the_engine_aborted_keeps_the_experts_of_each_part(sampled: list[Sampled]) -> None:
+    settings = StandInSettings(port=0, skill=1.0, token_latency_s=0.002, token_records=True)
+    async with running(settings) as url, generator_with(url) as generator, aiohttp.ClientSession() as session:
+        updates = asyncio.create_task(update_weights(session, url, "abort"))
+        request = episode(TASKS[1], 0)
+        params = replace(request.sampling_params, extra={"return_routed_experts": True})
+        played = await generator.play(replace(request, sampling_params=params))
+        updates.cancel()
+    assert any(part.finish_reason["type"] == "abort" and part.output_ids for part in sampled)
+    resumed = [one for one in played.generations if len(one.weight_version_spans) > 1]
+    assert resumed
+    for generation in resumed:
+        prompt = expanded_ids(generation, sampled)
+        ids, experts = [*prompt, *generation.output_ids], records_of(generation, ROUTED_EXPERTS)
+        by_version = {
+            span.weight_version: experts_of_passes(ids, span.weight_version) for span in generation.weight_version_spans
+        }
+        told = dict(enumerate((one.tolist() for one in experts.split()), experts.start))
+        for span in generation.weight_version_spans:
+            for place in range(len(prompt) + span.start, len(prompt) + span.end):
+                assert told[place] == by_version[span.weight_version][place - 1]

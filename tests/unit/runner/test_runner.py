@@ -30,6 +30,8 @@ from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import attempt_limit, group_admission, places
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
+from slime_plugins.rollout_buffer.simulation.engine import server as stand_in
+from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.state.runner_reports import store_concurrency
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -379,6 +381,28 @@ async def test_a_generator_that_does_not_start_fails_the_job_with_its_reason_and
     assert failed.state.value == "failed"
     assert "no phones here" in failed.cause
     assert generator.closed == 1
+
+
+async def test_an_engine_that_does_not_tell_what_is_replayed_fails_the_job_before_anything_is_played(
+    real_time_buffer: Buffer,
+) -> None:
+    asked = {"max_tokens": 8, "top_p": 0.9, "custom_params": {"return_top_p_token_ids": True}}
+    generator = ScriptedGenerator(by_slot)
+    async with stand_in.running(StandInSettings(port=0)) as url:
+        job = start(real_time_buffer, remote_engine_url=url, sampling_params=asked)
+        await run(real_time_buffer, job, generator)
+    failed = real_time_buffer.job(job.job_id)
+    assert failed.state.value == "failed"
+    assert "does not tell the ids that top_p kept" in failed.cause
+    assert (generator.tokenizers, generator.requests) == ([], [])
+
+
+async def test_an_engine_that_tells_what_is_replayed_is_played_with(real_time_buffer: Buffer) -> None:
+    asked = {"max_tokens": 8, "return_routed_experts": True}
+    async with stand_in.running(StandInSettings(port=0, token_records=True)) as url:
+        job = start(real_time_buffer, remote_engine_url=url, sampling_params=asked)
+        await run(real_time_buffer, job, ScriptedGenerator(by_slot))
+    assert real_time_buffer.job(job.job_id).state.value == "finished"
 
 
 async def test_a_missing_tokenizer_fails_the_job_with_its_reason(real_time_buffer: Buffer) -> None:
