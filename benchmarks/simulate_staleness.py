@@ -2,19 +2,23 @@
 
     python -m benchmarks.simulate_staleness
     python -m benchmarks.simulate_staleness --times pareto:1.5:50 --alike groups --lag 2 --json staleness.json
+    python -m benchmarks.simulate_staleness --start 10 --times lognormal:1
 
 Devices play groups of episodes whose times have a heavy tail; some attempts fail and are tried again while their device
-is repaired; the trainer takes a batch, trains, and pauses now and then. Four policies, on the same episodes:
+is repaired; the trainer takes a batch, trains, and pauses now and then. Five policies, on the same episodes:
 
 * admit: ``rules/admission.py``, the rules that the service applies, not a copy of them;
+* ahead: ``max_groups_ahead`` of lag + 1 batches and nothing else, the oldest out first;
 * drop: groups that are too old when they are to be handed out are dropped;
 * wait: nothing is played while the trainer trains (``drain``, or ``rollout_buffer_on_policy``);
 * unlimited: everything is played and trained, however old.
 
 Said of each: how far the trained groups are from the submitted ones (total variation over tenths by playing time), how
 many of the slowest tenth were trained, how busy the devices were, which share of the trained tokens was within the
-bound, percentiles of their lag, and trained groups per device and hour of playing. Tokens come evenly over an episode,
-each from the weights of its moment. Everything follows from the seed.
+bound (of all, and of those of the slowest tenth), percentiles of their lag, and trained groups per device and hour of
+playing. Tokens come evenly over an episode, each from the weights of its moment. Everything follows from the seed.
+
+``--start N`` tells instead how the first batches differ from all: the groups that are through first are the quick ones.
 
 Caveats: engine and network cost nothing here, so a device that plays is busy; an episode takes as long on each device.
 Unfinished groups at the end count as submitted, which is the same few for each policy.
@@ -28,10 +32,11 @@ import heapq
 import json
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +52,7 @@ from slime_plugins.rollout_buffer.rules.admission import (
     version_at,
 )
 
-POLICIES = ("admit", "drop", "wait", "unlimited")
+POLICIES = ("admit", "ahead", "drop", "wait", "unlimited")
 TIMES = (
     "constant",
     "lognormal:0.7",
@@ -62,6 +67,7 @@ MAX_GROUPS_AHEAD = 256
 MOST_PASSED_OVER = 32
 """A group that lets others begin first does so for this many of them."""
 CLASSES = 10
+START_BATCHES = (1, 2, 5, 10, 20, 40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +112,8 @@ class Result:
     """Share of the devices' time, without repairs, in which they played."""
     within: float
     """Share of the trained tokens whose lag is within the bound."""
+    within_slowest: float
+    """The same of the slowest tenth."""
     lag_p50: int
     lag_p99: int
     throughput: float
@@ -246,9 +254,10 @@ class Simulation:
             return True
         if self.policy == "wait":
             return not self.training and len(self.batch) + ahead < self.scenario.batch
-        if ahead + len(self.batch) >= MAX_GROUPS_AHEAD:
+        limit = (self.scenario.lag + 1) * self.scenario.batch if self.policy == "ahead" else MAX_GROUPS_AHEAD
+        if ahead + len(self.batch) >= limit:
             return False
-        if self.policy == "drop":
+        if self.policy in ("ahead", "drop"):
             return True
         room = room_for_groups(self.scenario.lag, pace_of(self.seen), self._ahead())
         return room is None or room > 0
@@ -307,10 +316,10 @@ class Simulation:
             old = [group for group in self.ready if self._behind(group) > self.scenario.lag]
             self.dropped += old
             self.ready = [group for group in self.ready if group not in set(old)]
-        if self.policy == "admit":
+        if self.policy in ("admit", "ahead"):
             self.ready.sort(key=lambda group: self.groups[group].began)
-            if self._holds_back():
-                return
+        if self.policy == "admit" and self._holds_back():
+            return
         while self.ready and len(self.batch) < self.scenario.batch:
             self.batch.append(self.ready.pop(0))
             self._note_taken()
@@ -344,9 +353,9 @@ class Simulation:
     # --- what came of it ---------------------------------------------------------------------------------------------
 
     def _result(self) -> Result:
-        lags = self._token_lags()
-        total = sum(lags.values())
         classes = self._classes()
+        lags = self._token_lags(range(len(self.groups)))
+        of_slowest = self._token_lags([group for group, which in enumerate(classes) if which == CLASSES - 1])
         submitted = Counter(classes[group] for group in self.begun)
         trained = Counter(classes[group] for group, _ in self.trained)
         shares = [(trained[one] / len(self.trained), submitted[one] / len(self.begun)) for one in range(CLASSES)]
@@ -356,17 +365,37 @@ class Simulation:
             distance=sum(abs(mine - theirs) for mine, theirs in shares) / 2,
             slowest=shares[-1][0] / shares[-1][1] if shares[-1][1] else 1.0,  # with few groups a tenth may be empty
             busy=self.played_time / self.offered_time,
-            within=sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / total,
+            within=self._within(lags),
+            within_slowest=self._within(of_slowest),
             lag_p50=_percentile(lags, 0.5),
             lag_p99=_percentile(lags, 0.99),
             throughput=len(self.trained) / could_play,
             dropped=len(self.dropped),
         )
 
-    def _token_lags(self) -> Counter[int]:
+    def _within(self, lags: Counter[int]) -> float:
+        return sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / (sum(lags.values()) or 1)
+
+    def start(self) -> dict[int, tuple[float, float]]:
+        """Returns by how much the first batches are longer than all, as a share, and rewarded more.
+
+        An episode's success is certain at no length at all and halves with each mean length.
+        """
+        everything = [time for group in self.groups for time in group.times]
+        found = {}
+        for batch in START_BATCHES:
+            times = [time for group, at in self.trained if at == batch - 1 for time in self.groups[group].times]
+            longer = fmean(times) / fmean(everything) - 1
+            found[batch] = (longer, fmean(0.5**time for time in times) - fmean(0.5**time for time in everything))
+        return found
+
+    def _token_lags(self, of_groups: Iterable[int]) -> Counter[int]:
         """Seconds of playing, which stand for tokens, by how many versions they were old when they were trained."""
         lags: Counter[int] = Counter()
+        wanted = set(of_groups)
         for group, trained_at in self.trained:
+            if group not in wanted:
+                continue
             for began, ended in self.groups[group].played:
                 version = bisect.bisect_right(self.version_began, began) - 1
                 while began < ended:
@@ -406,10 +435,17 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(Scenario, name.replace("-", "_")))
     for name in ("step", "failing", "repair"):
         parser.add_argument(f"--{name}", type=float, default=getattr(Scenario, name))
+    parser.add_argument("--start", type=int, metavar="SEEDS", help="tell of the first batches, over so many seeds")
     parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args()
     sizes = {name: getattr(options, name) for name in
              ("lag", "devices", "group_size", "batch", "versions", "seed", "step", "failing", "repair")}  # fmt: skip
+    if options.start is not None:
+        sizes["versions"] = max(START_BATCHES) + 1
+        for times in options.times or TIMES:
+            for alike in options.alike or ALIKE:
+                _print_start(Scenario(times=times, alike=alike, **sizes), options.start)
+        return
     runs = [
         (scenario, compare(scenario))
         for times in options.times or TIMES
@@ -422,16 +458,37 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
+def _print_start(scenario: Scenario, seeds: int) -> None:
+    runs = []
+    for seed in range(seeds):
+        simulation = Simulation(replace(scenario, seed=seed), "admit")
+        simulation.run()
+        runs.append(simulation.start())
+    batches = ", ".join(
+        f"{batch}: {fmean(run[batch][0] for run in runs):+.0%} {fmean(run[batch][1] for run in runs):+.3f}"
+        for batch in START_BATCHES
+    )
+    Console(width=120).print(
+        f"{scenario.times} {scenario.alike}, length and reward by batch: {batches}", highlight=False
+    )
+
+
 def _table(runs: Sequence[tuple[Scenario, Sequence[Result]]], lag: int) -> Table:
     table = Table(title=f"lag {lag}")
     left = ("times", "alike", "policy")
-    for column in (*left, "distance", "slowest", "busy", "within", "p50", "p99", "trained", "dropped"):
+    for column in (*left, "distance", "slowest", "busy", "within", "of slowest", "p50", "p99", "trained", "dropped"):
         table.add_column(column, justify="left" if column in left else "right")
     for scenario, results in runs:
         for one in results:
             table.add_row(
                 *(scenario.times, scenario.alike, one.policy, f"{one.distance:.3f}", f"{one.slowest:.2f}"),
-                *(f"{one.busy:.1%}", f"{one.within:.1%}", str(one.lag_p50), str(one.lag_p99)),
+                *(
+                    f"{one.busy:.1%}",
+                    f"{one.within:.1%}",
+                    f"{one.within_slowest:.1%}",
+                    str(one.lag_p50),
+                    str(one.lag_p99),
+                ),
                 *(f"{one.throughput:.1%}", str(one.dropped)),
             )
         table.add_section()

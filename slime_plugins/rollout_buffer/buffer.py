@@ -44,6 +44,7 @@ from slime_plugins.rollout_buffer.rules.causes import (
     STOPPED,
     Cause,
     CauseCode,
+    Shortfall,
     engine_away,
 )
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Verdict
@@ -400,7 +401,7 @@ class Buffer:
         policy: GroupPolicy,
         functions: GroupFunctions | None = None,
         *,
-        timed_out: bool = False,
+        shortfall: Shortfall = Shortfall.SLOTS_FAILED,
         fence: int | None = None,
     ) -> Verdict | None:
         """Judges an open group by all members it has and closes it, once; None when it was closed already.
@@ -417,11 +418,11 @@ class Buffer:
 
         if functions is not None:
             return judge_and_close_outside(
-                self.store, self._clock, group, policy, functions, timed_out=timed_out, check=check
+                self.store, self._clock, group, policy, functions, shortfall=shortfall, check=check
             )
         with self.store.write() as connection:
             check(connection)
-            return judge_and_close(connection, self._clock(), group.key, policy, timed_out=timed_out)
+            return judge_and_close(connection, self._clock(), group.key, policy, shortfall=shortfall)
 
     # --- writes over HTTP --------------------------------------------------------------------------------------------
 
@@ -632,7 +633,9 @@ class Buffer:
         closed = 0
         for job in self.unfinished_jobs():
             for group in [] if job.has_runner else self.timed_out_groups(job):
-                closed += self.judge_and_close(group, job_lookup.group_policy(job), timed_out=True) is not None
+                closed += (
+                    self.judge_and_close(group, job_lookup.group_policy(job), shortfall=Shortfall.TIMED_OUT) is not None
+                )
         return closed
 
     def restart_group_clocks(self) -> None:

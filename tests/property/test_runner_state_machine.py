@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
-from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -147,11 +147,13 @@ class PlayedJobMachine(RuleBasedStateMachine):
         with pytest.raises(StaleAttemptError):
             self.buffer.fail_attempt(fence, group, slot, 1, code="device", message="it is gone")
         with pytest.raises(StaleAttemptError):
-            self.buffer.judge_and_close(group, group_policy(self.job), timed_out=True, fence=fence)
+            self.buffer.judge_and_close(group, group_policy(self.job), shortfall=Shortfall.TIMED_OUT, fence=fence)
         if self.states[name] == "open":
             functions = DEFAULT_FUNCTIONS
             with pytest.raises(StaleAttemptError):
-                self.buffer.judge_and_close(group, group_policy(self.job), functions, timed_out=True, fence=fence)
+                self.buffer.judge_and_close(
+                    group, group_policy(self.job), functions, shortfall=Shortfall.TIMED_OUT, fence=fence
+                )
 
     @rule(name=st.sampled_from(NAMES), timed_out=st.booleans(), own_functions=st.booleans())
     def close(self, name: str, timed_out: bool, own_functions: bool) -> None:
@@ -165,7 +167,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
             self.groups[name],
             group_policy(self.job),
             DEFAULT_FUNCTIONS if own_functions else None,
-            timed_out=not settled,
+            shortfall=Shortfall.SLOTS_FAILED if settled else Shortfall.TIMED_OUT,
             fence=self.fences[-1],
         )
         assert (verdict is not None) == (self.states[name] == "open")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
-__all__ = ["NO_CAUSE", "Cause", "CauseCode", "CountedCause"]
+__all__ = ["NO_CAUSE", "Cause", "CauseCode", "CountedCause", "Shortfall"]
 
 LONGEST_MESSAGE = 2000
 
@@ -22,6 +22,7 @@ class CauseCode(StrEnum):
     GROUP_FUNCTION = "group_function"  # a group function raised, or gave nonsense
     TIMED_OUT = "timed_out"  # too few members came before its time ran out
     SLOTS_FAILED = "slots_failed"  # too many of its slots were given up
+    NOT_WRITTEN = "not_written"  # its generator ended before it had written enough of them
     STALE = "stale"  # its weights were too old when it was to be delivered
     DAMAGED = "damaged"  # too few of its members could be read when it was to be delivered
     SKIP_LIST = "skip_list"  # the trainer's skip list names it
@@ -93,12 +94,17 @@ def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float]
     return Cause(CauseCode.ITEMS_FILTERED, f"{message} (the other rewards {wrong})")
 
 
-def too_short(came: int, group_size: int, *, timed_out: bool) -> Cause:
+class Shortfall(Enum):
+    """Why the members that a group lacks did not come."""
+
+    SLOTS_FAILED = Cause(CauseCode.SLOTS_FAILED, "slots failed ({}, too many slots used up their max_attempts)")
+    TIMED_OUT = Cause(CauseCode.TIMED_OUT, "timed out ({} within group_timeout_seconds)")
+    NOT_WRITTEN = Cause(CauseCode.NOT_WRITTEN, "not written ({} before run_rollout returned)")
+
+
+def too_short(came: int, group_size: int, shortfall: Shortfall) -> Cause:
     """Too few members came."""
-    members = f"{came} of {group_size} members came"
-    if timed_out:
-        return Cause(CauseCode.TIMED_OUT, f"timed out ({members} within group_timeout_seconds)")
-    return Cause(CauseCode.SLOTS_FAILED, f"slots failed ({members}, too many slots used up their max_attempts)")
+    return Cause(shortfall.value.code, shortfall.value.message.format(f"{came} of {group_size} members came"))
 
 
 def engine_away(refusal: str) -> Cause:

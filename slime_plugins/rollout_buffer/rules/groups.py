@@ -16,7 +16,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.errors import GeneratorError
 from slime_plugins.rollout_buffer.rules import causes
-from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode
+from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, Shortfall
 from slime_plugins.rollout_buffer.types import GroupState
 
 __all__ = [
@@ -107,19 +107,22 @@ class GroupFunctions:
 
 
 def judge_group(
-    members: Members, policy: GroupPolicy, functions: GroupFunctions | None = None, *, timed_out: bool = False
+    members: Members,
+    policy: GroupPolicy,
+    functions: GroupFunctions | None = None,
+    *,
+    shortfall: Shortfall = Shortfall.SLOTS_FAILED,
 ) -> Verdict:
     """Decides what becomes of a group that got all the members it will get.
 
-    ``members`` are the trajectories that came back, in slot order; fewer than ``group_size`` when slots were given up
-    or the group's time ran out (``timed_out``). A short group is delivered, padded, from
-    ``min_timeout_group_size_ratio`` on, and failed below it. It skips the diversity check: what is missing might have
-    differed.
+    ``members`` are the trajectories that came back, in slot order; ``shortfall`` says why the others did not. A short
+    group is delivered, padded, from ``min_timeout_group_size_ratio`` on, and failed below it. It skips the diversity
+    check: what is missing might have differed.
     """
     functions = functions or DEFAULT_FUNCTIONS
-    short = timed_out or len(members) < policy.group_size
+    short = len(members) < policy.group_size
     if short and not policy.is_enough_when_short(len(members)):
-        cause = causes.too_short(len(members), policy.group_size, timed_out=timed_out)
+        cause = causes.too_short(len(members), policy.group_size, shortfall)
         return Verdict(state=GroupState.FAILED, cause=cause)
     try:
         return _pipeline(members, policy, functions, check_validity=not short)

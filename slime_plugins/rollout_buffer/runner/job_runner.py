@@ -51,7 +51,7 @@ from slime_plugins.rollout_buffer.observability.tracing import Attributes, NoTra
 from slime_plugins.rollout_buffer.protocol.request_models import AUTO, JobSettings
 from slime_plugins.rollout_buffer.redaction import redacted
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
-from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, Steering
 from slime_plugins.rollout_buffer.rules.jobs import FINAL_STATES
 from slime_plugins.rollout_buffer.rules.rewards import as_reward
@@ -352,7 +352,7 @@ class JobRunner:
         group = _RunningGroup(record, len(open_slots), given_up, waiting_to_begin=len(open_slots))
         self._groups[record.key] = group
         if not open_slots:
-            await self._close_group(group, timed_out=False)
+            await self._close_group(group)
             return
         for slot in open_slots:
             # The place is taken here, so that groups begin in order and no more tasks exist than places.
@@ -383,7 +383,7 @@ class JobRunner:
         group.unsettled -= 1
         group.given_up += failures >= self._settings.max_attempts
         if group.record.key in self._groups and (group.unsettled == 0 or self._is_hopeless(group)):
-            await self._close_group(group, timed_out=False)
+            await self._close_group(group)
             for other in group.tasks - {asyncio.current_task()}:
                 other.cancel()
 
@@ -537,18 +537,18 @@ class JobRunner:
             await self._stored(self._buffer.stop_failing_job, self._job.key, limit)
             raise _FencedError
 
-    async def _close_group(self, group: _RunningGroup, *, timed_out: bool) -> None:
+    async def _close_group(self, group: _RunningGroup, shortfall: Shortfall = Shortfall.SLOTS_FAILED) -> None:
         del self._groups[group.record.key]
         self._groups_closing += 1
         try:
             with log_fields(group=group.record.key, instance=group.record.instance_id):
-                await self._stored(self._judge_and_close, group.record, timed_out)
+                await self._stored(self._judge_and_close, group.record, shortfall)
         finally:
             self._groups_closing -= 1
 
-    def _judge_and_close(self, record: GroupRecord, timed_out: bool) -> None:
+    def _judge_and_close(self, record: GroupRecord, shortfall: Shortfall) -> None:
         verdict = self._buffer.judge_and_close(
-            record, self._policy, self._plugin.functions, timed_out=timed_out, fence=self._fence
+            record, self._policy, self._plugin.functions, shortfall=shortfall, fence=self._fence
         )
         if verdict is not None:
             of = f"group {record.instance_id} of epoch {record.epoch}"
@@ -589,9 +589,9 @@ class JobRunner:
     def _close_groups(self) -> None:
         for record, count in self._buffer.begun_open_groups(self._job.key):
             if count >= self._job.group_size:
-                self._judge_and_close(record, False)
+                self._judge_and_close(record, Shortfall.NOT_WRITTEN)
         for record in self._buffer.timed_out_groups(self._job):
-            self._judge_and_close(record, True)
+            self._judge_and_close(record, Shortfall.TIMED_OUT)
 
     def _close_what_is_left(self) -> None:
         """The generator is through: what it has not filled by now it never will."""
@@ -599,7 +599,7 @@ class JobRunner:
         while found := self._read_groups(after):
             for record in found:
                 after = (record.epoch, record.position)
-                self._judge_and_close(record, True)
+                self._judge_and_close(record, Shortfall.NOT_WRITTEN)
 
     # --- the watcher -------------------------------------------------------------------------------------------------
 
@@ -670,7 +670,7 @@ class JobRunner:
         for record in await self._stored(self._buffer.timed_out_groups, self._job):
             group = self._groups.get(record.key)
             if group is not None and not group.waiting_to_begin:
-                await self._close_group(group, timed_out=True)
+                await self._close_group(group, Shortfall.TIMED_OUT)
                 for task in group.tasks:
                     task.cancel()
 

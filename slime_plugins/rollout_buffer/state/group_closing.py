@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import (
     GroupFunctions,
     GroupPolicy,
@@ -29,7 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 def judge_and_close(
-    connection: Connection, now: float, group_key: int, policy: GroupPolicy, *, timed_out: bool = False
+    connection: Connection,
+    now: float,
+    group_key: int,
+    policy: GroupPolicy,
+    *,
+    shortfall: Shortfall = Shortfall.SLOTS_FAILED,
 ) -> Verdict | None:
     """Judges an open group by the default functions and closes it, in the caller's transaction.
 
@@ -37,7 +43,7 @@ def judge_and_close(
     """
     if group_rows.get_group(connection, group_key).state is not GroupState.OPEN:
         return None
-    verdict = judge_group(trajectory_rows.members_of(connection, group_key), policy, timed_out=timed_out)
+    verdict = judge_group(trajectory_rows.members_of(connection, group_key), policy, shortfall=shortfall)
     _close(connection, now, group_key, verdict)
     return verdict
 
@@ -49,7 +55,7 @@ def judge_and_close_outside(
     policy: GroupPolicy,
     functions: GroupFunctions,
     *,
-    timed_out: bool = False,
+    shortfall: Shortfall = Shortfall.SLOTS_FAILED,
     check: Callable[[Connection], object] = lambda _: None,
 ) -> Verdict | None:
     """As ``judge_and_close`` by a generator's own functions: they may take long, so they run outside a transaction.
@@ -59,7 +65,7 @@ def judge_and_close_outside(
     """
     while True:
         members = _members(store, group, with_items=functions.needs_items)
-        verdict = judge_group(members, policy, functions, timed_out=timed_out)
+        verdict = judge_group(members, policy, functions, shortfall=shortfall)
         meta_info = _meta_info(functions, members)
         with store.write() as connection:
             check(connection)

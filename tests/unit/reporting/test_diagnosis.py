@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.reporting.diagnosis import (
 )
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules import causes
-from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause
+from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause, Shortfall
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckParty, StuckWeights
@@ -40,7 +40,7 @@ AT_WORK = JobSnapshot(
 ALL_FAILED = FailedAttempts(failed=9, ended=9, code="device", of_code=5, message="adb is gone")
 ALL_FAILED_TEXT = "Nothing succeeds: 9 of 9 attempts failed, 5 of them with device: adb is gone."
 COMMONEST = {
-    GroupState.FAILED: CountedCause(causes.too_short(0, 4, timed_out=True), 2),
+    GroupState.FAILED: CountedCause(causes.too_short(0, 4, Shortfall.TIMED_OUT), 2),
     GroupState.FILTERED: CountedCause(causes.not_valid([0.0, 1.0], own=True), 4),
 }
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [

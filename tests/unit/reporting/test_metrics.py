@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS, cause_class
-from slime_plugins.rollout_buffer.rules.causes import items_filtered, too_short
+from slime_plugins.rollout_buffer.rules.causes import Shortfall, items_filtered, too_short
 from tests.support import poll, start_external, write, written
 
 Values = dict[tuple[str, ...], float]
@@ -154,6 +154,6 @@ def test_without_a_supervisor_its_age_is_absent(client: FlaskClient) -> None:
 
 
 def test_causes_have_few_label_values() -> None:
-    assert cause_class(too_short(3, 8, timed_out=True).message) == "timed out"
+    assert cause_class(too_short(3, 8, Shortfall.TIMED_OUT).message) == "timed out"
     assert cause_class(items_filtered(2, 8, (0.0, 1.0), own=False).message) == "filter_item kept N of N members"
     assert cause_class("normalize_group_data raised KeyError: 'uid-123'") == "normalize_group_data raised KeyError"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.generator.group_function_adapter import group_functions_of
-from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode
+from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, Shortfall
 from slime_plugins.rollout_buffer.rules.groups import (
     DEFAULT_FUNCTIONS,
     GroupPolicy,
@@ -101,14 +101,14 @@ def test_a_filtered_member_is_replaced_by_a_dummy_that_is_never_trained() -> Non
 
 def test_a_short_group_is_delivered_from_the_timeout_ratio_on_and_failed_below_it() -> None:
     policy = policy_of(10, min_timeout_group_size_ratio=0.7)
-    assert judge_group(members_with([0.5] * 7), policy, timed_out=True).state is GroupState.READY
-    failed = judge_group(members_with([0.5] * 6), policy, timed_out=True)
+    assert judge_group(members_with([0.5] * 7), policy, shortfall=Shortfall.TIMED_OUT).state is GroupState.READY
+    failed = judge_group(members_with([0.5] * 6), policy, shortfall=Shortfall.TIMED_OUT)
     assert failed.state is GroupState.FAILED
     assert failed.cause.message == "timed out (6 of 10 members came within group_timeout_seconds)"
     assert judge_group([], policy).state is GroupState.FAILED
     half = policy_of(4, min_timeout_group_size_ratio=0.7)
-    assert judge_group(members_with([0.0, 1.0]), half, timed_out=True).state is GroupState.FAILED
-    assert judge_group(members_with([0.0, 1.0, 1.0]), half, timed_out=True).state is GroupState.READY
+    assert judge_group(members_with([0.0, 1.0]), half, shortfall=Shortfall.TIMED_OUT).state is GroupState.FAILED
+    assert judge_group(members_with([0.0, 1.0, 1.0]), half, shortfall=Shortfall.TIMED_OUT).state is GroupState.READY
 
 
 def test_copies_keep_the_sum_of_a_scaled_group() -> None:
@@ -134,11 +134,16 @@ def test_normalised_rewards_sum_to_zero_and_keep_what_was_earned(rewards: list[f
         assert all(member.reward == 0 for member in normalized)
 
 
-@given(st.lists(st.floats(0, 1), max_size=12), st.integers(1, 12), st.sampled_from(["dummy", "copy"]), st.booleans())
+@given(
+    st.lists(st.floats(0, 1), max_size=12),
+    st.integers(1, 12),
+    st.sampled_from(["dummy", "copy"]),
+    st.sampled_from(Shortfall),
+)
 def test_a_ready_group_has_exactly_n_members_with_uids_of_their_own(
-    rewards: list[float], size: int, padding: str, timed_out: bool
+    rewards: list[float], size: int, padding: str, shortfall: Shortfall
 ) -> None:
-    verdict = judge_group(members_with(rewards[:size]), policy_of(size, padding=padding), timed_out=timed_out)
+    verdict = judge_group(members_with(rewards[:size]), policy_of(size, padding=padding), shortfall=shortfall)
     if verdict.state is GroupState.READY:
         assert len({member.uid for member in verdict.members}) == size
     else:

@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
-from slime_plugins.rollout_buffer.rules.causes import too_short
+from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
 from slime_plugins.rollout_buffer.rules.concurrency import Reason
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import attempt_limit, group_admission, places
@@ -306,7 +306,7 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
     await run(real_time_buffer, job, generator)
     accounting = slots(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (4, 4)
-    assert real_time_buffer.describe(job)["causes"] == {"failed": {too_short(2, 4, timed_out=False).message: 1}}
+    assert real_time_buffer.describe(job)["causes"] == {"failed": {too_short(2, 4, Shortfall.SLOTS_FAILED).message: 1}}
     delivered = list(real_time_buffer.delivered_items(poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
     assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
 
@@ -334,7 +334,7 @@ async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to
         release.set()
     await running
     assert list(real_time_buffer.describe(job)["causes"]["failed"]) == [
-        too_short(0 if stop else 2, 4, timed_out=False).message
+        too_short(0 if stop else 2, 4, Shortfall.SLOTS_FAILED).message
     ]
     assert real_time_buffer.describe(job)["attempts"].get("given_up", 0) == (2 if stop else 0)
 

@@ -9,6 +9,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -103,7 +104,7 @@ def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> N
     fence = buffer.begin_running(job.key)
     group = buffer.open_groups(job.key, after=(-1, -1), limit=1)[0]
     assert buffer.begin_attempt(fence, group, 0) == 1
-    buffer.judge_and_close(group, group_policy(job), timed_out=True, fence=fence)
+    buffer.judge_and_close(group, group_policy(job), shortfall=Shortfall.TIMED_OUT, fence=fence)
     # The runner is killed before it gives the attempt up.
     buffer.begin_running(job.key)
     assert buffer.describe(job)["attempts"] == {"given_up": 1}
@@ -140,7 +141,7 @@ def test_a_member_that_came_after_the_judging_is_not_left_out(buffer: Buffer) ->
     write(buffer, job, *(written(f"a{i}", "a", reward=i % 2) for i in range(3)))
     ((group, _),) = buffer.begun_open_groups(job.key)
     functions = while_judging(lambda: write(buffer, job, written("a3", "a")))  # and with it the group is complete
-    assert buffer.judge_and_close(group, group_policy(job), functions, timed_out=True) is None
+    assert buffer.judge_and_close(group, group_policy(job), functions, shortfall=Shortfall.TIMED_OUT) is None
     assert len(uids(buffer, poll(buffer, job))) == 4
 
 
@@ -150,7 +151,7 @@ def test_a_verdict_that_knows_too_few_members_is_no_verdict(buffer: Buffer) -> N
     ((group, _),) = buffer.begun_open_groups(job.key)
     functions = while_judging(lambda: write(buffer, job, written("a2", "a")))
     policy = replace(group_policy(job), min_timeout_group_size_ratio=0.5)
-    verdict = buffer.judge_and_close(group, policy, functions, timed_out=True)
+    verdict = buffer.judge_and_close(group, policy, functions, shortfall=Shortfall.TIMED_OUT)
     assert verdict is not None
     assert [member.uid for member in verdict.members if not member.remove_sample] == ["a0", "a1", "a2"]
     assert buffer.judge_and_close(group, policy) is None

@@ -11,7 +11,15 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause, not_valid, too_short
+from slime_plugins.rollout_buffer.rules.causes import (
+    NO_CAUSE,
+    Cause,
+    CauseCode,
+    CountedCause,
+    Shortfall,
+    not_valid,
+    too_short,
+)
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.jobs import FailedAttempts, ending_of
 from slime_plugins.rollout_buffer.runner import job_runner
@@ -138,7 +146,7 @@ async def test_a_plain_generator_that_writes_nothing_fails_its_job(quick: Buffer
     await job_runner.JobRunner(quick, job.key, plugin, buffer_url="http://127.0.0.1:9").run()
     found = quick.job(job.job_id)
     assert found.state is JobState.FAILED
-    assert found.cause == f"none of 2 groups could be delivered: {too_short(0, 2, timed_out=True).message}"
+    assert found.cause == f"none of 2 groups could be delivered: {too_short(0, 2, Shortfall.NOT_WRITTEN).message}"
 
 
 async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> None:
@@ -171,7 +179,7 @@ def test_an_external_job_that_was_fetched_empty_does_not_say_that_nothing_was_wr
 def test_what_was_trained_before_does_not_hide_that_the_rest_failed() -> None:
     failures = FailedAttempts(failed=9, ended=9, code="device", of_code=9, message="gone")
     counted = {GroupState.SKIPPED: 5, GroupState.FAILED: 3}
-    commonest = {GroupState.FAILED: CountedCause(too_short(0, 1, timed_out=False), 3)}
+    commonest = {GroupState.FAILED: CountedCause(too_short(0, 1, Shortfall.SLOTS_FAILED), 3)}
     cause = Cause(CauseCode.ATTEMPTS_FAILED, "9 of 9 attempts failed: gone")
     assert ending_of(counted, commonest, failures) == (JobState.FAILED, cause)
     assert ending_of({GroupState.SKIPPED: 5}, {}, None) == (JobState.FINISHED, NO_CAUSE)

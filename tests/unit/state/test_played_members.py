@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.errors import (
     RolloutBufferError,
     UnavailableError,
 )
+from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.server.app import ServerContext
 from slime_plugins.rollout_buffer.simulation.trainer import trainer_args
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -42,7 +43,7 @@ def start_padded(client: FlaskClient, **changes: Any) -> None:
     context: ServerContext = client.application.extensions["rollout_buffer"]
     found = context.buffer.job("j")
     ((group, _),) = context.buffer.begun_open_groups(found.key)
-    context.buffer.judge_and_close(group, group_policy(found), timed_out=True)
+    context.buffer.judge_and_close(group, group_policy(found), shortfall=Shortfall.TIMED_OUT)
 
 
 def items_of(reply: Any) -> list[dict[str, Any]]:
