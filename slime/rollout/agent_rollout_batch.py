@@ -9,6 +9,7 @@ and a whole one takes its place. What dummies remain, because the input is used 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -73,8 +74,9 @@ class BatchRule:
         surplus = sum(map(len, full)) - self.trajectories
         if surplus >= 0:
             return self._evenly_cut(full, surplus)
-        single = [_played_members(group) for group in seen if 0 < played(group) < self.least][:-surplus]
-        return self._with_dummies([*full, *single], seen)
+        single = [_played_members(group) for group in seen if 0 < played(group) < self.least]
+        single.sort(key=lambda group: _lot(group[0]))
+        return self._with_dummies([*full, *single[:-surplus]], seen)
 
     def _with_dummies(self, batch: list[Group], seen: Sequence[Group]) -> list[Group]:
         """Puts dummies beside the members of groups, in turn, until every place is taken."""
@@ -85,14 +87,20 @@ class BatchRule:
         return [[*group, *dummies[number :: len(batch)]] for number, group in enumerate(batch)]
 
     def _evenly_cut(self, groups: list[Group], surplus: int) -> list[Group]:
-        """Takes so many members out: each time the last of the largest group, or a group that would be too small."""
+        """Takes so many members out: each time one of the largest group, or a group that would be too small.
+
+        Which ones, lots decide that are drawn from the uids: the order in which they ended tells their length.
+        """
         sizes = [len(group) for group in groups]
+        lots = [sorted(map(_lot, group)) for group in groups]
         while surplus:
-            largest = max(range(len(sizes)), key=lambda number: (sizes[number], number))
+            largest = max(range(len(sizes)), key=lambda number: (sizes[number], lots[number]))
             out = sizes[largest] if sizes[largest] == self.least <= surplus else 1
             sizes[largest] -= out
             surplus -= out
-        return [group[:size] for group, size in zip(groups, sizes, strict=True) if size]
+        kept = [set(lots_of_group[:size]) for lots_of_group, size in zip(lots, sizes, strict=True)]
+        cut = [[one for one in group if _lot(one) in keep] for group, keep in zip(groups, kept, strict=True)]
+        return [group for group in cut if group]
 
     def _counts(self, group: Group) -> bool:
         return played(group) >= self.least
@@ -175,6 +183,11 @@ def _give_mean(group: Group) -> None:
         sample = rows_of(member)[0]
         if sample.remove_sample:
             group[number] = replace(sample, reward=reward, metadata={**sample.metadata, "raw_reward": raw})
+
+
+def _lot(member: Any) -> bytes:
+    """Returns what is drawn for a member where not all can stay: the same whenever and in whatever order it comes."""
+    return hashlib.sha256(str(rows_of(member)[0].prompt).encode("utf-8", "surrogatepass")).digest()
 
 
 def _played_members(group: Group) -> Group:

@@ -60,6 +60,8 @@ Group = list[Any]
 
 DUMMY_TOKENS = (0, 0)
 STD_EPSILON = 1e-6
+MAX_TRAJECTORIES = 2**20
+"""Of one rollout: so many numbers are its own."""
 LARGEST_SUMMABLE_REWARD = 1e30
 """32 bits end at 3.4e38: a hundred million tokens of it add up."""
 NORMALIZING_ESTIMATORS = frozenset({"grpo", "gspo", "cispo", "reinforce_plus_plus_baseline"})
@@ -100,11 +102,12 @@ def samples_of_group(group: RolloutGroup) -> Group:
 def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> list[Group]:
     """Makes the groups of one rollout one batch, as slime's RolloutManager wants it.
 
-    ``group_index`` and ``rollout_id`` become ints that are unique in the run; the rows of one trajectory share them.
+    ``group_index`` and ``rollout_id`` become ints that are unique in the run, whatever sizes its batches have; the
+    rows of one trajectory share them.
     Every metadata has the same keys, and what slime forwards of it a value of one type on every sample. Log-probs are
     there on all samples or on none. Where any trajectory has several rows, every trajectory is a list.
     """
-    first = rollout_id * sum(len(group) for group in groups)
+    first = rollout_id * MAX_TRAJECTORIES
     trajectories = 0
     for position, group in enumerate(groups):
         for member in group:

@@ -11,7 +11,11 @@ import torch
 from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.records import RolloutRow, RolloutTrajectory
 
-__all__ = ["Batch", "batch_of", "trained_logits"]
+__all__ = ["UNKNOWN_VERSION", "Batch", "batch_of", "trained_logits"]
+
+
+UNKNOWN_VERSION = -1
+"""Of tokens that no known weights sampled: no version of the trainer's, and none that its log-probs can be held to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,9 @@ def trained_logits(policy: Any, batch: Batch) -> torch.Tensor:
 
 
 def _versions(trajectory: RolloutTrajectory, row: RolloutRow) -> list[int]:
-    """The weights that sampled each token: its span's, the trajectory's oldest where no span names a number."""
-    versions = [trajectory.weight_version or 0] * len(row.token_ids)
+    """The weights that sampled each token: its span's; of a row that has none, the trajectory's."""
+    of_row = None if row.version_spans else trajectory.weight_version
+    versions = [UNKNOWN_VERSION if of_row is None else of_row] * len(row.token_ids)
     for span in row.version_spans:
         number = version_number(span.weight_version)
         if number is not None:

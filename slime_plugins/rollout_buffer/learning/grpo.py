@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.learning.batches import Batch, batch_of, trained_logits
+from slime_plugins.rollout_buffer.learning.batches import UNKNOWN_VERSION, Batch, batch_of, trained_logits
 from slime_plugins.rollout_buffer.learning.losses import (
     entropies,
     group_advantages,
@@ -68,7 +68,7 @@ class StepReport:
     """What a step saw, as means over its tokens or updates.
 
     ``log_prob_gap`` is the largest of the versions' means, None where no version's weights are kept; ``checked`` is the
-    share of tokens that it is of. ``lag`` is how many versions tokens were behind, ``largest_lag`` the most of them;
+    share of tokens that it is of. ``lag`` is how many versions those of known weights lag, ``largest_lag`` the most;
     ``clipped`` is the share that PPO's clip took out; ``importance`` is the mean importance weight, after
     ``importance_cut``, a share of the tokens, were cut.
     """
@@ -151,7 +151,7 @@ class GrpoTrainer:
             )
             for number, (batch, before, part) in enumerate(zip(batches, old, chosen, strict=True))
         ]
-        lags = (self.version - versions).float()
+        lags = (self.version - versions[versions != UNKNOWN_VERSION]).float()
         report = StepReport(
             loss=fmean(update.loss for update in updates),
             entropy=float(torch.cat(entropy).mean()),
@@ -161,8 +161,8 @@ class GrpoTrainer:
             importance_cut=fmean(update.importance_cut for update in updates),
             log_prob_gap=gap,
             checked=checked,
-            lag=float(lags.mean()),
-            largest_lag=int(lags.max()),
+            lag=float(lags.mean()) if len(lags) else 0.0,
+            largest_lag=int(lags.max()) if len(lags) else 0,
             trajectories=len(played),
             tokens=len(versions),
         )

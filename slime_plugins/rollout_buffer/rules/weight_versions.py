@@ -1,8 +1,8 @@
 """Pure: how old the weights are that sampled a trajectory.
 
 The trainer counts its weight versions up from 1, and the engine reports them as text; before the first update it says
-``default``, which counts as version 0. What is no number has no age. Versions are ordered within one run of the
-trainer: one that resumes counts from 0 again, while results of the run before may still come.
+``default``, which is version 0. What is no number, or one beyond ``MAX_VERSION``, has no age. Versions are ordered
+within one run of the trainer: one that resumes counts from 0 again, while results of the run before may still come.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from slime_plugins.rollout_buffer.types import Generation
 
 __all__ = ["KnownVersions", "Standing", "VersionRange", "standing_of", "version_number", "versions_of"]
 
+MAX_VERSION = 2**53
+"""What JSON readers hold exactly. Whoever counts further counts nothing that ages."""
 LONGEST_STEP = 1000
 """What is further ahead of the newest known version is a timestamp, or counts something else."""
 LARGEST_FIRST = 1_000_000
@@ -27,12 +29,13 @@ VersionRange = tuple[int, int]
 
 
 def version_number(text: str | None) -> int | None:
-    """Returns a weight version as a number; None for what is none."""
+    """Returns a weight version as a number, None for what is none: the one reader of versions, wherever they stand."""
     if text == "default":
         return 0
-    if text is None or not text.isascii() or not text.isdigit() or len(text) > 18:
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_VERSION)):
         return None
-    return int(text)
+    number = int(text)
+    return number if number <= MAX_VERSION else None
 
 
 def versions_of(generations: Iterable[Generation]) -> VersionRange | None:

@@ -17,6 +17,7 @@ from slime.utils.mask_generator import Generation, TrainingRow, pack_training_ro
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.protocol.trainer_reports import ReportedRow, TrainerReport
+from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import trainer_rows, trajectory_rows
@@ -109,8 +110,8 @@ def _rows_of(payload: bytes) -> tuple[Sequence[Generation], Sequence[TrainingRow
 
 
 def _lag(turn: Generation, newest: int | None) -> int | None:
-    version = str(turn.weight_version)
-    return newest - int(version) if newest is not None and version.isdecimal() else None
+    version = version_number(turn.weight_version)
+    return None if newest is None or version is None else newest - version
 
 
 def _kept(reported: ReportedRow, step: int | None, now: float, turns: tuple[TurnGap, ...]) -> TrainerRow:

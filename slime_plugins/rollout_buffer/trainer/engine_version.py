@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from slime_plugins.rollout_buffer.errors import network_reason
+from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 
 __all__ = ["weight_version_of"]
 
@@ -20,8 +21,8 @@ TIMEOUT_S = 5.0
 async def weight_version_of(engine_url: str | None) -> int | None:
     """Returns the newest weight version of the engine at an address, or of those behind a router.
 
-    None where nobody tells a number: before the first update, or when nobody answers in a few seconds. A rollout does
-    without; what the engines say with each reply tells the buffer later.
+    None where nobody tells a number, or when nobody answers in a few seconds. A rollout does without; what the engines
+    say with each reply tells the buffer later.
     """
     if not engine_url:
         return None
@@ -52,8 +53,7 @@ async def _workers(session: aiohttp.ClientSession, router_url: str) -> list[str]
 
 
 async def _version(session: aiohttp.ClientSession, engine_url: str) -> int | None:
-    version = str((await _get(session, f"{engine_url}/model_info")).get("weight_version"))
-    return int(version) if version.isdecimal() else None
+    return version_number(str((await _get(session, f"{engine_url}/model_info")).get("weight_version")))
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:

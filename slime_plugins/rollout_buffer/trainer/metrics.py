@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime_plugins.rollout_buffer.rules.weight_versions import version_number
 from slime_plugins.rollout_buffer.trainer.records import RolloutTrajectory
 
 __all__ = [
@@ -290,10 +291,8 @@ def _success(facts: Sequence[Mapping[str, Any]]) -> Metrics:
 
 def _staleness(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
     """The trainer's own version is not known here: the newest one that sampled anything stands for it."""
-    by_trajectory = [
-        [int(version) for version in member.weight_versions if str(version).isdecimal()] for member in trajectories
-    ]
-    known = [versions for versions in by_trajectory if versions]
+    by_trajectory = [[version_number(str(version)) for version in member.weight_versions] for member in trajectories]
+    known = [seen for numbers in by_trajectory if (seen := [number for number in numbers if number is not None])]
     if not known:
         return {}
     newest = max(max(versions) for versions in known)

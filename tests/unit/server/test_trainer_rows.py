@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from slime_plugins.rollout_buffer.server.app import ServerContext
+
 JOB = "run-1"
 TURNS = [
     {
@@ -81,6 +83,26 @@ def test_the_lag_is_from_the_weights_that_the_trainer_names(job: FlaskClient) ->
     report(job, {"uid": "one", "log_probs": [-0.5, -0.25, -1.0]}, weight_version=9)
 
     assert [entry["weight_lag"] for entry in job.get(f"/jobs/{JOB}/mismatch").get_json()["by_weight_lag"]] == [4, 6]
+
+
+def test_a_version_that_is_none_has_no_lag_and_default_is_version_0(job: FlaskClient) -> None:
+    names = {"odd": "9" * 30, "first": "default"}
+    for uid, version in names.items():
+        turn = {**TURNS[0], "weight_version": version}
+        assert post(job, "/buffer/write", {"job_id": JOB, **item(uid, [turn]), "instance_id": uid})[0] == 200
+    report(job, *({"uid": uid, "log_probs": [-0.5, -0.5]} for uid in names), weight_version=6)
+    by_lag = job.get(f"/jobs/{JOB}/mismatch").get_json()["by_weight_lag"]
+    assert [(entry["weight_lag"], entry["tokens"]) for entry in by_lag] == [(6, 2), (None, 2)]
+
+
+def test_a_lag_beyond_all_bounds_that_an_earlier_version_kept_does_not_hide_the_others(job: FlaskClient) -> None:
+    report(job, {"uid": "one", "log_probs": [-0.5, -0.75, -1.25]}, weight_version=6)
+    context: ServerContext = job.application.extensions["rollout_buffer"]
+    with context.buffer.store.write() as connection:
+        connection.execute(
+            "UPDATE trainer_rows SET turns = replace(turns, '[[0, 3,', '[[0, -' || ? || ',')", ("9" * 30,)
+        )
+    assert [entry["weight_lag"] for entry in job.get(f"/jobs/{JOB}/mismatch").get_json()["by_weight_lag"]] == [1, None]
 
 
 def test_of_a_row_the_last_word_counts(job: FlaskClient) -> None:

@@ -56,7 +56,25 @@ def test_the_members_of_one_more_group_take_the_places_of_those_that_were_not_pl
 
     seen.append(group("d", 4))
     assert RULE.missing(seen) == 0
-    assert sizes(RULE.batch(seen)) == [(4, 4), (3, 3), (2, 2), (3, 3)]
+    assert sorted(sizes(RULE.batch(seen))) == [(2, 2), (3, 3), (3, 3), (4, 4)]
+
+
+def test_who_is_left_out_of_a_full_batch_depends_on_no_order() -> None:
+    """Members stand in the order in which they ended, groups as well: long ones last."""
+    left_out: list[tuple[int, int]] = []
+    for number in range(60):
+        seen = [group(f"{number}-{name}", good) for name, good in (("a", 4), ("b", 3), ("c", 3), ("d", 4))]
+        kept = {member.prompt for entry in RULE.batch(seen) for member in entry}
+        backwards = [list(reversed(entry)) for entry in reversed(seen)]
+        assert kept == {member.prompt for entry in RULE.batch(backwards) for member in entry}
+        left_out += [
+            (at, slot)
+            for at, entry in enumerate(seen)
+            for slot, one in enumerate(entry)
+            if not one.remove_sample and one.prompt not in kept
+        ]
+    assert {at for at, _ in left_out} == {0, 3}
+    assert {slot for _, slot in left_out} == {0, 1, 2, 3}
 
 
 def test_a_group_of_one_has_no_baseline_and_takes_no_place() -> None:

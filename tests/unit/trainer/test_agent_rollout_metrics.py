@@ -89,11 +89,11 @@ def test_success_is_told_by_task_and_app_of_those_who_say_it() -> None:
 
 
 def test_staleness_is_the_distance_to_the_newest_version_of_the_batch() -> None:
-    batch = [[sample(0.0, weight_versions=["3", "5"]), sample(0.0, weight_versions=["7"]), sample(0.0)]]
+    batch = [[sample(0.0, weight_versions=["default", "2"]), sample(0.0, weight_versions=["4"]), sample(0.0)]]
 
     metrics = batch_metrics(batch)
     assert (metrics["rollout/staleness/mean"], metrics["rollout/staleness/max"]) == (2, 4)
-    for odd in ("main", "²"):
+    for odd in ("main", "²", "9" * 30):
         assert "rollout/staleness/max" not in batch_metrics([[sample(0.0, weight_versions=[odd])]])
 
 

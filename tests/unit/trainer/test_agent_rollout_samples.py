@@ -159,6 +159,17 @@ def test_the_first_token_of_all_is_never_trained() -> None:
     assert (sample.response_length, sample.loss_mask, sample.rollout_log_probs) == (2, [1, 1], [-1.0, -2.0])
 
 
+def test_ids_are_unique_in_the_run_whatever_sizes_its_batches_have() -> None:
+    sizes = {0: [4, 4], 1: [2, 3], 2: [1], 3: [4, 4, 4]}
+    batches = [
+        finish_batch([group_of(item(uid=f"{number}"), size=size) for size in of_rollout], number)
+        for number, of_rollout in sizes.items()
+    ]
+    samples = [sample for batch in batches for sample in flat_samples(batch)]
+    assert len({sample.rollout_id for sample in samples}) == len(samples) == 26
+    assert len({sample.group_index for sample in samples}) == 8
+
+
 def test_a_broken_prefix_gives_rows_that_share_reward_and_trajectory() -> None:
     group = group_of(item(generations=BROKEN_PREFIX), item(uid="u-1"))
     (batch,) = finish_batch([group], 2)
@@ -304,7 +315,7 @@ def test_rows_of_fixed_micro_batches_go_evenly_into_the_ranks(changes: dict[str,
     assert [len(member) for member in batch] == rows
     fillers = batch[2][2:]
     assert all((row.loss_mask, row.remove_sample, row.rollout_log_probs) == ([0], True, [0.0]) for row in fillers)
-    assert {row.rollout_id for row in batch[2]} == {5}
+    assert len({row.rollout_id for row in batch[2]}) == 1
     assert len({tuple(row.metadata) for member in batch for row in member}) == 1
 
 

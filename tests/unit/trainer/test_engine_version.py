@@ -48,8 +48,15 @@ async def test_of_the_engines_behind_a_router_the_newest_counts() -> None:
         assert await weight_version_of(older_router) == 4
 
 
-@pytest.mark.parametrize("said", [{"weight_version": "default"}, {}, [], {"weight_version": None}])
-async def test_before_the_first_update_there_is_none(said: Any) -> None:
+async def test_before_the_first_update_it_is_version_0() -> None:
+    async with serving(model_info={"weight_version": "default"}) as url:
+        assert await weight_version_of(url) == 0
+
+
+@pytest.mark.parametrize(
+    "said", [{}, [], *({"weight_version": odd} for odd in (None, "main", "²", "9" * 30, 2**53 + 1))]
+)
+async def test_what_is_no_number_that_a_poll_may_say_is_none(said: Any) -> None:
     async with serving(model_info=said) as url:
         assert await weight_version_of(url) is None
 
