@@ -511,7 +511,7 @@ def test_a_text_of_400_kb_that_closes_nothing_is_read_in_seconds(piece: str) -> 
     """Readers of models' and users' texts once took minutes for one or another of them."""
     text = piece * (400_000 // len(piece))
     assert redacted(f"@{text} http://user:pass@host/").endswith(" http://***@host/")
-    assert split_items(b'{"items": ["' + text.encode()) is None
+    assert split_items(b'{"items": ["' + text.encode(), "items") is None
     assert "".join(segment.text for segment in read_segments(text)) == text
     assert list(tagged_parts(text)) == []
     for read in (final_answer, read_question):

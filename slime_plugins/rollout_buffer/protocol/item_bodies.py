@@ -1,4 +1,4 @@
-"""Finds the items in the body of a large write, so that they can be parsed one at a time.
+"""Finds the items in the body of a large write, and the instances in that of a start: they are parsed one at a time.
 
 Parsing holds the interpreter until it is done: of 200 MB in one go, for seconds in which the process answers nobody.
 """
@@ -10,7 +10,6 @@ import re
 __all__ = ["split_items"]
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*+"?|[\[\]{}]', re.DOTALL)
-_ITEMS_KEY = b'"items"'
 _COLON_AND_LIST = re.compile(rb"\s*:\s*\[")
 _OPENING, _CLOSING = b"[{", b"]}"
 _OPENING_ITEM, _CLOSING_LIST = b"{]"
@@ -18,13 +17,13 @@ MOST_TOKENS = 5_000_000
 """Of one body; beyond them, looking for its items would take longer than parsing it."""
 
 
-def split_items(content: bytes | bytearray) -> tuple[bytes, list[bytes | bytearray]] | None:
-    """Returns a body without what is in its list ``items``, and these items, each as JSON text that is still to be
-    parsed; None for a body that does not look like this.
+def split_items(content: bytes | bytearray, key: str) -> tuple[bytes, list[bytes | bytearray]] | None:
+    """Returns a body without what is in the list ``key`` of objects, and these objects, each as JSON text that is still
+    to be parsed; None for a body that does not look like this.
 
     Whatever is not valid JSON stays so: in what is left of the body, or in one of the items.
     """
-    opened = _list_of_items(content)
+    opened = _start_of_list(content, f'"{key}"'.encode())
     if opened < 0:
         return None
     items: list[bytes | bytearray] = []
@@ -47,13 +46,13 @@ def split_items(content: bytes | bytearray) -> tuple[bytes, list[bytes | bytearr
     return None
 
 
-def _list_of_items(content: bytes | bytearray) -> int:
-    """Returns where the list ``items`` of the outermost object begins; -1 for none."""
+def _start_of_list(content: bytes | bytearray, quoted_key: bytes) -> int:
+    """Returns where the list of that key of the outermost object begins; -1 for none."""
     depth = 0
     for count, token in enumerate(_TOKEN.finditer(content)):
         first = content[token.start()]
         depth += (first in _OPENING) - (first in _CLOSING)
-        if depth == 1 and token.group() == _ITEMS_KEY and (found := _COLON_AND_LIST.match(content, token.end())):
+        if depth == 1 and token.group() == quoted_key and (found := _COLON_AND_LIST.match(content, token.end())):
             return found.end()
         if count > MOST_TOKENS:
             break

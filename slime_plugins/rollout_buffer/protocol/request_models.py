@@ -6,6 +6,7 @@ does not know are its generator's options.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
     ValidationError,
     WithJsonSchema,
@@ -145,6 +147,38 @@ JobName = Annotated[Identifier, AfterValidator(_nameable)]
 Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
 
+def _lines(value: Any) -> list[dict[str, Any]]:
+    """Checks one by one, as pydantic does in one go: of a million, others are served in between."""
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_INLINE_INSTANCES:
+        raise ValueError(f"must be a list of 1 to {MAX_INLINE_INSTANCES} objects")
+    for at, line in enumerate(value):
+        if not isinstance(line, dict):
+            raise ValueError(f"entry {at} must be an object")
+    return value
+
+
+def _skipped(value: Any) -> list[str | int]:
+    if not isinstance(value, list) or len(value) > MAX_SKIPPED:
+        raise ValueError(f"must be a list of up to {MAX_SKIPPED} ids")
+    for at, entry in enumerate(value):
+        if not isinstance(entry, str) and type(entry) is not int:
+            raise ValueError(f"entry {at} must be a string or an integer")
+    return value
+
+
+_LINES_SCHEMA: Final = WithJsonSchema(
+    {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MAX_INLINE_INSTANCES}
+)
+_SKIPPED_SCHEMA: Final = WithJsonSchema(
+    {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}, "maxItems": MAX_SKIPPED}
+)
+
+
+def _canonical(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")
+
+
 class Body(BaseModel):
     """What a caller sends where every key is known; another key is refused, because it is a typing error."""
 
@@ -268,13 +302,13 @@ class JobSettings(BaseModel):
 class StartPayload(JobSettings):
     """The body of ``start_rollout``: the trainer's payload, and what this buffer understands beyond it."""
 
-    instances: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_INLINE_INSTANCES)] | None = None
+    instances: Annotated[list[dict[str, Any]], PlainValidator(_lines), _LINES_SCHEMA] | None = None
     """The lines themselves, where the buffer host cannot see the trainer's file."""
     remote_engine_url: HttpUrl | None = None
     """The address of the trainer's SGLang router; not needed for `external`."""
     remote_buffer_url: HttpUrl | None = None
     """Where slime's own generators post to; this buffer knows its address and ignores it."""
-    skip_instance_ids: Annotated[list[str | int], Field(max_length=MAX_SKIPPED)] | None = None
+    skip_instance_ids: Annotated[list[str | int], PlainValidator(_skipped), _SKIPPED_SCHEMA] | None = None
     """What the trainer consumed already: each entry skips that instance in one epoch, the earliest first."""
     job_id: JobName | None = None
     """Names the job; without it, the payload itself does."""
@@ -363,11 +397,26 @@ class StartPayload(JobSettings):
 
     def identity(self) -> str:
         """Names the work itself: two payloads with one identity are the same job."""
+        return self._identity
+
+    @functools.cached_property
+    def _identity(self) -> str:
+        """The digest of the whole as canonical JSON, made line by line: of a million, others are served in between."""
         content = {**self.settings(), **self.options, "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
         content["group_timeout_seconds"] = 300.0  # it was a part of the work once: those jobs are still found
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256()
+        for at, (key, value) in enumerate(sorted(content.items())):
+            digest.update(b"," if at else b"{")
+            digest.update(_canonical(key) + b":")
+            if key == "instances" and self.instances:
+                for line_at, line in enumerate(self.instances):
+                    digest.update((b"," if line_at else b"[") + _canonical(line))
+                digest.update(b"]")
+            else:
+                digest.update(_canonical(value))
+        digest.update(b"}")
+        return digest.hexdigest()
 
 
 CHANGEABLE = frozenset(

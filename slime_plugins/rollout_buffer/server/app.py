@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.server.http import (
     ServerContext,
     check_before_route,
     error_reply,
+    json_object_of_parts,
     json_reply,
     read_body,
     read_bytes,
@@ -73,7 +74,7 @@ KEYS_IN_WORDS = {
 @routes.post("/start_rollout")
 def start_rollout() -> Response:
     """Starts a job, or attaches to it when it is there already."""
-    body = read_body()
+    body = json_object_of_parts(read_bytes(), "instances")
     task = _check_task_type(body.get("task_type"))
     payload = request_models.parse(StartPayload, body)
     _check_required_keys(payload, task.get("required_keys", ()))

@@ -30,8 +30,10 @@ from slime_plugins.rollout_buffer.config import SETTINGS_VARIABLE, ServeSettings
 from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnauthorizedError, UnavailableError
 from slime_plugins.rollout_buffer.protocol.auth import is_open
 from slime_plugins.rollout_buffer.server.app import create_app
+from slime_plugins.rollout_buffer.server.body_limits import body_limit
 from slime_plugins.rollout_buffer.server.connection_limits import ConnectionLimits, RequestState, Unlimited, affordable
 from slime_plugins.rollout_buffer.server.http import (
+    LARGE_BODY,
     Answer,
     Part,
     ServerContext,
@@ -49,7 +51,6 @@ from slime_plugins.rollout_buffer.server.request_bodies import (
     read_body,
 )
 from slime_plugins.rollout_buffer.server.routes_data import (
-    LARGE_BODY,
     Poll,
     WriteBody,
     answer_poll,
@@ -198,8 +199,9 @@ class Application:
         settings = self.context.settings
         self.connections = ConnectionLimits(affordable(settings.max_connections))
         self._wsgi = flask.wsgi_app
-        self._flask_threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="flask")
+        self._flask_threads = ThreadPoolExecutor(settings.threads + 1, thread_name_prefix="flask")
         self._flask_places = asyncio.Semaphore(settings.threads)
+        self._large_body_place = asyncio.Semaphore(1)
         self._data_threads = ThreadPoolExecutor(DATA_THREADS, thread_name_prefix="data")
         self._health_thread = ThreadPoolExecutor(1, thread_name_prefix="health")
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="writes")
@@ -294,11 +296,12 @@ class Application:
         await route(exchange, body)
 
     async def _read_body(self, exchange: Exchange, *, may_ask: bool) -> bytes:
-        if may_ask:
-            return await exchange.read_body(self.context.settings.max_body_bytes)
+        limit, max_body_bytes = body_limit(exchange.environ["PATH_INFO"]), self.context.settings.max_body_bytes
         try:
-            return await exchange.read_body(SMALL_BODY)
+            return await exchange.read_body(limit.within(max_body_bytes) if may_ask else SMALL_BODY)
         except RequestEntityTooLarge as error:
+            if may_ask:
+                raise limit.error(max_body_bytes) from error
             raise UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head") from error
 
     async def _write(self, exchange: Exchange, body: bytes) -> None:
@@ -323,7 +326,7 @@ class Application:
         return poll
 
     async def _flask(self, exchange: Exchange, body: bytes) -> None:
-        async with self._flask_places:
+        async with self._large_body_place if len(body) > LARGE_BODY else self._flask_places:
             if exchange.connection.is_lost:
                 raise ClientGoneError
             environ = with_body(exchange.environ, body)

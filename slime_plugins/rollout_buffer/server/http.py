@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.observability.liveness import supervisors_heartbeat
 from slime_plugins.rollout_buffer.protocol.auth import check_access
 from slime_plugins.rollout_buffer.protocol.hosts import check_host
+from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.text_search import TextSearch
@@ -38,6 +39,7 @@ from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.storage.store import Store
 
 __all__ = [
+    "LARGE_BODY",
     "Answer",
     "IdConverter",
     "Part",
@@ -49,6 +51,7 @@ __all__ = [
     "error_answer",
     "error_reply",
     "json_object",
+    "json_object_of_parts",
     "json_reply",
     "read_body",
     "read_bytes",
@@ -61,6 +64,13 @@ RETRY_AFTER_S = 2
 """When to come again to a server that could not do it now."""
 LOG_INTERVAL_S = 5.0
 """How often an error of one kind is logged, however many requests meet it."""
+
+LARGE_BODY = 2 * 1024 * 1024
+"""Of a body beyond this the objects of its list are parsed one by one, and it is read beside the small ones."""
+MAX_PART_BYTES = 32 * 1024 * 1024
+"""What is parsed in one go, for which the process stands still."""
+MAX_PART_BRACKETS = 2_000_000
+"""Each list or object takes as long as 20 bytes of anything else, and 60 bytes of memory."""
 
 Part = Sequence[bytes | memoryview]
 """A part of a long reply, in the order of the pieces it consists of."""
@@ -158,8 +168,8 @@ def error_answer(context: ServerContext, what: str, error: Exception) -> Answer:
         logger.error("%s: the server is out of memory", what, exc_info=error)
         return error_answer(context, what, UnavailableError("the server is out of memory: send it again later"))
     if isinstance(error, HTTPException):
-        code = PayloadTooLargeError.code if error.code == 413 else (error.name or "error").lower().replace(" ", "_")
-        return _error(error.code or 500, code, _http_message(context, what, error))
+        code = (error.name or "error").lower().replace(" ", "_")
+        return _error(error.code or 500, code, _http_message(what, error))
     logger.error("%s failed", what, exc_info=error)
     return _error(500, "internal", "the server has a defect; its log has the traceback")
 
@@ -168,11 +178,8 @@ def _error(status: int, code: str, message: str, detail: Mapping[str, Any] | Non
     return Answer(as_json(wire.encode_error(code, message, detail)), status)
 
 
-def _http_message(context: ServerContext, what: str, error: HTTPException) -> str:
+def _http_message(what: str, error: HTTPException) -> str:
     method, path = what.split(" ", 1)
-    if error.code == 413:
-        limit = context.settings.max_body_bytes
-        return f"the body is larger than {limit} bytes: write fewer items at once, or raise --max-body-bytes"
     if error.code == 404:
         return f"there is no {path[:300]} here; see docs/http_api.md for the routes"
     if error.code == 405:
@@ -211,9 +218,7 @@ def json_reply(body: Any, status: int = 200) -> Response:
 
 def read_body(*, with_nan: bool = False) -> dict[str, Any]:
     """Reads a JSON object; an empty body counts as an empty object. ``with_nan`` takes NaN and Infinity as well."""
-    content = read_bytes()
-    has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
-    return json_object(content, loads=json.loads if has_nan else orjson.loads)
+    return json_object(read_bytes(), with_nan=with_nan)
 
 
 def read_bytes() -> bytes:
@@ -221,9 +226,33 @@ def read_bytes() -> bytes:
     return request.get_data(cache=False)
 
 
-def json_object(
-    content: bytes | bytearray, what: str = "the body", *, loads: Callable[[bytes | bytearray], Any] = orjson.loads
-) -> dict[str, Any]:
+def json_object_of_parts(content: bytes | bytearray, key: str) -> dict[str, Any]:
+    """Parses a body with a list of objects, of a large one each object by itself: others are served in between.
+
+    Raises:
+        InvalidPayloadError: it is not a JSON object.
+        PayloadTooLargeError: an object of the list, or what is beside it, is too large to be parsed in one go.
+    """
+    split = split_items(content, key) if len(content) > LARGE_BODY else None
+    rest, parts = split or (content, [])
+    body = json_object(_of_one_go(rest, f"what the body has beside {key}"))
+    if split is None:
+        return body
+    if body.get(key) != []:  # the key stands there twice
+        return json_object(_of_one_go(content, "a body that is no list of objects"))
+    names = [f"{key}[{at}]" for at in range(len(parts))]
+    return {**body, key: [json_object(_of_one_go(part, name), name) for part, name in zip(parts, names, strict=True)]}
+
+
+def _of_one_go(content: bytes | bytearray, what: str) -> bytes | bytearray:
+    if len(content) > MAX_PART_BYTES:
+        raise PayloadTooLargeError(f"{what} is larger than {MAX_PART_BYTES} bytes: send less at once")
+    if content.count(b"[") + content.count(b"{") > MAX_PART_BRACKETS:
+        raise PayloadTooLargeError(f"{what} has more than {MAX_PART_BRACKETS} lists and objects: send less at once")
+    return content
+
+
+def json_object(content: bytes | bytearray, what: str = "the body", *, with_nan: bool = False) -> dict[str, Any]:
     """Parses a body, or ``what`` is a part of it; an empty one counts as an empty object.
 
     Raises:
@@ -232,7 +261,8 @@ def json_object(
     if not content.strip():
         return {}
     try:
-        body = loads(content)
+        has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
+        body = json.loads(content) if has_nan else orjson.loads(content)
     except (ValueError, RecursionError) as error:
         if "memory" in str(error):
             raise MemoryError(str(error)) from error

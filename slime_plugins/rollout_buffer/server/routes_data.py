@@ -16,7 +16,6 @@ from slime_plugins.rollout_buffer.buffer import Delivery
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, PayloadTooLargeError, RequestError
 from slime_plugins.rollout_buffer.protocol import request_models
 from slime_plugins.rollout_buffer.protocol.inline_images import take_out
-from slime_plugins.rollout_buffer.protocol.item_bodies import split_items
 from slime_plugins.rollout_buffer.protocol.request_models import PollPayload
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.server.delivery_reply import delivery_chunks
@@ -26,13 +25,13 @@ from slime_plugins.rollout_buffer.server.http import (
     as_json,
     error_answer,
     json_object,
+    json_object_of_parts,
 )
 from slime_plugins.rollout_buffer.server.supervisor_state import look_at_supervisor
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, WriteResult, Written
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
 __all__ = [
-    "LARGE_BODY",
     "Poll",
     "WriteBody",
     "answer_poll",
@@ -43,8 +42,6 @@ __all__ = [
     "write_bodies",
 ]
 
-LARGE_BODY = 2 * 1024 * 1024
-"""Of a body beyond this the items are parsed one by one, and it is kept beside the small ones instead of with them."""
 POLL_NOTE_INTERVAL_S = 5.0
 
 
@@ -97,7 +94,7 @@ def _read(body: WriteBody) -> Write | _Unread:
     job_id = body.job_id
     try:
         text, images = take_out(body.content)
-        wanted = _body(text)
+        wanted = json_object_of_parts(text, "items")
         job_id = wanted.pop("job_id", None) or job_id
         if job_id is not None:
             job_id = wire.identifier(job_id, "job_id")
@@ -109,18 +106,6 @@ def _read(body: WriteBody) -> Write | _Unread:
     except Exception as error:  # noqa: BLE001 - it is the answer to this one write
         return _Unread(job_id if isinstance(job_id, str) else None, error)
     return Write(job_id, items)
-
-
-def _body(text: bytes | bytearray) -> dict[str, Any]:
-    """Parses a body, the items of a large one by themselves: others are served in between."""
-    split = split_items(text) if len(text) > LARGE_BODY else None
-    if split is None:
-        return json_object(text)
-    without_items, items = split
-    body = json_object(without_items)
-    if body.get("items") != []:  # the key stands there twice
-        return json_object(text)
-    return {**body, "items": [json_object(item, f"items[{at}]") for at, item in enumerate(items)]}
 
 
 def _written(job: JobRecord, results: Sequence[WriteResult]) -> Answer:

@@ -22,7 +22,7 @@ OTHERS = st.dictionaries(st.sampled_from(["job_id", "items ", "x", '"items"', ""
 
 
 def together(content: bytes) -> Any:
-    found = split_items(content)
+    found = split_items(content, "items")
     assert found is not None
     body, items = found
     without = orjson.loads(body)
@@ -47,7 +47,7 @@ def test_what_is_no_json_does_not_become_json(content: str, at: int) -> None:
         expected = orjson.loads(text)
     except orjson.JSONDecodeError:
         expected = None
-    found = split_items(text)
+    found = split_items(text, "items")
     if found is None:
         return
     try:
@@ -74,4 +74,4 @@ def test_what_is_no_json_does_not_become_json(content: str, at: int) -> None:
     ],
 )
 def test_a_body_that_has_no_list_of_items_stays_whole(content: bytes) -> None:
-    assert split_items(content) is None
+    assert split_items(content, "items") is None

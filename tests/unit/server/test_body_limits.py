@@ -1,0 +1,97 @@
+"""Each route takes bodies of the size that it is for; more is refused before it is read, with what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from flask.testing import FlaskClient
+
+from slime_plugins.rollout_buffer.openapi.operations import OPERATIONS
+from slime_plugins.rollout_buffer.server import http
+from slime_plugins.rollout_buffer.server.body_limits import BODY_LIMITS, OTHER_ROUTES, body_limit
+from tests.support import written
+
+START = {"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1}
+
+
+def test_every_limit_is_one_of_a_route_that_there_is_and_is_documented() -> None:
+    routes = {operation.path for operation in OPERATIONS}
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text("utf-8")
+    for limit in (*BODY_LIMITS, OTHER_ROUTES):
+        assert limit is OTHER_ROUTES or limit.route in routes
+        size = limit.within(256 * 1024 * 1024)
+        shown = f"{size // 1024**2} MiB" if size >= 1024**2 else f"{size // 1024} KiB"
+        named = limit.route if limit is not OTHER_ROUTES else "every other route"
+        assert re.search(rf"^\|[^|]*{re.escape(named)}[^|]*\|[^|]*\| {shown} \|$", page, re.MULTILINE), named
+
+
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [
+        ("/get_rollout_data", 4 * 1024**2),
+        ("/ack", 4 * 1024**2),
+        ("/jobs/a/b/trainer_rows", 16 * 1024**2),
+        (f"/images/{'0' * 64}", 32 * 1024**2),
+        ("/jobs/trainer_rows/drain", 64 * 1024),
+        ("/sign_in", 64 * 1024),
+        ("/jobs", 64 * 1024),
+        ("/no/such/route", 64 * 1024),
+    ],
+)
+def test_more_is_refused_with_the_limit_and_what_to_do(client: FlaskClient, path: str, size: int) -> None:
+    put = client.put if path.startswith("/images") else client.post
+    reply = put(path, data=b" " * (size + 1))
+    assert reply.status_code == 413
+    assert reply.get_json()["error"]["code"] == "payload_too_large"
+    assert f"larger than {size} bytes" in reply.get_json()["error"]["message"]
+    assert body_limit(path).instead in reply.get_json()["error"]["message"]
+    assert put(path, data=b" " * size).status_code != 413
+
+
+@pytest.fixture
+def small(make_client: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch) -> FlaskClient:
+    """A server for which a body is large from 1 KB on, and 4 KB too much for one go."""
+    monkeypatch.setattr(http, "LARGE_BODY", 1024)
+    monkeypatch.setattr(http, "MAX_PART_BYTES", 4096)
+    monkeypatch.setattr(http, "MAX_PART_BRACKETS", 1000)
+    return make_client()
+
+
+def lines(size: int, count: int = 3) -> list[dict[str, Any]]:
+    return [{"instance_id": str(at), "text": "x" * size} for at in range(count)]
+
+
+def test_the_instances_of_a_large_start_are_read_one_by_one(small: FlaskClient) -> None:
+    given = lines(3000)
+    reply = small.post("/start_rollout", json={**START, "instances": given, "num_epoch": 2})
+    assert (reply.status_code, reply.get_json()["groups"]) == (200, 6)
+    again = small.post("/start_rollout", data=orjson.dumps({"instances": given, "num_epoch": 2, **START}))
+    assert again.get_json()["attached"], "the same work, in whatever order its keys come"
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ({**START, "instances": lines(5000)}, "instances[0] is larger than 4096 bytes"),
+        ({**START, "skip_instance_ids": ["x" * 100] * 60}, "what the body has beside instances is larger than 4096"),
+        ({**START, "skip_instance_ids": [[]] * 1001}, "what the body has beside instances has more than 1000 lists"),
+        ({**START, "instances": [{"a": [[]] * 1000}]}, "instances[0] has more than 1000 lists"),
+        ({**START, "instances": [[]] * 2000}, "what the body has beside instances is larger than 4096"),
+    ],
+)
+def test_what_would_have_to_be_parsed_in_one_go_is_refused(small: FlaskClient, body: dict[str, Any], what: str) -> None:
+    reply = small.post("/start_rollout", json=body)
+    assert (reply.status_code, what in reply.get_json()["error"]["message"]) == (413, True), reply.get_json()
+    assert small.get("/jobs").get_json()["jobs"] == []
+
+
+def test_an_item_that_is_too_large_is_refused_and_screenshots_do_not_count(small: FlaskClient) -> None:
+    assert small.post("/start_rollout", json=START).status_code == 200
+    large = written("large", messages=[{"role": "user", "content": "x" * 5000}])
+    assert small.post("/buffer/write", json={"items": [written("u"), large]}).status_code == 413
+    assert small.post("/buffer/write", json={"items": [written(f"u{at}") for at in range(40)]}).status_code == 200
