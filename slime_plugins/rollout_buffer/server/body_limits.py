@@ -38,7 +38,7 @@ BODY_LIMITS: Final = (
     BodyLimit("/buffer/write", None, "write fewer items at once, or raise --max-body-bytes"),
     BodyLimit("/jobs/{job_id}/buffer/write", None, "write fewer items at once, or raise --max-body-bytes"),
     BodyLimit("/start_rollout", None, "name an input_file, start several jobs on slices, or raise --max-body-bytes"),
-    BodyLimit("/images/{sha256}", 32 * MB, "send a smaller image"),
+    BodyLimit("/images/{sha256}", None, "send a smaller image, or raise --max-body-bytes"),
     BodyLimit("/jobs/{job_id}/trainer_rows", 16 * MB, "report fewer rows at once"),
     BodyLimit("/get_rollout_data", 4 * MB, "acknowledge fewer deliveries at once"),
     BodyLimit("/ack", 4 * MB, "acknowledge fewer deliveries at once"),
