@@ -23,9 +23,9 @@ API_OPENING = """# HTTP API
 Written by `python tools/write_http_api_docs.py` from the description that the server serves at `/openapi.json`.
 
 JSON in, JSON out, whatever the content type says. Every POST and PUT may be sent again after a lost reply: it changes
-nothing the second time. Bodies are sent uncompressed, up to [what the route takes](operations.md#what-a-stranger-can-do). JSON must be strict: no
-NaN, no Infinity (but in what a trainer reports), no half surrogates; of two equal keys the last one counts. Numbers may
-come as strings in bodies.
+nothing the second time. Bodies are sent uncompressed, up to
+[what the route takes](operations.md#what-a-stranger-can-do). JSON must be strict: no NaN, no Infinity (but in what a
+trainer reports), no half surrogates; of two equal keys the last one counts. Numbers may come as strings in bodies.
 
 With `--token-file`, every route needs `Authorization: Bearer TOKEN`, but `/health` and the sign-in page with its files;
 the examples leave it out. Without, the server answers only for hosts of loopback's and of `--allowed-host`. A
