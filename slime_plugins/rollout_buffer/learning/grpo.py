@@ -226,22 +226,20 @@ class GrpoTrainer:
             self._older[self.version] = policy.requires_grad_(False)
             self._older.pop(self.version - self.settings.kept_versions, None)
 
-    def _check_denominators(self, ratios: torch.Tensor, corrections: torch.Tensor) -> None:
+    def _check_denominators(self, ratio_distance: float, corrections: torch.Tensor) -> None:
         """A step begins at ratio 1: PPO's, and the importance weight of tokens of the trainer's own weights."""
         most = self.settings.max_log_prob_gap
-        for name, found in (("PPO's ratio", ratios), ("the importance weight", corrections)):
-            off = float((found - 1).abs().mean()) if found.numel() else 0.0
-            if most is not None and not off <= most:
+        own_distance = float((corrections - 1).abs().mean()) if corrections.numel() else 0.0
+        for name, distance in (("PPO's ratio", ratio_distance), ("the importance weight", own_distance)):
+            if most is not None and not distance <= most:
                 raise LogProbGapError(
-                    f"{name} is {off:.3g} from 1 on average before anything was updated (at most {most:g} is allowed): "
-                    "its denominator is of other weights than those that the step begins with"
+                    f"{name} is {distance:.3g} from 1 on average before anything was updated (at most {most:g} is "
+                    "allowed): its denominator is of other weights than those that the step begins with"
                 )
 
     def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> _Update:
         new = token_log_probs(trained_logits(self.policy, batch), batch.targets, self.settings.temperature)
         corrections = importance_weights(old, batch.log_probs, self.settings.importance_cap)
-        if is_first:
-            self._check_denominators((new.detach() - old).exp(), corrections[batch.versions == self.version])
         found = policy_loss(
             new,
             old,
@@ -250,6 +248,8 @@ class GrpoTrainer:
             clip=self.settings.clip,
             clip_high=self.settings.clip_high,
         )
+        if is_first:
+            self._check_denominators(found.distance, corrections[batch.versions == self.version])
         self._optimizer.zero_grad()
         found.loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_gradient_norm)

@@ -72,10 +72,11 @@ def importance_weights(trainer: torch.Tensor, engine: torch.Tensor, cap: float =
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """The loss with its gradient, and the share of tokens that the clip took out of it."""
+    """The loss with its gradient, the share of tokens that the clip took out of it, and the mean |ratio - 1|."""
 
     loss: torch.Tensor
     clipped: float
+    distance: float
 
 
 def policy_loss(
@@ -95,4 +96,8 @@ def policy_loss(
     ratio = (new - old).exp()
     gain, gain_within = ratio * advantages, ratio.clamp(1 - clip, 1 + clip_high) * advantages
     loss = -(torch.minimum(gain, gain_within) * weights).sum()
-    return PolicyLoss(loss=loss, clipped=float((gain_within < gain).float().mean()))
+    return PolicyLoss(
+        loss=loss,
+        clipped=float((gain_within < gain).float().mean()),
+        distance=float((ratio.detach() - 1).abs().mean()),
+    )

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_health import wait_until_healthy
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
 from slime_plugins.rollout_buffer.trainer import InputExhaustedError, RolloutBatch, RolloutFeed
+from slime_plugins.rollout_buffer.types import JobState
 
 __all__ = ["EngineWeights", "LearnError", "LearningJob", "PlayedGroup", "processes"]
 
@@ -140,7 +141,7 @@ class LearningJob:
         of its groups to be played, no more, nor while nothing is played.
 
         Raises:
-            JobEndedError: the job has failed; says why.
+            JobEndedError: the job has failed, or somebody cancelled it; says why.
         """
         played_at = time.monotonic()
         while True:
@@ -151,11 +152,9 @@ class LearningJob:
                 played_at = time.monotonic()
             is_quiet = time.monotonic() - played_at > QUIET_S
             enough = settled - self._settled_before >= PLAYED_PER_STEP * self._groups_per_step
-            if (
-                groups["ready"] >= self._groups_per_step
-                or ((enough or is_quiet) and groups["ready"])
-                or not groups["open"]
-            ):
+            has_ended = not groups["open"] or job["state"] in (JobState.FAILED, JobState.CANCELLED)
+            wanted = 1 if enough or is_quiet else self._groups_per_step
+            if groups["ready"] >= wanted or has_ended:
                 break
             if enough:
                 return None

@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.learning import run, service
 from slime_plugins.rollout_buffer.learning.grpo import StepReport
 from slime_plugins.rollout_buffer.learning.run import LearnSettings, Outcome, Step, learn, outcome_of
+from slime_plugins.rollout_buffer.trainer.job_feed import JobEndedError
 
 
 def test_a_model_or_an_input_in_the_folder_of_the_run_is_refused_and_stays(tmp_path: Path) -> None:
@@ -104,9 +105,24 @@ def test_a_step_takes_what_is_ready_when_the_bound_on_the_lag_lets_nothing_more_
     client, feed = Mock(), Mock()
     groups = {"open": 100, "ready": 3, "leased": 0, "delivered": 10, "filtered": 9}
     running = iter([2, 1])
-    client.job.side_effect = lambda _: {"groups": groups, "attempts": {"running": next(running, 0)}}
+    client.job.side_effect = lambda _: {
+        "state": "running",
+        "groups": groups,
+        "attempts": {"running": next(running, 0)},
+    }
 
     service.LearningJob(feed, client, groups_per_step=12).next_batch(7)
 
     feed.next_batch.assert_called_once_with(3, weight_version=7)
     assert client.job.call_count > 3
+
+
+@pytest.mark.timeout(30)
+def test_a_job_that_failed_is_not_waited_for() -> None:
+    client, feed = Mock(), Mock()
+    groups = {"open": 100, "ready": 0, "leased": 0, "delivered": 0, "filtered": 0}
+    client.job.return_value = {"state": "failed", "groups": groups, "attempts": {}}
+    feed.next_batch.side_effect = JobEndedError("its runner ended 8 times in a row")
+
+    with pytest.raises(JobEndedError):
+        service.LearningJob(feed, client, groups_per_step=12).next_batch(0)
