@@ -6,15 +6,18 @@ A proxy before the scripted engine changes what it is sent, in the ways that eng
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image as PillowImage
 
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
@@ -23,10 +26,32 @@ from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFa
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.registry import Plugin
+from slime_plugins.rollout_buffer.protocol import request_models
+from slime_plugins.rollout_buffer.protocol.request_models import StartPayload
+from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
+from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
+from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
+from slime_plugins.rollout_buffer.runner import job_runner
+from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.simulation.engine.server import running
 from slime_plugins.rollout_buffer.simulation.engine.settings import StandInSettings
+from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from slime_plugins.rollout_buffer.types import Image, PromptCheck, SamplingParams
+from slime_plugins.rollout_buffer.types import (
+    EpisodeRequest,
+    Generation,
+    Image,
+    Instance,
+    Outcome,
+    PromptCheck,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+)
 from tests.prompt_faults import Change, changing, retokenised
 
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
@@ -154,3 +179,114 @@ def picture() -> Image:
     made = io.BytesIO()
     PillowImage.new("RGB", (128, 256)).save(made, "PNG")
     return Image(data=made.getvalue())
+
+
+class TwoTurns:
+    """A generator whose second prompt goes on from the first, and holds words that no tokenizer would write so."""
+
+    def __init__(self) -> None:
+        self.played = 0
+
+    async def start(self, context: GeneratorContext) -> None:
+        self._engine = context.engine
+
+    async def play(self, episode: EpisodeRequest) -> Trajectory:
+        self.played += 1
+        turns: list[Generation] = []
+        held = WORD
+        for _ in range(2):
+            reply = await self._engine.generate(
+                GenerateRequest(
+                    input_ids=held, sampling_params=SamplingParams(max_new_tokens=2), session_id=episode.uid
+                )
+            )
+            turns.append(reply.as_generation(held))
+            held = [*held, *reply.output_ids, *SPLIT]
+        return Trajectory(
+            uid=episode.uid,
+            instance_id=episode.instance.instance_id,
+            messages=[{"role": "user", "content": "the"}, {"role": "assistant", "content": "!"}],
+            reward=float(episode.slot),
+            outcome=Outcome.COMPLETED,
+            stop_reason=StopReason.STOP,
+            generations=turns,
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
+    monkeypatch.setattr(job_runner, "WATCH_INTERVAL_S", 0.02)
+    buffer = Buffer(Store(tmp_path / "data"))
+    yield buffer
+    buffer.store.close()
+
+
+async def run(buffer: Buffer, engine_url: str, generator: TwoTurns, **changes: Any) -> JobRecord:
+    body = {
+        "task_type": "two_turns",
+        "instances": [{"instance_id": "one"}],
+        "remote_engine_url": engine_url,
+        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
+        "num_repeat_per_sample": 2,
+        **changes,
+    }
+    instances = [Instance(instance_id="one", data={"instance_id": "one"})]
+    job = buffer.start_job(request_models.parse(StartPayload, body), instances).job
+    plugin = Plugin(
+        task_type="two_turns",
+        source=Path("two_turns.py"),
+        needs_ray=False,
+        reward_range=None,
+        functions=DEFAULT_FUNCTIONS,
+        create_generator=lambda: generator,
+    )
+    await asyncio.wait_for(JobRunner(buffer, job.key, plugin, buffer_url="http://127.0.0.1:9").run(), 120)
+    return buffer.job(job.job_id)
+
+
+async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: Buffer) -> None:
+    """Of two turns, the second has a begin token twice: its row cannot be the first one's."""
+    doubled = with_ids(lambda ids: [ids[0], *ids] if len(ids) > len(WORD) else ids)
+    async with scripted() as engine_url, changing(engine_url, doubled) as url:
+        job = await run(buffer, url, TwoTurns())
+    told = buffer.describe(job)
+    assert "as a second begin token would be" in told["prompt_findings"][0]
+    prompts = told["measures"]["prompts"]
+    assert (prompts["checked"], prompts["equal"], prompts["differing"], prompts["forked"]) == (4, 2, 2, 2)
+    assert prompts["unknown"] == prompts["untrained"] == 0
+    codes = [one["code"] for one in Views(buffer.store, "supervisor").explanation(job.job_id)["explanation"]]
+    assert {"prompts_changed", "prompts_forked"} <= set(codes)
+    page = metrics_page(Inspection(buffer.store), "supervisor").decode()
+    assert f'rollout_buffer_prompts{{job_id="{job.job_id}",statistic="differing",task_type="two_turns"}} 2.0' in page
+
+
+async def test_a_turn_that_goes_on_from_what_the_engine_ran_begins_no_row(buffer: Buffer) -> None:
+    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
+        job = await run(buffer, url, TwoTurns())
+    prompts = buffer.describe(job)["measures"]["prompts"]
+    assert (prompts["differing"], prompts["forked"], prompts["extra_tokens"]) == (2, 0, 0)
+
+
+async def test_turns_of_a_silent_engine_are_trained_only_where_their_prompts_are_safe(buffer: Buffer) -> None:
+    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER), tells=False) as url:
+        job = await run(buffer, url, TwoTurns())
+    prompts = buffer.describe(job)["measures"]["prompts"]
+    assert (prompts["checked"], prompts["unknown"], prompts["untrained"]) == (0, 4, 2)
+
+
+async def test_a_job_that_requires_exact_prompts_plays_nothing_on_an_engine_that_changes_them(buffer: Buffer) -> None:
+    generator = TwoTurns()
+    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
+        job = await run(buffer, url, generator, exact_prompts="require")
+    assert (job.state.value, generator.played) == ("failed", 0)
+    assert "exact_prompts is require, and the engine decodes prompts of text and tokenises them anew" in job.cause
+
+
+async def test_a_job_that_requires_exact_prompts_plays_on_an_engine_that_keeps_them(buffer: Buffer) -> None:
+    async with scripted() as url:
+        job = await run(buffer, url, TwoTurns(), exact_prompts="require")
+    assert job.state.value == "finished"
+    assert buffer.describe(job)["measures"]["prompts"]["equal"] == 4
