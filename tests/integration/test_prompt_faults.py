@@ -18,6 +18,7 @@ import pytest
 from PIL import Image as PillowImage
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.cli.doctor import Examination, Finding, State, examine
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
@@ -26,6 +27,7 @@ from slime_plugins.rollout_buffer.engine.image_tokens import SIZE_RULES, ImageFa
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, Kept, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineError
+from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.protocol import request_models
@@ -137,6 +139,24 @@ async def test_what_an_engine_does_to_prompts_is_named_before_its_first_turn(fau
     assert found is not None
     assert sentence in " | ".join(found.findings)
     assert sentence in found.complaint
+
+
+async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
+    async def found(url: str) -> Finding:
+        examination = Examination(
+            settings=AndroidWorldSettings(),
+            data_dir=tmp_path,
+            engine_url=url,
+            tokenizer_path=DEMO_TOKENIZER_PATH,
+        )
+        findings = await asyncio.to_thread(examine, examination)
+        return next(finding for finding in findings if finding.name == "prompts as they are sent")
+
+    async with scripted() as engine_url, changing(engine_url, with_ids(without_system_prompt)) as url:
+        well, ill = await found(engine_url), await found(url)
+    assert (well.state, well.detail) == (State.OK, "it runs prompts of text and with images as they are sent")
+    assert ill.state is State.MISSING
+    assert "the engine drops the system prompt of prompts of text" in ill.detail
 
 
 async def test_an_engine_that_says_nothing_is_not_taken_for_exact() -> None:

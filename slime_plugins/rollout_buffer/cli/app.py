@@ -327,6 +327,10 @@ def doctor(
     engine_url: Annotated[
         str | None, typer.Option(help="Inference engine that must answer. [default: not asked]")
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the engine's model: says what the engine does to prompts. [default: not asked]"),
+    ] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Ray cluster that this environment must be able to join. [default: not asked]")
     ] = None,
@@ -355,7 +359,13 @@ def doctor(
         set_android_settings(android_config, android)
         settings = load_settings({})
     findings = examine(
-        Examination(settings=settings, data_dir=data_dir, engine_url=engine_url, ray_address=ray_address)
+        Examination(
+            settings=settings,
+            data_dir=data_dir,
+            engine_url=engine_url,
+            tokenizer_path=tokenizer,
+            ray_address=ray_address,
+        )
     )
     if as_json:
         print_json(

@@ -6,6 +6,7 @@ phone needs no SDK, so nothing is said of one.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import importlib.metadata
 import importlib.util
@@ -21,6 +22,8 @@ from pathlib import Path
 import requests
 
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
+from slime_plugins.rollout_buffer.engine.factory import make_engine
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
@@ -33,6 +36,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import 
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.installation import advice_on_two_slimes, install_extra
 from slime_plugins.rollout_buffer.redaction import redacted
+from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 __all__ = ["Examination", "Finding", "State", "check_launch", "examine", "verdict"]
 
@@ -96,11 +100,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """What to examine. ``engine_url`` and ``ray_address`` None leave engine and cluster out; ``kvm`` is for tests."""
+    """What to examine. ``engine_url`` and ``ray_address`` None leave engine and cluster out; ``kvm`` is for tests.
+
+    With ``tokenizer_path``, the folder of the engine's model, it is asked what it does to prompts.
+    """
 
     settings: AndroidWorldSettings
     data_dir: Path
     engine_url: str | None = None
+    tokenizer_path: Path | None = None
     ray_address: str | None = None
     kvm: Path = Path("/dev/kvm")
 
@@ -119,7 +127,7 @@ def examine(examination: Examination) -> list[Finding]:
     """Returns one finding for each check, in the order in which things are set up."""
     emulators = (_memory, _kvm, _ports, _sdk, _avd, _package, _ffmpeg) if examination.real_devices else ()
     checks: Sequence[Callable[[Examination], list[Finding]]] = (
-        _python, _two_slimes, _extras, _browser, _ray, _ray_cluster, _disk, *emulators, _engine,
+        _python, _two_slimes, _extras, _browser, _ray, _ray_cluster, _disk, *emulators, _engine, _prompts,
     )  # fmt: skip
     return [finding for check in checks for finding in check(examination)]
 
@@ -372,3 +380,28 @@ def _engine(examination: Examination) -> list[Finding]:
     return _found(
         "inference engine", there, redacted(detail), "start it, or give its address to --engine-url", needed=True
     )
+
+
+def _prompts(examination: Examination) -> list[Finding]:
+    """Whether the engine runs the ids that it is sent, with the tokenizer of the model that it should serve."""
+    url, path = examination.engine_url, examination.tokenizer_path
+    if url is None or path is None:
+        return []
+    try:
+        fidelity = asyncio.run(_probed_prompts(url, path))
+    except (ConfigError, OSError, ValueError) as error:
+        return _found("prompts as they are sent", False, str(error), "name the folder of its model", needed=True)
+    kept = "prompts of text and with images" if fidelity is not None and fidelity.images else "prompts of text"
+    problem = "gives no answer" if fidelity is None else fidelity.complaint
+    detail = f"the engine {problem}" if problem else f"it runs {kept} as they are sent"
+    remedy = "SGLang 0.5.13 or later keeps ids and tells them; docs/fidelity.md says what becomes of the others"
+    return _found("prompts as they are sent", not problem, detail, remedy, needed=True)
+
+
+async def _probed_prompts(url: str, tokenizer_path: Path) -> EngineFidelity | None:
+    tokenizer = load_tokenizer(str(tokenizer_path))
+    engine = make_engine(url.rstrip("/"), tokenizer=tokenizer, tokenizer_path=tokenizer_path)
+    try:
+        return await engine.probe_prompts()
+    finally:
+        await engine.close()
