@@ -1,6 +1,7 @@
-"""Addresses without the passwords in them, for whatever people read: replies, logs, errors, the command line.
+"""Values without the passwords, keys and headers in them, for whatever people read: replies, logs, errors, files.
 
-The stored value stays what it was, because it is what an engine is reached with.
+A secret is known by where it stands: in an address, or under a name like ``api_key``. The stored value stays what it
+was, because it is what an engine is reached with.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["holds_masked_address", "redacted", "redacted_values"]
+__all__ = ["holds_mask", "redacted", "redacted_values"]
 
 MASK: Final = "***"
 
@@ -18,27 +19,54 @@ _UP_TO_LAST_AT: Final = re.compile(r"(?<![^\s\"'<>])[^\s\"'<>]*@")
 # Everything between the scheme and the last @ of the address; a password with a slash in it is cut off no earlier.
 _CREDENTIALS: Final = re.compile(r"(?<=://)(?:[^/?#\s\"'<>]*|[^/?#\s\"'<>@:]*:[^\s\"'<>@]*)@")
 
+_SECRET: Final = (
+    r"(?:api|access|account|secret|private|auth|signing|encryption)[-_]?key|passw(?:or)?d|passphrase|secret|credential"
+    r"|authorization|cookie|(?:access|auth|api|bearer|refresh|session|hf|hub|github|wandb)[-_]?token"
+)
+_SECRET_NAME: Final = re.compile(rf"{_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer|env|token)$", re.IGNORECASE)
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+# In a text: "api_key": "…" as JSON and Python write it, api_key=… as addresses and shells do, and headers.
+_NAMED: Final = re.compile(
+    rf"((?:{_SECRET})[\"']\s?:\s?[\"'])[^\"']+"
+    rf"|((?:{_SECRET})=)[^\s&\"',;]+"
+    r"|(authorization:\s?(?:bearer |basic )?)[^\s\"',]+",
+    re.IGNORECASE,
+)
+
 
 def redacted(text: str) -> str:
-    """Returns a text with ``***`` in place of user, password or token in each address of it."""
+    """Returns a text with ``***`` in place of the credentials of each address, and of what has a secret's name."""
+    text = _NAMED.sub(lambda found: f"{found[1] or found[2] or found[3]}{MASK}", text)
     return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 
 
-def redacted_values(values: Any) -> Any:
-    """Returns a JSON value with every text in it redacted."""
-    if isinstance(values, str):
-        return redacted(values)
+def redacted_values(values: Any, *, secret: bool = False) -> Any:
+    """Returns a JSON value with every text in it redacted; ``secret`` says that it stands under a secret's name."""
     if isinstance(values, Mapping):
-        return {key: redacted_values(value) for key, value in values.items()}
+        return {key: redacted_values(value, secret=secret or _names_secret(key)) for key, value in values.items()}
     if isinstance(values, list | tuple):
-        return [redacted_values(value) for value in values]
-    return values
+        return [redacted_values(value, secret=secret) for value in values]
+    if secret and values is not None and values != "" and not isinstance(values, bool):
+        return MASK
+    return redacted(values) if isinstance(values, str) else values
 
 
-def holds_masked_address(values: Any) -> bool:
-    """Tells whether a JSON value holds an address whose credentials were taken out: nothing is reached with it."""
-    if isinstance(values, str):
-        return f"://{MASK}@" in values
+def holds_mask(values: Any, *, secret: bool = False) -> bool:
+    """Tells whether a JSON value holds something whose secret was taken out: nothing is reached with it."""
     if isinstance(values, Mapping):
-        return any(map(holds_masked_address, values.values()))
-    return isinstance(values, list | tuple) and any(map(holds_masked_address, values))
+        return any(holds_mask(value, secret=secret or _names_secret(key)) for key, value in values.items())
+    if isinstance(values, list | tuple):
+        return any(holds_mask(value, secret=secret) for value in values)
+    return isinstance(values, str) and (f"://{MASK}@" in values or (secret and values == MASK))
+
+
+def _names_secret(name: Any) -> bool:
+    """Tells whether a key is the name of a secret; a token of a vocabulary (``eos_token``) is none."""
+    return _SECRET_NAME.search(_HUMP.sub("_", str(name))) is not None and not _VOCABULARY.search(str(name))
+
+
+_VOCABULARY: Final = re.compile(
+    r"(?:^|[-_])(?:bos|eos|pad|unk|sep|cls|mask|start|stop|end|image|video|audio|vision|think|thinking|max|min|new|per)"
+    r"[-_]token$",
+    re.IGNORECASE,
+)

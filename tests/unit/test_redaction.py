@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.observability.logs import LogFormat, formatter
-from slime_plugins.rollout_buffer.redaction import holds_masked_address, redacted, redacted_values
+from slime_plugins.rollout_buffer.redaction import holds_mask, redacted, redacted_values
 from slime_plugins.rollout_buffer.types import SamplingParams
 
 SECRET = "s3cret-of-the-engine"
@@ -49,7 +49,18 @@ def test_credentials_are_taken_out_of_every_address(text: str, shown: str) -> No
     assert redacted(shown) == shown
 
 
-@pytest.mark.parametrize("text", ["://" * 50_000 + "@", "http://" + "a" * 200_000, "://a:" * 30_000, "@" * 200_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "://" * 50_000 + "@",
+        "api_key=" * 30_000,
+        "secret" * 40_000,
+        'password": "' * 20_000,
+        "http://" + "a" * 200_000,
+        "://a:" * 30_000,
+        "@" * 200_000,
+    ],
+)
 def test_hostile_text_is_read_in_no_time(text: str) -> None:
     start = time.process_time()
     redacted(text)
@@ -60,8 +71,69 @@ def test_values_are_redacted_at_any_depth_and_known_again() -> None:
     value = {"a": [f"http://x:{SECRET}@h", 5, None], "b": {"c": "plain"}}
     shown = redacted_values(value)
     assert shown == {"a": ["http://***@h", 5, None], "b": {"c": "plain"}}
-    assert holds_masked_address(shown)
-    assert not holds_masked_address(value)
+    assert holds_mask(shown)
+    assert not holds_mask(value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "api_key",
+        "apiKey",
+        "OPENAI_API_KEY",
+        "x-api-key",
+        "password",
+        "db_passwd",
+        "secret",
+        "client_secret",
+        "token",
+        "hf_token",
+        "accessToken",
+        "Authorization",
+        "cookies",
+        "credentials",
+        "headers",
+        "extra_headers",
+        "auth",
+        "env",
+    ],
+)
+def test_what_stands_under_the_name_of_a_secret_is_masked_at_any_depth(name: str) -> None:
+    for value in (SECRET, [SECRET, 1], {"a": SECRET, "b": {"c": [SECRET]}}):
+        shown = redacted_values({"judge": [{name: value, "model": "m"}]})
+        assert SECRET not in json.dumps(shown)
+        assert shown["judge"][0]["model"] == "m"
+        assert holds_mask(shown)
+        assert not holds_mask({"judge": [{name: value}]})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 5, "stop_token_ids": [1], "eos_token": "<e>", "tokenizer_path": "/t", "max_tokens_total": 9},
+        {"keyboard": "us", "key": "answer_key", "author": "a", "environment": {"seed": 3}, "separator": "***"},
+        {"api_key": None, "token": "", "headers": {}},
+    ],
+)
+def test_what_is_no_secret_is_shown(options: dict[str, Any]) -> None:
+    assert redacted_values(options) == options
+    assert not holds_mask(options)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"{{'api_key': '{SECRET}', 'model': 'm'}}", "{'api_key': '***', 'model': 'm'}"),
+        (f'{{"Authorization": "Bearer {SECRET}"}}', '{"Authorization": "***"}'),
+        (f"GET http://h/v1?api_key={SECRET}&n=1", "GET http://h/v1?api_key=***&n=1"),
+        (f"Authorization: Bearer {SECRET}", "Authorization: Bearer ***"),
+        ("api_key: must be a string", "api_key: must be a string"),
+        ("the token is not this server's", "the token is not this server's"),
+    ],
+)
+def test_a_text_that_names_a_secret_does_not_show_it(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+    assert redacted(shown) == shown
 
 
 def test_an_error_has_no_password_in_any_form() -> None:
@@ -81,11 +153,14 @@ def test_a_log_line_has_none_with_its_traceback(wanted: LogFormat) -> None:
     assert "http://***@h" in line
 
 
-START = {
+START: dict[str, Any] = {
     "task_type": "external",
     "job_id": "j",
     "remote_engine_url": f"http://user:{SECRET}@engine:30000",
     "remote_rollout_url": f"http://{SECRET}@rollouts",
+    "judge": {"api_key": SECRET, "headers": {"X-Team": SECRET, "Authorization": f"Bearer {SECRET}"}, "model": "m"},
+    "wandbToken": SECRET,
+    "sampling_params": {"custom_params": {"password": SECRET}},
 }
 
 
@@ -99,8 +174,14 @@ def test_no_reply_of_the_server_shows_it_and_the_stored_address_stays_usable(cli
     job = json.loads(bodies["/jobs/j"])
     assert job["engine_url"] == "http://***@engine:30000"
     assert job["settings"]["remote_rollout_url"] == "http://***@rollouts"
+    assert job["settings"]["judge"] == {
+        "api_key": "***",
+        "headers": dict.fromkeys(("X-Team", "Authorization"), "***"),
+        "model": "m",
+    }
     buffer = client.application.extensions["rollout_buffer"].buffer
     assert buffer.job("j").engine_url == START["remote_engine_url"]
+    assert buffer.job_settings(buffer.job("j")).options["judge"] == START["judge"]
 
 
 @pytest.mark.parametrize("bad", [f"http://u:{SECRET}/x@h", f"http://u:{SECRET}@h℀st", f"ftp://u:{SECRET}@h", SECRET])

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     report_errors,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.redaction import holds_masked_address
+from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.types import GroupState
 
@@ -222,9 +222,9 @@ def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
     if file is None:
         given = {key: value for key, value in job["settings"].items() if value is not None}
         start = given if job["engine_url"] is None else {**given, "remote_engine_url": job["engine_url"]}
-        if holds_masked_address(start):
+        if holds_mask(start):
             raise ConfigError(
-                "the job has an address with a password, which no reply shows: give its start with --payload"
+                "the job has a password, a key or a header, which no reply shows: give its start with --payload"
             )
         return start
     try:

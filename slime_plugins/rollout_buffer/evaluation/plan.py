@@ -18,6 +18,7 @@ import orjson
 import requests
 
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.redaction import redacted_values
 from slime_plugins.rollout_buffer.state.input_files import read_instances, split_slice
 from slime_plugins.rollout_buffer.types import Instance
 
@@ -200,7 +201,7 @@ def _work(settings: EvaluationSettings, tasks: Sequence[Instance], engine: Engin
         "weight_version": engine.weight_version,
         "sampling_params": dict(settings.sampling_params),
         "seed": settings.seed,
-        "options": dict(settings.options),
+        "options": redacted_values(settings.options),
     }
 
 

@@ -30,7 +30,7 @@ from pydantic import (
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.config import sentences
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
-from slime_plugins.rollout_buffer.redaction import holds_masked_address
+from slime_plugins.rollout_buffer.redaction import holds_mask
 from slime_plugins.rollout_buffer.rules.typos import misspelt, nearest
 from slime_plugins.rollout_buffer.types import SamplingParams
 
@@ -347,8 +347,10 @@ class StartPayload(JobSettings):
         shown = {key: value for key, value in body.items() if key not in LISTS} if isinstance(body, dict) else {}
         if reason := why_too_large(shown):
             raise ValueError(f"settings and options {reason}; what is larger belongs into a file that they name")
-        if holds_masked_address(shown):
-            raise ValueError("an address has *** in place of a password, as replies show it: send the real one")
+        if holds_mask(shown):
+            raise ValueError(
+                "it has *** in place of a password, a key or a header, as replies show it: send the real one"
+            )
         return body
 
     @model_validator(mode="after")
